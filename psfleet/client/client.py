@@ -20,10 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.client.client_features import ClientFeatures
 from psfleet.client.client_tables import DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
-from psfleet.errors import ConfigError, PsfleetError, ShapeError
+from psfleet.embedded.frozen_runtime import FrozenRuntime
+from psfleet.errors import ConfigError, PsfleetError, ShapeError, TableConflict
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.evaluation.metric_slices import Slices
-from psfleet.execution.model_files import folder_of, load, save
+from psfleet.execution.model_files import TableNames, folder_of, load, save
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.modes.switch import change, check_mode, check_wire
 from psfleet.modes.switch import connect as connect_cluster
@@ -76,8 +77,8 @@ class Client:
     def sparse_table(
         self,
         name: str,
-        dim: int,
-        optimizer: Optimizer,
+        dim: int | None = None,
+        optimizer: Optimizer | None = None,
         initializer: InitializerSpec | Initializer | None = None,
         seed: int = 0,
         entry: Entry | None = None,
@@ -85,10 +86,13 @@ class Client:
     ) -> SparseTable:
         """The table of that name, made if no worker has made it yet.
 
+        Without an optimizer the table is only read: it must be there, and pushes of it are refused.
+
         Args:
             name: Unique in the fleet.
-            dim: Width of a row, 1 to 1024.
-            optimizer: Its rule and hyperparameters become the table's; pushes carry its rate.
+            dim: Width of a row, 1 to 1024. Of a table that is only read None: as it is.
+            optimizer: Its rule and hyperparameters become the table's; pushes carry its rate. None: the
+                table is only read; what else is said of it does not count.
             initializer: First value of a row, of psfleet.initializer; default uniform in [-0.01, 0.01).
             seed: Of the initializer, if it has none of its own.
             entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
@@ -98,7 +102,11 @@ class Client:
         Raises:
             ConfigError: The servers lack that device.
             TableConflict: The table exists with another definition.
+            UnknownTable: There is no optimizer, and no such table.
         """
+        if optimizer is None:
+            shape = None if dim is None else (dim,)
+            return self._opened(SparseTable(self.runtime, self._find(name, "sparse", shape), None))
         _check(name, optimizer)
         if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
             raise ShapeError(f"table {name!r}: dim is {dim!r}, it must be a whole number")
@@ -126,8 +134,8 @@ class Client:
         """The tables of a feature set, made if no worker has made them yet; see `ClientFeatures`.
 
         Raises:
-            ConfigError: A table has no optimizer.
             TableConflict: A table exists with another definition.
+            UnknownTable: A table has no optimizer, so that it is only read, and is not there.
         """
         tables = {
             table.name: self.sparse_table(
@@ -138,12 +146,19 @@ class Client:
         return ClientFeatures(features, tables)
 
     def dense_table(
-        self, name: str, value: ArrayLike, optimizer: Optimizer, device: Device | None = None
+        self,
+        name: str,
+        value: ArrayLike | None = None,
+        optimizer: Optimizer | None = None,
+        device: Device | None = None,
     ) -> DenseTable:
         """The table of that name; if no worker has made it yet, it starts with `value`.
 
-        `device` as for `sparse_table`.
+        `optimizer` and `device` as for `sparse_table`; a table without an optimizer needs no value.
         """
+        if optimizer is None:
+            shape = None if value is None else np.shape(value)
+            return self._opened(DenseTable(self.runtime, self._find(name, "dense", shape), None))
         _check(name, optimizer)
         array = np.asarray(as_numbers(value, f"the value of table {name!r}"), np.float32)
         spec = TableSpec(
@@ -151,6 +166,20 @@ class Client:
         )
         self.runtime.create(spec, array)
         return self._opened(DenseTable(self.runtime, spec, optimizer))
+
+    def _find(self, name: Any, kind: str, shape: tuple[int, ...] | None) -> TableSpec:
+        """The definition of a table that is there.
+
+        shape: What the script says of it; None: nothing.
+        """
+        _check_name(name)
+        spec = self.runtime.open(name)
+        if spec.kind != kind or shape not in (None, spec.shape):
+            wanted = kind if shape is None else f"{kind} of shape {shape}"
+            raise TableConflict(
+                f"table {name!r} is {spec.kind} of shape {spec.shape}, and the script opens it as {wanted}"
+            )
+        return spec
 
     def _opened(self, table: Table) -> Table:
         self._tables.add(table)
@@ -182,17 +211,24 @@ class Client:
         if self.runtime.worker_index == 0:
             save(self.runtime, folder_of(folder, "save"))
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
-        """Set every table from a folder that `save` or `fleet.save_persistables` has written.
+    def load(self, folder: str | os.PathLike[str], tables: TableNames | None = None) -> None:
+        """Set tables from a folder that `save` or `fleet.save_persistables` has written.
 
         Worker 0 loads; the others wait for it. All workers must call it, once their tables are made. The
         folder may come from a fleet with any number of servers.
 
+        Args:
+            folder: Where the checkpoint lies.
+            tables: None: every table of the checkpoint, with its definition. Else the names of those that get
+                its weights, as a warm start; {"users": "old_users"}: users gets those of old_users. A table
+                has the optimizer state of the checkpoint where that is of the same rule, else the first one.
+                Rows that the checkpoint lacks, and other tables, stay as they are.
+
         Raises:
             CheckpointError: The folder is missing or damaged, or no table of the script would get a
-                value; nothing was changed.
+                value, or a table is missing or has another shape; nothing was changed.
         """
-        load(self.runtime, folder_of(folder, "load"))
+        load(self.runtime, folder_of(folder, "load"), tables)
 
     def pull(self, asked: Mapping[T, ArrayLike | None]) -> dict[T, Floats]:
         """Current values of several tables, with one call to each server.
@@ -299,9 +335,13 @@ class Client:
         self._leave(runtime, timeout)
 
 
-def _check(name: Any, optimizer: Any) -> None:
+def _check_name(name: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"a table's name is {name!r}; it must be a text")
+
+
+def _check(name: Any, optimizer: Any) -> None:
+    _check_name(name)
     check_outside(f"table {name!r}", optimizer)
     schedule = optimizer.common()["learning_rate"]
     if isinstance(schedule, LRScheduler) and schedule.steps_itself:
@@ -317,6 +357,7 @@ def connect(
     tls: str | None = None,
     insecure: bool | None = None,
     wire: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
 
@@ -331,11 +372,16 @@ def connect(
         tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
         insecure: Use TCP in the clear, without credentials.
         wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
+        checkpoint: The folder of a snapshot, whose tables are then read in this process, without servers; all
+            that would change them is refused. It goes with no other argument.
 
     Raises:
+        CheckpointError: The checkpoint is missing or damaged.
         ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
             another mode.
     """
+    if checkpoint is not None:
+        return _of_checkpoint(checkpoint, environment, mode, tls, insecure, wire)
     here = environment or read_environment()
     said = {"tls": tls, "insecure": insecure}
     given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
@@ -366,3 +412,12 @@ def connect(
         client.close()
         raise
     return client
+
+
+def _of_checkpoint(folder: Any, *others: object) -> Client:
+    if any(other is not None for other in others):
+        raise ConfigError(
+            f"connect() got checkpoint={folder!r} and settings of a fleet; a checkpoint is read in this "
+            "process, so leave the others out"
+        )
+    return Client(FrozenRuntime(folder_of(folder, "connect")))

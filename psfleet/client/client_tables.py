@@ -74,6 +74,28 @@ class SparseTable(ClientTable):
         """
         return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
 
+    def write(self, ids: ArrayLike, rows: ArrayLike) -> None:
+        """Set rows, such as ones that were trained elsewhere; their optimizer state begins anew.
+
+        It takes effect at once, beside pushes and rounds: where several workers train, let one of them write
+        between two barriers. Rows of other ids stay as they are.
+
+        Args:
+            ids: int64 of any shape, no id twice.
+            rows: float32 [*ids.shape, dim], as `pull` gives them.
+
+        Raises:
+            IdError, ShapeError: These are no ids, or no rows for them. Nothing was written.
+            UsageError: The table was opened without an optimizer, or has no room for the rows.
+        """
+        where = f"table {self.spec.name!r}"
+        wanted, values = as_ids(ids, where), as_numbers(rows, f"the rows for {where}")
+        if values.shape != (*wanted.shape, self.spec.dim):
+            raise ShapeError(
+                f"the rows for {where} are {values.shape}; they must be {(*wanted.shape, self.spec.dim)}"
+            )
+        self._write(values.reshape(-1, self.spec.dim), wanted.reshape(-1))
+
     def _read(self, asked: Any) -> Read:
         return Read(self.spec.key, as_ids(asked, f"table {self.spec.name!r}"))
 
@@ -100,7 +122,7 @@ class SparseTable(ClientTable):
             checked, values = checked.reshape(-1), values.reshape(-1, self.spec.dim)
         if shows is not None or clicks is not None:
             values = self._with_scores(values, shape, shows, clicks)
-        return Gradient(self.spec.key, values, checked, self.optimizer.get_lr())
+        return Gradient(self.spec.key, values, checked, self._rate())
 
     def _with_scores(
         self,
@@ -142,6 +164,16 @@ class DenseTable(ClientTable):
         """Send a gradient of the table's shape; see SparseTable.push."""
         return self._runtime.push([self._gradient(grad)])
 
+    def write(self, value: ArrayLike) -> None:
+        """Set the whole array; its optimizer state stays. See `SparseTable.write`."""
+        where = f"table {self.spec.name!r}"
+        values = as_numbers(value, f"the value of {where}")
+        if values.shape != self.spec.shape:
+            raise ShapeError(
+                f"the value of {where} is {values.shape}; it must be {self.spec.shape}"
+            )
+        self._write(values)
+
     def _read(self, asked: Any) -> Read:
         if asked is not None:
             raise ShapeError(
@@ -152,7 +184,7 @@ class DenseTable(ClientTable):
 
     def _gradient(self, given: Any) -> Gradient:
         values = _as_gradient(given, self.spec)
-        return Gradient(self.spec.key, values, None, self.optimizer.get_lr())
+        return Gradient(self.spec.key, values, None, self._rate())
 
 
 def _as_gradient(value: Any, spec: TableSpec) -> Floats:

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.optimizer.optimizer import Optimizer
+from psfleet.parameters.table_writes import write_weights
 from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime
 from psfleet.schema.table import TableSpec
 
@@ -23,13 +24,35 @@ class ClientTable(ABC):
 
     Attributes:
         spec: The table's definition.
-        optimizer: Gives the learning rate of each push.
+        optimizer: Gives the learning rate of each push; None: the table is only read.
     """
 
-    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer) -> None:
+    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer | None) -> None:
         self._runtime = runtime
         self.spec = spec
         self.optimizer = optimizer
+
+    def _rate(self) -> float:
+        """The learning rate of a push.
+
+        Raises:
+            UsageError: The table is only read.
+        """
+        if self.optimizer is None:
+            self._refuse("pushed to")
+        return self.optimizer.get_lr()
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"table {self.spec.name!r} was opened without an optimizer, so it can be read and not {what}; "
+            f"give {self.spec.kind}_table() its optimizer"
+        )
+
+    def _write(self, values: Any, ids: NDArray[np.int64] | None = None) -> None:
+        """Set weights; see `write` of the tables."""
+        if self.optimizer is None:
+            self._refuse("written to")
+        write_weights(self._runtime, self.spec, values, ids)
 
     @abstractmethod
     def _read(self, asked: Any) -> Read:

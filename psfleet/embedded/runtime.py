@@ -9,9 +9,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.checkpoint import load_shard, save_fleet
+from psfleet.checkpoint import Snapshot, save_fleet
+from psfleet.checkpoint.loading import Events, load_events
 from psfleet.data.assignment import Range
-from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
+from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.float16 import rounded
 from psfleet.platform.interrupts import deferred
@@ -24,10 +25,11 @@ from psfleet.runtime.interface import (
     PushCounter,
     Read,
     TableState,
+    missing_table,
     with_counts,
 )
 from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
-from psfleet.schema.table import TableSpec
+from psfleet.schema.table import TableSpec, key_of
 from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
@@ -96,6 +98,14 @@ class EmbeddedRuntime:
         self._shard.create(spec, flat)
         self._specs[spec.key] = spec
         return spec.key
+
+    def open(self, name: str) -> TableSpec:
+        """See Runtime.open."""
+        found = self._shard.tables.get(key_of(name))
+        if found is None:
+            names = [table.spec.name for table in self._shard.tables.values()]
+            raise UnknownTable(missing_table(name, names))
+        return found.spec
 
     def table(self, key: int) -> DenseTable | SparseTable:
         """The table itself."""
@@ -227,8 +237,12 @@ class EmbeddedRuntime:
     @deferred()
     def load(self, path: str) -> None:
         """See Runtime.load."""
+        self.restore(Snapshot(path).events(0, 1))
+
+    def restore(self, events: Events) -> None:
+        """Create and fill tables."""
         self._packer.forget()
-        load_shard(path, self._shard)
+        load_events(self._shard, events)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
 
     def shares(

@@ -6,11 +6,12 @@ from typing import Any
 
 from psfleet.checkpoint import read_specs
 from psfleet.errors import CheckpointError, ConfigError, UsageError
+from psfleet.execution.warm_start import TableNames, warm_start
 from psfleet.parameters.binding import invalidate
 from psfleet.parameters.parameter import living_names
 from psfleet.runtime.interface import Runtime, passes
 
-__all__ = ["folder_of", "has_loaded", "load", "save"]
+__all__ = ["TableNames", "folder_of", "has_loaded", "load", "save"]
 
 _NAMED = 5  # tables in a message
 _loads = 0
@@ -45,18 +46,27 @@ def save(runtime: Runtime, path: str, *, delta: bool = False, base: bool = False
     runtime.save(path, delta=delta, base=base)
 
 
-def load(runtime: Runtime, path: str) -> None:
-    """Set every table from a folder, by worker 0 while the others wait; every worker must come here.
+def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
+    """Set tables from a folder, by worker 0 while the others wait; every worker must come here.
+
+    Args:
+        runtime: Where the tables are.
+        path: The folder.
+        tables: Those that get weights, each from the one of its name or from the one that is given; None:
+            every table is set, and has the definition of the folder.
 
     Raises:
         CheckpointError: The folder is missing or damaged, or no table or parameter of the script would
-            get a value from it; nothing was changed.
+            get a value from it, or one of `tables` cannot; nothing was changed.
     """
     global _loads
     runtime.barrier()
     if runtime.worker_index == 0 and not passes(runtime):
-        _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
-        runtime.load(path)
+        if tables is None:
+            _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
+            runtime.load(path)
+        else:
+            warm_start(runtime, path, tables)
     runtime.barrier()
     _loads += 1
     invalidate()

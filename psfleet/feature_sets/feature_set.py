@@ -27,8 +27,8 @@ class Table:
         name: Unique in the fleet.
         dim: Width of a row, 1 to 1024.
         optimizer: One of psfleet.optimizer, with the rate of this table's updates; None: in a program the
-            optimizer that minimizes, in torch the one that is given the table's `weight`. A client needs
-            one.
+            optimizer that minimizes, in torch the one that is given the table's `weight`. A client then
+            only reads the table, which must be there.
         initializer: First values of the rows, of psfleet.initializer; None: uniform in [-0.01, 0.01).
         entry: Admission, expiry and capacity, of psfleet.entry; None: every row is made, and stays.
     """

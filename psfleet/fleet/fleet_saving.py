@@ -8,7 +8,7 @@ from typing import Any
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.execution.inference import save_inference
-from psfleet.execution.model_files import load, save
+from psfleet.execution.model_files import TableNames, load, save
 from psfleet.fleet.fleet_role import FleetRole
 from psfleet.parameters.binding import invalidate
 from psfleet.runtime import interface as runtimes
@@ -48,10 +48,13 @@ class FleetSaving(FleetRole):
         if self.is_first_worker():
             save(runtimes.active(), path, delta=mode == 1, base=mode == 2)
 
-    def load_model(self, *arguments: Any, mode: int = 0) -> None:
-        """Set every table from a folder written by `save_persistables`, by any number of servers.
+    def load_model(self, *arguments: Any, mode: int = 0, tables: TableNames | None = None) -> None:
+        """Set tables from a folder written by `save_persistables`, by any number of servers.
 
         Worker 0 loads; the others wait for it. All workers must call it, once the model is made.
+
+        Args:
+            tables: None: every one. Else those that get the folder's weights, see `Client.load`.
 
         Raises:
             CheckpointError: No table or parameter of the script would get a value; nothing was changed.
@@ -59,7 +62,7 @@ class FleetSaving(FleetRole):
         path = _dirname("load_model", arguments)
         if mode != 0:
             raise ConfigError(f"load_model mode is {mode!r}; only 0 (everything) is available")
-        load(runtimes.active(), path)
+        load(runtimes.active(), path, tables)
 
     def save_inference_model(self, *arguments: Any, main_program: Any = None) -> None:
         """Write what predicting needs, and no optimizer state: the program up to the targets, weights.

@@ -69,14 +69,19 @@ class GeoRuntime(ForwardingRuntime):
                 "use another mode or another entry"
             )
         key = self._fleet.create(spec, value)
-        if key not in self._copies:
-            self._copy(spec)
+        self._copy(spec)
         return key
+
+    def open(self, name: str) -> TableSpec:
+        """See Runtime.open."""
+        spec = self._fleet.open(name)
+        self._copy(spec)
+        return spec
 
     def _copy(self, spec: TableSpec) -> None:
         """Begin with what the servers hold, of rows without their optimizer state."""
-        if spec.rule.counts:  # what is counted goes straight to the servers
-            return
+        if spec.key in self._copies or spec.rule.counts:
+            return  # what is counted goes straight to the servers
         mine = dataclasses.replace(spec, entry=None, device=None)
         if spec.kind == "dense":
             state = self._fleet.read_table(spec.key)

@@ -98,6 +98,11 @@ class HalfAsyncRuntime(ForwardingRuntime):
         with self._alone():
             return self._fleet.create(spec, value)
 
+    def open(self, name: str) -> TableSpec:
+        """See Runtime.open."""
+        with self._alone():
+            return self._fleet.open(name)
+
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull. Gradients that wait are not in it yet."""
         with self._alone():

@@ -59,6 +59,9 @@ class ForwardingRuntime:
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         return self._fleet.create(spec, value)
 
+    def open(self, name: str) -> TableSpec:
+        return self._fleet.open(name)
+
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         return self._fleet.pull(reads)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.schema.table import TableSpec
+from psfleet.schema.table import OWN, TableSpec
 from psfleet.settings.choices import Format
 from psfleet.settings.environment import check_alone
 
@@ -40,6 +40,7 @@ __all__ = [
     "is_trained",
     "let_go",
     "load_runtime",
+    "missing_table",
     "passes",
     "provide",
     "pushes",
@@ -210,6 +211,13 @@ class Runtime(Protocol):
             TableConflict: A table of that name has another definition.
         """
 
+    def open(self, name: str) -> TableSpec:
+        """The definition of a table that somebody has made; from then on this worker can pull from it.
+
+        Raises:
+            UnknownTable: There is none of that name.
+        """
+
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Current values, one array per read: dense in the table's shape, sparse [*ids.shape, dim].
 
@@ -286,6 +294,17 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Flush, leave the fleet and let go of every resource. Safe to call twice."""
+
+
+def missing_table(name: str, names: Sequence[str]) -> str:
+    """What is said of a table that nobody has made.
+
+    Args:
+        name: Its name.
+        names: The tables that there are, OWN ones included.
+    """
+    known = ", ".join(each for each in names if not each.startswith(OWN)) or "none"
+    return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {known}"
 
 
 def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:

@@ -24,7 +24,7 @@ def client() -> Iterator[Client]:
 
 
 REFUSED: dict[str, Callable[[Client], Any]] = {
-    "optimizer of table 't' is None": lambda ps: ps.sparse_table("t", 2, None),  # type: ignore[arg-type]
+    "there is no table 't', and without an optimizer": lambda ps: ps.sparse_table("t", 2, None),
     "optimizer of table 't' is 'sgd'": lambda ps: ps.dense_table("t", [1.0], "sgd"),  # type: ignore[arg-type]
     "is LookAhead, which works on the worker": lambda ps: ps.sparse_table(
         "t", 2, optimizer.LookAhead(optimizer.SGD(0.1))

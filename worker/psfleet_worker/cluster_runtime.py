@@ -199,6 +199,10 @@ class ClusterRuntime:
         """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
         return self._tables.create(spec, value)
 
+    def open(self, name: str) -> TableSpec:
+        """See Runtime.open."""
+        return self._tables.open(name)
+
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""
         return self._transfers.pull(reads)

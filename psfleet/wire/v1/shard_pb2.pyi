@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 0e2d72d9556832bc3f1eb8376f6b9746c334b1a15d24371937edd0a752898152
+# From protos/psfleet/v1/shard.proto, SHA-256 13de52aeb4709ff9efc74da9b7f88aabb05487b2bc91014b6870222a28ac00d4
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -162,12 +162,14 @@ class CreateTableRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[TableSpec, _Mapping]] = ..., value: _Optional[bytes] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CreateTableReply(_message.Message):
-    __slots__ = ("table", "created")
+    __slots__ = ("table", "created", "spec")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     table: int
     created: bool
-    def __init__(self, table: _Optional[int] = ..., created: bool = ...) -> None: ...
+    spec: TableSpec
+    def __init__(self, table: _Optional[int] = ..., created: bool = ..., spec: _Optional[_Union[TableSpec, _Mapping]] = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ("table", "offset", "limit")

@@ -10,16 +10,17 @@ from psfleet.errors import (
     IdError,
     LimitExceeded,
     NotReady,
+    UnknownTable,
 )
 from psfleet.kernels.dedup import first_repeat
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
+from psfleet.runtime.interface import Gradient, Read, missing_table
+from psfleet.schema.table import TableSpec, key_of
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
-from psfleet.wire.table_messages import read_spec, write_mode
+from psfleet.wire.table_messages import read_spec, write_mode, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
@@ -121,6 +122,8 @@ class ShardService:
 
     def create_table(self, request: bytes) -> bytes:
         asked = parsed(shard_pb2.CreateTableRequest, request)
+        if asked.spec == shard_pb2.TableSpec(name=asked.spec.name):
+            return self._definition(asked.spec.name)
         spec = read_spec(asked.spec)
         if len(asked.value) % 4:
             raise FrameError(
@@ -135,6 +138,17 @@ class ShardService:
             # By the seat: if the maker dies between two servers, its next life goes on.
             created = self._host.shard.tables.makers.get(spec.key) == asked.worker
         return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created))
+
+    def _definition(self, name: str) -> bytes:
+        """The answer to whoever wants to read a table and does not know what it is."""
+        with self._host.lock:
+            tables = self._host.shard.tables
+            found = tables.get(key_of(name))
+            names = [table.spec.name for table in tables.values()]
+        if found is None:
+            raise UnknownTable(missing_table(name, names))
+        spec = write_spec(found.spec)
+        return encoded(shard_pb2.CreateTableReply(table=found.spec.key, spec=spec))
 
     def _refuse_if_too_many(self, spec: TableSpec) -> None:
         tables, most = self._host.shard.tables, self._host.limits.tables

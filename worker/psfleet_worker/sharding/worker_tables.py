@@ -14,7 +14,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import PartState
-from psfleet.wire.table_messages import write_spec
+from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import Call, wait_all
@@ -83,6 +83,14 @@ class WorkerTables:
         return client.start(
             "Shard/CreateTable", request.SerializeToString(), outage=self._fleet.patience.start
         )
+
+    def open(self, name: str) -> TableSpec:
+        """See Runtime.open. Asks every server, for the maker may be between two of them."""
+        request = shard_pb2.CreateTableRequest(spec=shard_pb2.TableSpec(name=name))
+        answer = wait_all(self._fleet.to_all("Shard/CreateTable", request))[0]
+        spec = read_spec(shard_pb2.CreateTableReply.FromString(answer).spec)
+        self.specs[spec.key] = spec
+        return spec
 
     def read(self, table: int) -> TableState:
         """See Runtime.read_table."""

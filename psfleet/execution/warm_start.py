@@ -1,0 +1,77 @@
+"""Some tables of a fleet get the weights of a checkpoint; the others stay as they are."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from psfleet.checkpoint import Snapshot
+from psfleet.checkpoint.row_files import known_tables
+from psfleet.checkpoint.table_content import content_of
+from psfleet.errors import CheckpointError
+from psfleet.parameters.table_writes import step_of
+from psfleet.runtime.interface import Runtime, TableState
+from psfleet.schema.table import TableSpec
+
+__all__ = ["TableNames", "warm_start"]
+
+TableNames = Iterable[str] | Mapping[str, str]
+"""Names of tables, or by name the one of the checkpoint whose weights it gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A table of the fleet and the one of the checkpoint."""
+
+    own: TableSpec
+    source: TableSpec
+
+
+def warm_start(runtime: Runtime, path: str, tables: TableNames) -> None:
+    """Set the weights of some tables, and their optimizer state where it is of the same rule.
+
+    Args:
+        runtime: Where the tables are.
+        path: The folder of the checkpoint.
+        tables: Which ones.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or a table is missing or has another shape; nothing was
+            changed.
+    """
+    snapshot = Snapshot(path)
+    names = (
+        dict(tables) if isinstance(tables, Mapping) else {name: name for name in _listed(tables)}
+    )
+    for pair in [_pair(runtime, snapshot, path, *names_) for names_ in names.items()]:
+        runtime.write_table(pair.own.key, _state(runtime, snapshot, pair))
+
+
+def _listed(tables: Iterable[str]) -> list[str]:
+    return [tables] if isinstance(tables, str) else list(tables)
+
+
+def _pair(runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str) -> _Pair:
+    mine = {spec.name: spec for spec in runtime.specs().values()}.get(own)
+    if mine is None:
+        raise CheckpointError(
+            f"{path!r} cannot be loaded into table {own!r}: the script has not made it"
+        )
+    [found] = known_tables(path, snapshot.specs(), [source])
+    if (mine.kind, mine.shape) != (found.kind, found.shape):
+        raise CheckpointError(
+            f"table {source!r} of {path!r} is {found.kind} of shape {found.shape} and cannot be loaded into "
+            f"table {own!r}, which is {mine.kind} of shape {mine.shape}"
+        )
+    return _Pair(mine, found)
+
+
+def _state(runtime: Runtime, snapshot: Snapshot, pair: _Pair) -> TableState:
+    content = content_of(snapshot, pair.source)
+    arrays, step = content.arrays, step_of(runtime, pair.own.name)
+    weights, slots = arrays["value"], pair.own.rule.slots
+    if pair.own.rule.name == pair.source.rule.name and all(slot.name in arrays for slot in slots):
+        state, step = [arrays[slot.name] for slot in slots], max(step, content.step)
+    else:
+        state = [np.full_like(weights, slot.initial) for slot in slots]
+    return TableState(step, [weights, *state], arrays.get("ids"))
