@@ -32,7 +32,7 @@ LAYERS = {
         "checkpoint layers pipeline",
         "chaos embedded",
         "evaluation execution modes",
-        "optimizer testing",
+        "optimizer prediction testing",
         "client fleet",
         "fluid torch",
     ],

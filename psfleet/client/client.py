@@ -7,10 +7,10 @@ with psfleet.connect() as ps:
     ps.pull({users: ids, items: others})  # several tables in one call; push and pull_ahead likewise
 """
 
-import dataclasses
+import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -20,28 +20,25 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.client.client_features import ClientFeatures
 from psfleet.client.client_tables import DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
-from psfleet.embedded.frozen_runtime import FrozenRuntime
 from psfleet.errors import ConfigError, PsfleetError, ShapeError, TableConflict
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.evaluation.metric_slices import Slices
 from psfleet.execution.model_files import TableNames, folder_of, load, save
 from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.modes.switch import change, check_mode, check_wire
-from psfleet.modes.switch import connect as connect_cluster
+from psfleet.modes.switch import change
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.standalone import check_outside
 from psfleet.parameters.initializer import Initializer, starting
 from psfleet.parameters.parameter import as_numbers
-from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import ClosedRuntime, Parts, PendingPush, Runtime
+from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
+from psfleet.prediction.predictors import Predictor
+from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import Device, InitializerSpec, TableSpec
-from psfleet.settings.environment import Environment, read_environment
-from psfleet.settings.mode import Mode
-from psfleet.strategy import Settings, WireSettings, resolve
+from psfleet.strategy import Settings
 
-__all__ = ["Client", "connect"]
+__all__ = ["Client"]
 
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=ClientTable)
@@ -196,6 +193,32 @@ class Client:
         """Metrics over the samples of all workers, counted exactly once; see `fleet.metrics`."""
         return FleetMetrics(self.runtime, metrics, name, slices, window, decay)
 
+    def evaluate(
+        self,
+        model: Callable[["Client", Any], Any],
+        batches: Iterable[Any],
+        metrics: Tasks,
+        slices: Slices = (),
+        folder: str | os.PathLike[str] | None = None,
+    ) -> CutEvaluation:
+        """Evaluate a model at one cut through the training, which goes on meanwhile; see `fleet.evaluate`.
+
+            def chance(tables, ids):
+                return sigmoid(tables.sparse_table("users").pull(ids).sum(1))
+
+            found = ps.evaluate(chance, [(ids, clicks)], [metrics.Auc()]).result()
+
+        Args:
+            model: Gets a client whose tables are those of the cut, to be read only, and the inputs of a
+                batch; gives the predictions. It is called by another thread.
+            batches, metrics, slices, folder: As for `fleet.evaluate`.
+        """
+
+        def make(tables: Runtime) -> Predictor:
+            return functools.partial(model, Client(tables))
+
+        return evaluate_cut(self.runtime, make, batches, metrics, slices, folder)
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write every table of the fleet, optimizer state included, as `fleet.save_persistables` does.
 
@@ -349,75 +372,3 @@ def _check(name: Any, optimizer: Any) -> None:
             f"the learning rate of table {name!r} counts updates, which a plain table does not have; "
             "take a schedule of psfleet.optimizer.lr and call its step()"
         )
-
-
-def connect(
-    environment: Environment | None = None,
-    mode: Mode | None = None,
-    tls: str | None = None,
-    insecure: bool | None = None,
-    wire: str | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-) -> Client:
-    """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
-
-    A process has one seat in its fleet: after `fleet.init()`, or while another client is open, the new
-    client shares what is there, tables included.
-
-    Args:
-        environment: Instead of the process's own; the client then has a seat for itself.
-        mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
-            sync mode each push of every worker makes a round; push the tables of a step together. None: that
-            of `fleet.init()`, else async.
-        tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
-        insecure: Use TCP in the clear, without credentials.
-        wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
-        checkpoint: The folder of a snapshot, whose tables are then read in this process, without servers; all
-            that would change them is refused. It goes with no other argument.
-
-    Raises:
-        CheckpointError: The checkpoint is missing or damaged.
-        ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
-            another mode.
-    """
-    if checkpoint is not None:
-        return _of_checkpoint(checkpoint, environment, mode, tls, insecure, wire)
-    here = environment or read_environment()
-    said = {"tls": tls, "insecure": insecure}
-    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    here = dataclasses.replace(here, **given)
-    if here.role == "server":
-        raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
-    asked: dict[str, dict[str, Any]] = {}
-    if mode is not None:
-        asked["consistency"] = {"mode": mode}
-    if wire is not None:
-        asked["wire"] = {"push": wire, "pull": wire}
-    settings = resolve({"consistency": {"mode": "async"}, **asked}, here.strategy)
-
-    def make(_: Parts) -> Runtime:
-        if here.role is None:
-            return runtimes.load_runtime("embedded", wire=settings.wire)
-        return connect_cluster(here.seat, settings.consistency, settings.wire)
-
-    if environment is not None:
-        return Client(make(asked))
-    client = Client(runtimes.hold(make, asked), runtimes.let_go)
-    try:
-        if mode is not None:
-            check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")
-        if wire is not None:
-            check_wire(client.runtime, settings.wire or WireSettings(), "psfleet.connect")
-    except ConfigError:
-        client.close()
-        raise
-    return client
-
-
-def _of_checkpoint(folder: Any, *others: object) -> Client:
-    if any(other is not None for other in others):
-        raise ConfigError(
-            f"connect() got checkpoint={folder!r} and settings of a fleet; a checkpoint is read in this "
-            "process, so leave the others out"
-        )
-    return Client(FrozenRuntime(folder_of(folder, "connect")))

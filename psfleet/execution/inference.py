@@ -11,7 +11,7 @@ psfleet.program.ops.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,26 @@ from numpy.typing import NDArray
 from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import UsageError
+from psfleet.execution.frozen_tables import FrozenTables
 from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.parameters.parameter import Parameter
 from psfleet.platform.atomic_files import read_small, replace, sync
+from psfleet.platform.notices import say
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record, find_op
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.variable import Variable
-from psfleet.rules.sgd import SGD
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import Read, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec, key_of
+from psfleet.runtime.interface import Runtime
+from psfleet.schema.table import InitializerSpec, key_of
 
-__all__ = ["load_inference", "save_inference"]
+__all__ = ["frozen_program", "load_inference", "save_inference"]
 
 _FORMAT = Format("inference model")
 _WEIGHTS = Format("weights of an inference model")
 _LONGEST = 256 << 20  # bytes of program.json
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
+Loaded = tuple[Program, list[str], list[Variable]]
+"""A program, the names of its feeds, its targets."""
 
 
 def save_inference(
@@ -59,33 +60,54 @@ def save_inference(
     program = program or default_main_program()
     wanted = [_variable(program, target) for target in targets]
     fed = [_variable(program, feed).name for feed in feeds]
-    records = ancestors(wanted)
-    used = [v for record in records for v in record.needed(training=False)]
-    leaves = {v.name: v for v in used if v.record is None}
-    leaves.update({v.name: v for v in wanted if v.record is None})
-    missing = sorted(name for name, v in leaves.items() if v.is_data and name not in fed)
+    leaves, document = _described(wanted)
+    missing = sorted(v.name for v in leaves if v.is_data and v.name not in fed)
     if missing:
         raise UsageError(
             f"the targets need feed {missing[0]!r}; name it among the feeded_var_names"
         )
-    described = [_record(record) for record in records]
     arrays: dict[str, NDArray[Any]] = {}
-    for leaf in leaves.values():
+    for leaf in leaves:
         arrays.update(_arrays(leaf))
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     weights = _write_weights(folder, arrays)
-    document = _FORMAT.document(
-        weights=weights.name,
-        feeds=fed,
-        targets=[target.name for target in wanted],
-        leaves=[_leaf(leaf) for leaf in leaves.values()],
-        records=described,
-    )
+    document = _FORMAT.document(weights=weights.name, feeds=fed, **document)
     replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
     for other in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
         if other != weights:
             other.unlink(missing_ok=True)
+
+
+def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:
+    """What the targets are computed from, and the parts of program.json that say how."""
+    records = ancestors(targets)
+    used = [v for record in records for v in record.needed(training=False)]
+    leaves = {v.name: v for v in used if v.record is None}
+    leaves.update({v.name: v for v in targets if v.record is None})
+    return list(leaves.values()), {
+        "targets": [target.name for target in targets],
+        "leaves": [_leaf(leaf) for leaf in leaves.values()],
+        "records": [_record(record) for record in records],
+    }
+
+
+def frozen_program(targets: Sequence[Variable]) -> Callable[[Runtime], Loaded]:
+    """A copy of what computes the targets, which reads its parameters from another runtime.
+
+    Call it where the program is; what it returns may be called by another thread.
+
+    Returns:
+        Makes the copy for a runtime. A parameter of which that has no table keeps the value of now.
+    """
+    leaves, document = _described(targets)
+    document = json.loads(json.dumps(document))  # as it is read: without tuples
+    arrays: dict[str, NDArray[Any]] = {}
+    for leaf in leaves:
+        if leaf.parameter is None or key_of(leaf.parameter.name) not in runtimes.active().specs():
+            arrays.update(_arrays(leaf))
+    feeds = [leaf.name for leaf in leaves if leaf.is_data]
+    return lambda runtime: _built(document, feeds, _Weights(arrays, FrozenTables(runtime)))
 
 
 def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
@@ -98,14 +120,20 @@ def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
     return weights
 
 
-def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
+def load_inference(path: str, tables: Runtime | None = None) -> Loaded:
     """A program for prediction from a folder written by `save_inference`.
+
+    Args:
+        path: The folder.
+        tables: Tables that count in place of the folder's weights, such as those of a checkpoint. A parameter
+            without one has the weights of the folder, which one line says.
 
     Returns:
         (program, names of its feeds, target variables): `Executor.run(program, feed, targets)`.
 
     Raises:
         CheckpointError: The folder is no inference model, or damaged.
+        TableConflict: A table has another shape than its parameter.
     """
     where = Path(path) / "program.json"
     kinds = dict.fromkeys(("feeds", "targets", "leaves", "records"), list)
@@ -113,13 +141,24 @@ def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
         fields = _FORMAT.parse(read_small(where, _LONGEST))
         name, feeds, targets, leaves, records = exact(fields, "program", weights=str, **kinds)
         arrays = _read_weights(Path(path) / Path(name).name)
-        program = Program(for_test=True)
-        tables = _InferenceTables()
-        for entry in leaves:
-            program.add(_read_leaf(entry, arrays, tables))
-        for entry in records:
-            program.add(_read_record(entry, program))
-        return program, feeds, [program.variable(target) for target in targets]
+        document = {"targets": targets, "leaves": leaves, "records": records}
+        weights = _Weights(arrays, None if tables is None else FrozenTables(tables))
+        loaded = _built(document, feeds, weights)
+    if weights.unfound:
+        say(
+            f"psfleet: no table has the value of {', '.join(weights.unfound)}: it is that of {path!r}"
+        )
+    return loaded
+
+
+def _built(document: Mapping[str, Any], feeds: Sequence[str], weights: "_Weights") -> Loaded:
+    """The program that the parts of program.json describe."""
+    program = Program(for_test=True)
+    for entry in document["leaves"]:
+        program.add(_read_leaf(entry, weights))
+    for entry in document["records"]:
+        program.add(_read_record(entry, program))
+    return program, list(feeds), [program.variable(target) for target in document["targets"]]
 
 
 def _read_weights(where: Path) -> dict[str, NDArray[Any]]:
@@ -131,33 +170,35 @@ def _read_weights(where: Path) -> dict[str, NDArray[Any]]:
         return arrays
 
 
-class _InferenceTables:
-    """Rows of a loaded model. Implements psfleet.parameters.parameter.Binding; nobody updates them."""
+class _Weights:
+    """The values of a program's leaves.
 
-    def __init__(self) -> None:
-        self._runtime = EmbeddedRuntime()
+    Args:
+        arrays: As the file of the weights has them.
+        tables: Where a parameter is looked for before.
 
-    def add(self, parameter: Parameter, ids: Ids, rows: Floats) -> None:
-        spec = TableSpec(
-            parameter.name,
-            "sparse",
-            (parameter.shape[1],),
-            SGD(),
-            initializer=parameter.initializer,
-            seed=parameter.seed,
-        )
-        self._runtime.create(spec)
-        self._runtime.write_table(spec.key, TableState(0, [rows], ids))
-        parameter.binding = self
+    Attributes:
+        unfound: Parameters that `tables` lacks.
+    """
 
-    def value(self, parameter: Parameter) -> Floats:
-        return self.lookup(parameter, np.arange(parameter.shape[0]))
+    def __init__(self, arrays: dict[str, NDArray[Any]], tables: FrozenTables | None) -> None:
+        self.arrays = arrays
+        self.unfound: list[str] = []
+        self._tables = tables
+        self._own = FrozenTables(EmbeddedRuntime())
 
-    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
-        return self._runtime.pull([Read(key_of(parameter.name), ids)])[0]
+    def has_table(self, name: str) -> bool:
+        """Whether the parameter is to read a table; else its value is among the arrays."""
+        if self._tables is not None and name not in self._tables:
+            self.unfound.append(name)
+        return self._tables is not None and name in self._tables
 
-    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
-        """Nothing to bring: the rows are here."""
+    def give(self, parameter: Parameter, leaf: str) -> None:
+        """Let a parameter read its table, or rows of the arrays."""
+        if self._tables is not None and parameter.name in self._tables:
+            self._tables.bind(parameter)
+        else:
+            self._own.add(parameter, self.arrays[f"ids/{leaf}"], self.arrays[f"rows/{leaf}"])
 
 
 def _variable(program: Program, said: Variable | str) -> Variable:
@@ -221,33 +262,35 @@ def _record(record: Record) -> dict[str, Any]:
     }
 
 
-def _read_leaf(entry: Any, arrays: dict[str, NDArray[Any]], tables: _InferenceTables) -> Variable:
+def _read_leaf(entry: Any, weights: _Weights) -> Variable:
     kinds = {"name": str, "shape": list, "dtype": str, "is_data": bool, "parameter": dict | None}
     name, shape, dtype, is_data, described = exact(entry, "leaf", **kinds)
     variable = Variable(name, tuple(shape), dtype, stop_gradient=True)
     variable.is_data = is_data
     if described is None:
-        variable.value = arrays.get(f"value/{name}")
+        variable.value = weights.arrays.get(f"value/{name}")
         return variable
     kinds = {"name": str, "sparse": bool, "shape": list, "distributed": bool}
     called, sparse, shape, distributed, seed, start = exact(
         described, "parameter", **kinds, seed=int, initializer=dict
     )
-    if not sparse:
-        variable.parameter = Parameter(called, arrays[f"value/{name}"])
+    has_table = weights.has_table(called)
+    if not sparse and not has_table:
+        variable.parameter = Parameter(called, weights.arrays[f"value/{name}"])
         return variable
     number = float | int
     parameter = Parameter(
         called,
         shape=tuple(shape),
-        sparse=True,
+        sparse=sparse,
         distributed=distributed,
         seed=seed,
         initializer=InitializerSpec(
             *exact(start, "initializer", kind=str, low=number, high=number)
         ),
+        dtype="float16" if dtype == "float16" else None,
     )
-    tables.add(parameter, arrays[f"ids/{name}"], arrays[f"rows/{name}"])
+    weights.give(parameter, name)
     variable.parameter = parameter
     return variable
 

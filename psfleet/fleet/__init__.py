@@ -24,6 +24,7 @@ __all__ = [
     "barrier_worker",
     "dataset",
     "distributed_optimizer",
+    "evaluate",
     "forget",
     "init",
     "init_server",
@@ -82,6 +83,7 @@ set_mode = _fleet.set_mode
 dataset = _fleet.dataset
 shard = _fleet.shard
 metrics = _fleet.metrics
+evaluate = _fleet.evaluate
 log = _fleet.log
 remember = _fleet.remember
 step_done = _fleet.step_done

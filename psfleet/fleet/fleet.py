@@ -3,6 +3,7 @@
 import atexit
 import dataclasses
 import importlib.metadata
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsFloat, TypeVar
@@ -21,6 +22,8 @@ from psfleet.modes.switch import change, check_mode, connect
 from psfleet.observability.logged_values import NEWEST, LoggedValues
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate
+from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
+from psfleet.prediction.predictors import predictor_of
 from psfleet.runtime import interface as runtimes
 from psfleet.settings.environment import read_environment
 from psfleet.stages import links
@@ -325,6 +328,41 @@ class Fleet(FleetSaving):
         """
         found = FleetMetrics(runtimes.active(), metrics, name, slices, window, decay)
         return self.remember(f"psfleet.metrics.{name}", found)
+
+    def evaluate(
+        self,
+        model: Any,
+        batches: Iterable[Any],
+        metrics: Tasks,
+        slices: Slices = (),
+        folder: str | os.PathLike[str] | None = None,
+    ) -> CutEvaluation:
+        """Evaluate the model as it is now, while training goes on, also in this process.
+
+            if fleet.is_first_worker() and step % 1000 == 0:
+                evaluation = fleet.evaluate(chance, test_batches(), [metrics.Auc(), metrics.LogLoss()])
+            ...
+            print(evaluation.result()["auc"])
+
+        Takes a snapshot, which is one cut through the pushes of all workers, and lets a thread of this
+        process compute the metrics from it. It changes no table, so in sync mode training ends with the same
+        bits. This process must have room for all weights. One worker calls it.
+
+        Args:
+            model: What predicts: a variable of a program, a mapping of them by task, or a torch module.
+            batches: (inputs, labels), or (inputs, labels, more) where `more` goes to the metrics, such as
+                {"weights": ..., "slices": ..., "groups": ...}. Inputs are a feed, or what the module is
+                called with. Labels of several tasks are a mapping. They are read while training goes on.
+            metrics, slices: See `psfleet.evaluation.FleetMetrics`.
+            folder: Where the snapshot lies and stays, for all servers to see. None: in the folder for
+                temporary files, which the servers must share with this worker, until it is read.
+
+        Raises:
+            CheckpointError: The snapshot cannot be taken.
+            UsageError: The model, or what is asked of it, cannot be meant.
+        """
+        make = predictor_of(model)
+        return evaluate_cut(runtimes.active(), make, batches, metrics, slices, folder)
 
     # -- snapshots -----------------------------------------------------------------------------
 

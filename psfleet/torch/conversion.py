@@ -1,5 +1,6 @@
 """convert(): a plain torch model and its optimizers, moved to the servers."""
 
+from collections.abc import Collection
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,7 +13,7 @@ from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.parameter_plan import Optimizers, listed
 
-__all__ = ["convert", "converted"]
+__all__ = ["convert", "converted", "with_tables"]
 
 M = TypeVar("M", bound=nn.Module)
 Kind = TypeVar("Kind", bound=DistributedOptimizer)
@@ -66,6 +67,18 @@ def converted(
     except PsfleetError:
         swap.back()
         raise
+
+
+def with_tables(model: nn.Module, tables: Collection[str]) -> nn.Module:
+    """The model with its sparse embeddings of these names on tables, as `convert` would put them there."""
+    modules = {
+        path: module
+        for path, module in model.named_modules()
+        if _is_table(module) and (path or "embedding") in tables
+    }
+    swap = _ModuleExchange(model, [], _counterparts(model, modules))
+    swap.there()
+    return swap.root()
 
 
 class _ModuleExchange:

@@ -156,11 +156,15 @@ class EmbeddingRows:
             self.entry,
         )
         client.runtime.create(spec)
-        self.name, self._client, self._spec = name, client, spec
+        self.read_from(client, spec)
         if self.count is not None:
             whole = weakref.WeakMethod(self._whole)
             self.weight.source = lambda: found() if (found := whole()) else None
         _living.add(self)
+
+    def read_from(self, client: ParameterClient, spec: TableSpec) -> None:
+        """Look rows up in this table."""
+        self.name, self._client, self._spec = spec.name, client, spec
 
     def fill(self) -> None:
         """Write the rows that the table begins with. Call it within `exclusively`."""

@@ -1,0 +1,91 @@
+"""The client of this process: of the cluster that the environment names, embedded, or on a checkpoint."""
+
+import dataclasses
+import os
+from typing import Any
+
+from psfleet.client.client import Client
+from psfleet.embedded.frozen_runtime import FrozenRuntime
+from psfleet.errors import ConfigError
+from psfleet.execution.model_files import folder_of
+from psfleet.modes.switch import check_mode, check_wire
+from psfleet.modes.switch import connect as connect_cluster
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import Parts, Runtime
+from psfleet.settings.environment import Environment, read_environment
+from psfleet.settings.mode import Mode
+from psfleet.strategy import WireSettings, resolve
+
+__all__ = ["connect"]
+
+
+def connect(
+    environment: Environment | None = None,
+    mode: Mode | None = None,
+    tls: str | None = None,
+    insecure: bool | None = None,
+    wire: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Client:
+    """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
+
+    A process has one seat in its fleet: after `fleet.init()`, or while another client is open, the new
+    client shares what is there, tables included.
+
+    Args:
+        environment: Instead of the process's own; the client then has a seat for itself.
+        mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
+            sync mode each push of every worker makes a round; push the tables of a step together. None: that
+            of `fleet.init()`, else async.
+        tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
+        insecure: Use TCP in the clear, without credentials.
+        wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
+        checkpoint: The folder of a snapshot, whose tables are then read in this process, without servers; all
+            that would change them is refused. It goes with no other argument.
+
+    Raises:
+        CheckpointError: The checkpoint is missing or damaged.
+        ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
+            another mode.
+    """
+    if checkpoint is not None:
+        return _of_checkpoint(checkpoint, environment, mode, tls, insecure, wire)
+    here = environment or read_environment()
+    said = {"tls": tls, "insecure": insecure}
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    here = dataclasses.replace(here, **given)
+    if here.role == "server":
+        raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
+    asked: dict[str, dict[str, Any]] = {}
+    if mode is not None:
+        asked["consistency"] = {"mode": mode}
+    if wire is not None:
+        asked["wire"] = {"push": wire, "pull": wire}
+    settings = resolve({"consistency": {"mode": "async"}, **asked}, here.strategy)
+
+    def make(_: Parts) -> Runtime:
+        if here.role is None:
+            return runtimes.load_runtime("embedded", wire=settings.wire)
+        return connect_cluster(here.seat, settings.consistency, settings.wire)
+
+    if environment is not None:
+        return Client(make(asked))
+    client = Client(runtimes.hold(make, asked), runtimes.let_go)
+    try:
+        if mode is not None:
+            check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")
+        if wire is not None:
+            check_wire(client.runtime, settings.wire or WireSettings(), "psfleet.connect")
+    except ConfigError:
+        client.close()
+        raise
+    return client
+
+
+def _of_checkpoint(folder: Any, *others: object) -> Client:
+    if any(other is not None for other in others):
+        raise ConfigError(
+            f"connect() got checkpoint={folder!r} and settings of a fleet; a checkpoint is read in this "
+            "process, so leave the others out"
+        )
+    return Client(FrozenRuntime(folder_of(folder, "connect")))

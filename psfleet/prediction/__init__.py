@@ -1,0 +1,1 @@
+"""Models that predict with the values of a cut through the training."""

@@ -1,0 +1,133 @@
+"""Metrics of a model at one cut through the training, which goes on meanwhile."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from psfleet.embedded.frozen_runtime import FrozenRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import UsageError
+from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
+from psfleet.evaluation.metric_slices import Slices
+from psfleet.execution.model_files import folder_of, save
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.prediction.predictors import MakePredictor
+from psfleet.runtime.interface import Runtime
+
+__all__ = ["CutEvaluation", "evaluate_cut"]
+
+
+class CutEvaluation:
+    """An evaluation under way, in a thread of this process.
+
+    Attributes:
+        folder: The snapshot whose values it uses; None: it is not kept.
+    """
+
+    def __init__(self, run: Callable[[], dict[str, float]], folder: Path | None) -> None:
+        self.folder = folder
+        self._found: Future[dict[str, float]] = Future()
+        self._thread = ServiceThread(self._fulfil, "evaluation", (run,))
+        self._thread.start()
+
+    def _fulfil(self, run: Callable[[], dict[str, float]]) -> None:
+        try:
+            self._found.set_result(run())
+        except (
+            BaseException
+        ) as error:  # of the model or the data: whoever asks for the result gets it
+            self._found.set_exception(error)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._found.done()
+
+    def result(self, timeout: float | None = None) -> dict[str, float]:
+        """The values of the metrics by name, such as "auc" or "click/auc[phone]"; waits for them.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+
+        Raises:
+            TimeoutError: It takes longer.
+            Exception: What the model, the data or the metrics have raised.
+        """
+        found = self._found.result(timeout)
+        self._thread.join()
+        return found
+
+
+def evaluate_cut(
+    runtime: Runtime,
+    make: MakePredictor,
+    batches: Iterable[Any],
+    metrics: Tasks,
+    slices: Slices = (),
+    folder: Any = None,
+) -> CutEvaluation:
+    """Take a snapshot and evaluate a model on it.
+
+    Args:
+        runtime: Whose tables are meant.
+        make: The model.
+        batches: Each a tuple (inputs, labels), or (inputs, labels, more): `more` goes to the metrics, such as
+            {"weights": ..., "slices": ..., "groups": ...}. Labels, and predictions, of several tasks are
+            mappings by task. They are read in a thread of their own.
+        metrics, slices: As for `FleetMetrics`.
+        folder: Where the snapshot lies and stays; all servers see it. None: it is removed, and must fit into
+            the folder for temporary files, which all servers see.
+
+    Raises:
+        CheckpointError: The snapshot cannot be taken.
+        ConfigError: The metrics cannot be meant.
+    """
+    scores = FleetMetrics(EmbeddedRuntime(), metrics, slices=slices)
+    path = Path(tempfile.mkdtemp(prefix="psfleet-cut-")) if folder is None else None
+    kept = folder_of(folder, "evaluate") if path is None else str(path / "cut")
+    try:
+        save(runtime, kept)
+    except BaseException:
+        _remove(path)
+        raise
+
+    def run() -> dict[str, float]:
+        try:
+            tables = FrozenRuntime(kept)
+        finally:
+            _remove(path)
+        predict = make(tables)
+        for batch in batches:
+            _count(scores, predict, batch)
+        scores.publish()
+        return scores.read().run
+
+    return CutEvaluation(run, None if folder is None else Path(kept))
+
+
+def _remove(path: Path | None) -> None:
+    if path is not None:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _count(scores: FleetMetrics, predict: Callable[[Any], Any], batch: Any) -> None:
+    if not isinstance(batch, tuple) or not 2 <= len(batch) <= 3:
+        raise UsageError(
+            f"a batch of the evaluation is {batch!r:.80}; it must be a tuple (inputs, labels) or "
+            "(inputs, labels, {'weights': ...})"
+        )
+    inputs, labels, *more = batch
+    extra = more[0] if more else {}
+    predictions = predict(inputs)
+    if not isinstance(labels, Mapping):
+        scores.update(predictions, labels, **extra)
+        return
+    for task, own in labels.items():
+        if not isinstance(predictions, Mapping) or task not in predictions:
+            raise UsageError(
+                f"there are labels of the task {task!r}, and no predictions of that name"
+            )
+        scores.update(predictions[task], own, task=task, **extra)
