@@ -120,7 +120,8 @@ class Call:
             self.held = False
             self.sent = None if failure else sent or self.sent
             self.failure = failure
-            self.changed.notify_all()
+            if self.awaited:
+                self.changed.notify_all()
         if sent is None:
             self.owner.resume(self)
 
@@ -149,14 +150,15 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
     def settled() -> bool:
         return all(call.ended for call in calls) or any(call.error for call in calls)
 
-    if calls:
+    if not settled():
         with deferred():
             _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
-            with calls[0].changed:
-                for call in calls:  # they wake this thread once, not each for itself
-                    if not call.ended:
-                        call.awaited.append(settled)
-                wait_for(calls[0].changed, settled, timeout)
+            if not settled():
+                with calls[0].changed:
+                    for call in calls:  # they wake this thread once, not each for itself
+                        if not call.ended:
+                            call.awaited.append(settled)
+                    wait_for(calls[0].changed, settled, timeout)
     for call in calls:
         if call.error is not None:
             raise call.error
