@@ -49,9 +49,13 @@ class AgentEngine(LocalEngine):
         )
 
     def _cause(self, code: int) -> str:
+        """Why a process has ended, where that is known here; empty: it is not."""
         before, self._memory_kills = self._memory_kills, memory_kills()
-        ran_out = code == -signal.SIGKILL and self._memory_kills > before
-        return _OUT_OF_MEMORY if ran_out else ""
+        if code == -signal.SIGKILL and self._memory_kills > before:
+            return _OUT_OF_MEMORY
+        if code > 0 and not os.statvfs(self.job.folder).f_bavail:
+            return f"no room is left in {str(self.job.folder)!r}, where its output goes; make some"
+        return ""
 
     def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
         if process.returncode is None:

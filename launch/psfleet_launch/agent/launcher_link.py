@@ -26,7 +26,10 @@ from psfleet_launch.engines.remote.agent_hub import PATIENCE
 __all__ = ["LauncherLink"]
 
 _EVERY = 1.0  # seconds between pings
-_FIRST = 10.0  # seconds until the launcher must have answered
+_FIRST = (
+    2.0,
+    5.0,
+)  # seconds until the launcher must have answered; after each the reason is looked for
 _FULL = 64  # messages that wait to be sent; more output stays in its files
 
 
@@ -58,18 +61,20 @@ class LauncherLink:
             AccessDenied: The launcher and these credentials are of different jobs.
             ServerUnavailable: It does not answer.
         """
-        try:
-            grpc.channel_ready_future(self._channel).result(_FIRST)
-        except grpc.FutureTimeoutError:
-            self._channel.close()
+        for seconds in _FIRST:
+            if self._is_ready(seconds):
+                break
             if why := why_refused(self.endpoint, self._access):
+                self._channel.close()
                 raise AccessDenied(
                     f"the launcher at {self.endpoint} and this agent do not know each other: {why}"
-                ) from None
+                )
+        else:
+            self._channel.close()
             raise ServerUnavailable(
                 f"the launcher at {self.endpoint} cannot be reached; check the address, the network "
                 "between the machines and whether the job still runs"
-            ) from None
+            )
         self._answered = time.monotonic()
         self.send(pb.AgentMessage(hello=hello))
         stub: Any = LauncherStub(self._channel)  # type: ignore[no-untyped-call]
@@ -77,6 +82,14 @@ class LauncherLink:
         self._threads = [ServiceThread(self._hear, "launcher"), ServiceThread(self._ping, "ping")]
         for thread in self._threads:
             thread.start()
+
+    def _is_ready(self, seconds: float) -> bool:
+        """Wait until the connection stands; whether it does."""
+        try:
+            grpc.channel_ready_future(self._channel).result(seconds)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
 
     def fileno(self) -> int:
         """For a selector."""

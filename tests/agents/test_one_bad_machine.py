@@ -1,0 +1,97 @@
+"""Trouble on one machine of a job: the report names its host, the role, the rank and the first cause."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents.conftest import TWO, Site
+from tests.agents.test_errors import JOIN
+from tests.waiting import until
+
+WAITS = "import os, time\nif os.environ['PSFLEET_RANK'] == '0': time.sleep(600)\n"
+"""How a script begins that does something on worker 1 alone, on beta. The end of that ends the job."""
+_LIMITS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+LIMIT = 512 << 20  # bytes; an agent and a server take less
+
+
+@pytest.fixture(params=["join"], scope="session")
+def engine(request: pytest.FixtureRequest) -> tuple[str, None]:
+    """Agents that join, so that each test starts them in surroundings of its own."""
+    return request.param, None
+
+
+@pytest.fixture
+def little_memory() -> Iterator[list[str]]:
+    """What a command begins with that runs in a control group of little memory."""
+    group = _small_group()
+    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    until(lambda: _removed(group), "end of the control group")
+
+
+def _small_group() -> Path:
+    """A control group with a limit, of version 1 or 2."""
+    for folder, limit in _LIMITS:
+        group = Path(folder) / f"psfleet-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            if (group / limit).exists():
+                (group / limit).write_text(str(LIMIT))
+                return group
+        _removed(group)
+    pytest.skip("a limit of memory needs a control group that this user may make")
+
+
+def _removed(group: Path) -> bool:
+    """Remove the group once its processes have ended."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+@pytest.fixture
+def little_room(tmp_path: Path) -> list[str]:
+    """What a command begins with whose temporary files share 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("a full disk needs root, for a file system of its own")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = f"mount -t tmpfs -o size=1m none {folder} && export TMPDIR={folder} && exec "
+    return ["unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"]
+
+
+def failed(site: Site, script: str, *beta: str, **variables: str) -> str:
+    """What the launcher says of a job whose agent on beta is started with these words and variables."""
+    path = site.folder / "train.py"
+    path.write_text(WAITS + script)
+    launcher = site.start(*JOIN, *TWO, str(path))
+    site.join(launcher, "alpha", "127.0.0.2")
+    site.join(launcher, "beta", "127.0.0.3", *beta, **variables)
+    code, _, err = site.ends(launcher)
+    assert code != 0, err
+    assert "host beta · rank 1" in err
+    site.agents[1].wait()
+    return err
+
+
+def test_memory_that_runs_out(site: Site, little_memory: list[str]) -> None:
+    """The kernel kills a worker in a control group: it is not just a signal from somebody."""
+    said = failed(site, "kept = [b'x' * (1 << 20) for _ in range(1 << 10)]\n", *little_memory)
+    assert "worker 1 failed first: killed by SIGKILL, because memory ran out (the kernel's" in said
+
+
+def test_a_disk_without_room(site: Site, little_room: list[str]) -> None:
+    """A worker cannot write what it says, not even why it ends."""
+    said = failed(site, "while True: print('x' * 64, flush=True)\n", *little_room)
+    assert "worker 1 failed first: no room is left in '" in said
+
+
+def test_a_package_that_is_missing_there(site: Site) -> None:
+    """The script runs on alpha and cannot be run on beta."""
+    said = failed(site, "import a_package_of_alpha\n")
+    assert (
+        "worker 1 failed first: ModuleNotFoundError: No module named 'a_package_of_alpha'" in said
+    )
+    assert "train.py:3 in <module>" in said
