@@ -1,4 +1,4 @@
-"""The update rules: each a small file with hyperparameters, state slots and scalar functions."""
+"""The update rules and eviction policies: small files with hyperparameters and scalar functions."""
 
 from psfleet.rules.adadelta import Adadelta as Adadelta
 from psfleet.rules.adagrad import Adagrad as Adagrad
@@ -10,6 +10,10 @@ from psfleet.rules.amsgrad import AMSGrad as AMSGrad
 from psfleet.rules.asgd import ASGD as ASGD
 from psfleet.rules.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
 from psfleet.rules.dgc_momentum import DGCMomentum as DGCMomentum
+from psfleet.rules.eviction_policy import LFU as LFU
+from psfleet.rules.eviction_policy import LRU as LRU
+from psfleet.rules.eviction_policy import DecayedFrequency as DecayedFrequency
+from psfleet.rules.eviction_policy import EvictionPolicy as EvictionPolicy
 from psfleet.rules.exact_sum import ExactSum as ExactSum
 from psfleet.rules.ftrl import Ftrl as Ftrl
 from psfleet.rules.lamb import Lamb as Lamb

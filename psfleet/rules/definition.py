@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from psfleet.errors import RuleError
 
 if TYPE_CHECKING:
-    from psfleet.rules.rule import Rule
+    from psfleet.rules.named_definition import NamedDefinition
 
 __all__ = ["definition_of"]
 
 
-def definition_of(rule: type["Rule"]) -> str:
+def definition_of(rule: type["NamedDefinition"]) -> str:
     """The rule's `version`, or a digest of its source; empty for psfleet's own rules.
 
     The digest covers the class, and the functions, classes and plain constants of its own package
@@ -54,14 +54,14 @@ def _digest(rule: Any) -> str:
     return hashlib.blake2b("\n".join(sorted(texts)).encode(), digest_size=6).hexdigest()
 
 
-def _tree(rule: type["Rule"], item: Any) -> ast.AST:
+def _tree(rule: type["NamedDefinition"], item: Any) -> ast.AST:
     """The item's syntax, without docstrings."""
     try:
         tree = ast.parse(dedent(inspect.getsource(item)))
     except (OSError, TypeError, SyntaxError) as error:
         raise RuleError(
-            f"the source of {item.__qualname__}, which rule {rule.name!r} uses, cannot be read "
-            f"({error}); define the rule in a module that is a file"
+            f"the source of {item.__qualname__}, which {rule.word} {rule.name!r} uses, cannot be read "
+            f"({error}); define it in a module that is a file"
         ) from error
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:

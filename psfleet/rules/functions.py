@@ -12,7 +12,7 @@ from psfleet.errors import RuleError
 if TYPE_CHECKING:
     from psfleet.rules.rule import Rule
 
-__all__ = ["check_functions", "functions_of"]
+__all__ = ["check_functions", "fault_of", "functions_of"]
 
 _MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
 _BUILT_IN = ("abs", "max", "min")
@@ -35,14 +35,14 @@ def check_functions(rule: "Rule") -> None:
         RuleError: One uses a name, a number or a form that kernels do not know.
     """
     for function in functions_of(rule):
-        why = _fault(function)
+        why = fault_of(function)
         if why:
             raise RuleError(f"rule {rule.name!r}: the function {function.__name__} {why}")
 
 
 @cache
-def _fault(function: Callable[..., Any]) -> str:
-    """What is wrong with a function; empty: nothing."""
+def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
+    """What is wrong with a function; empty: nothing. numbers: they are no fault."""
     name = function.__name__
     if not inspect.isfunction(function) or function.__qualname__ != name or name == "<lambda>":
         return "must be defined by def at the top of its module"
@@ -64,7 +64,7 @@ def _fault(function: Callable[..., Any]) -> str:
         if isinstance(node, ast.Attribute) and not (_is_math(node) and node.attr in _MATH):
             wanted = ", ".join(f"math.{name}" for name in _MATH)
             return f"uses {ast.unparse(node)!r}; of math it may use {wanted}"
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not numbers:
             return (
                 f"has the number {node.value!r}, which would widen its arithmetic to 64 bits; return "
                 "it from `scalars` and take it from h"

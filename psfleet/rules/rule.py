@@ -4,16 +4,14 @@ An `epsilon` of 0 is taken and the formula computed as it stands, as in the refe
 no gradient but 0 becomes 0 / 0, NaN. Nothing is put in its place; keep it above 0 where that can be.
 """
 
-import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from psfleet.errors import ConfigError
+from psfleet.rules.named_definition import NamedDefinition
 from psfleet.rules.optimizer_spec import OptimizerSpec, TorchSpec
-from psfleet.rules.registry import register
-from psfleet.validation.annotations import Range, check_fields
+from psfleet.rules.registry import RULES
+from psfleet.validation.annotations import Range
 
 __all__ = ["DecayRate", "Rule", "Slot", "UnitInterval"]
 
@@ -38,12 +36,11 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(NamedDefinition):
     """An optimizer's arithmetic for one weight. Knows nothing of tables, threads or the wire.
 
-    A subclass is a frozen dataclass whose fields are the hyperparameters. Each has a default and is a
-    number or a bool, so that a rule travels as a name and a list of numbers. Annotations state the
-    range; the constructor checks them. The learning rate is not a field: it comes with each push.
+    A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. The learning
+    rate is not a field: it comes with each push.
 
     The scalar function returned by `scalar()` is a module-level function
     `rule(w, g, *slots, h) -> (w, *slots)` whose source text is inlined into the generated kernels,
@@ -60,31 +57,21 @@ class Rule:
     have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
 
     Attributes:
-        name: The rule's name: lower-case letters, digits and `_`. Tables refer to the rule by it.
         unit: What one update spans. "element": every weight for itself. "row": a row of a sparse
             table, or what one index of a dense array's first axis names. "parameter": the whole
             dense array; in a sparse table, whose rows are on many servers, still the row.
         optimizer: How scripts construct the rule's optimizer; None: only other code makes it.
         torch: The optimizers of torch that compute the same.
-        version: States that two definitions of the rule with equal versions compute the same. Empty:
-            a digest of the source text takes its place, see psfleet.rules.definition.
         counts: What pushes bring is counted: servers apply each push in full. They neither average the
             pushes of a round nor correct, round or shrink anything, and geo mode applies the rule too.
     """
 
-    name: ClassVar[str]
+    word: ClassVar[str] = "rule"
+    known: ClassVar[dict[str, Any]] = RULES
     unit: ClassVar[str] = "element"
     optimizer: ClassVar[OptimizerSpec | None] = None
     torch: ClassVar[tuple[TorchSpec, ...]] = ()
-    version: ClassVar[str] = ""
     counts: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            register(cls)
-
-    def __post_init__(self) -> None:
-        check_fields(type(self).__name__, self)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -131,23 +118,3 @@ class Rule:
     def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         """As `scalars`, for rows that a step does not name in a table that updates every row."""
         return self.scalars(learning_rate, step)
-
-    def hyperparameters(self) -> dict[str, float]:
-        """The fields as plain numbers, the form in which a rule travels."""
-        return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-    @classmethod
-    def from_hyperparameters(cls, values: dict[str, float]) -> "Rule":
-        """The rule with these fields, each brought back to the field's own type."""
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise ConfigError(
-                f"rule {cls.name!r} has no hyperparameter {unknown[0]!r}; "
-                f"it has {', '.join(known) or 'none'}"
-            )
-        kinds: dict[str, Any] = {name: type(field.default) for name, field in known.items()}
-        for name, value in values.items():  # a float's own range says more
-            if kinds[name] is not float and not math.isfinite(value):
-                raise ConfigError(f"rule {cls.name!r}: {name} is {value!r}, it must be finite")
-        return cls(**{name: kinds[name](value) for name, value in values.items()})
