@@ -23,6 +23,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, RestorePart
 from psfleet.shard.shard import Shard
+from psfleet.tables.eviction_stream import EVICTED
 from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
@@ -153,7 +154,16 @@ class Snapshot:
         mine = owned_by(joined["candidates"], server, servers)
         if mine.any():
             yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
-        yield RestorePart(spec.key, clock, {})
+        yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))
+
+    def _evicted(self, spec: TableSpec, server: int, servers: int) -> dict[str, NDArray[Any]]:
+        """The evictions that a server remembers. Their positions count those of as many servers."""
+        files = self._levels[-1]
+        if not spec.streams_evictions or len(files) != servers:
+            return {}
+        names = {name: f"{spec.name}/{name}" for name in EVICTED}
+        there = files[server].names()
+        return {n: files[server].whole(tensor) for n, tensor in names.items() if tensor in there}
 
     def _clock(self, spec: TableSpec) -> TableClock:
         """The furthest among the servers: equal on all if the snapshot is one cut."""

@@ -26,6 +26,7 @@ from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
 from psfleet.shard.shard import Shard
+from psfleet.tables.eviction_stream import EVICTED
 
 __all__ = ["Migration", "TableChange", "plan_migration"]
 
@@ -244,7 +245,7 @@ def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
 
 
 def _check_entry(spec: TableSpec, after: TableSpec, rows: int, anew: str) -> None:
-    if after.scores and not spec.scores:
+    if after.pushed_scores and not spec.pushed_scores:
         raise CheckpointError(
             f"table {spec.name!r} has counted no shows and clicks, which its new entry {after.entry} needs: "
             f"the next shrink would remove every row; keep the entry {spec.entry}, {anew}"
@@ -276,14 +277,29 @@ def _columns(
 ) -> dict[str, NDArray[Any]]:
     """Columns of a part of the old table as those of the new one."""
     found = dict(columns)
-    if before.scores and not after.scores:
-        found.pop("scores", None)
+    if "ids" in found:
+        found["scores"] = _scores(before, after, found)
+    if not after.streams_evictions:
+        for name in EVICTED:
+            found.pop(name, None)
     if part_of(after.entry, CountFilterEntry) is None:
         for name in [name for name in found if name.startswith("candidate")]:
             del found[name]
     if "rows" in found and after.shape != before.shape:
         found["rows"] = _widened(before, after, found["ids"], found["rows"])
     return found
+
+
+def _scores(before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]) -> Floats:
+    """The scores [n, after.scores] of rows; where no frequency was counted it is 1, as that of new rows."""
+    count = len(columns["ids"])
+    scores = np.ones((count, after.scores), np.float32)
+    shown = after.pushed_scores
+    if shown:
+        scores[:, :shown] = columns["scores"][:, :shown]
+    if before.counts_frequency:
+        scores[:, shown:] = columns["scores"][:, before.pushed_scores :]
+    return scores
 
 
 def _widened(before: TableSpec, after: TableSpec, ids: Ids, rows: Floats) -> Floats:

@@ -12,6 +12,7 @@ from psfleet.checkpoint.manifest import Manifest, ShardFile
 from psfleet.checkpoint.tensors import SERVER
 from psfleet.formats.document import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
+from psfleet.tables.eviction_stream import EVICTED
 from psfleet.tables.row_data import TableClock
 
 __all__ = ["check_content", "read_clock"]
@@ -72,7 +73,8 @@ def _columns(spec: TableSpec) -> Sequence[str]:
     """Names of the tensors that a table may have."""
     if spec.kind == "dense":
         return spec.slot_names
-    return ["ids", "rows", "touched", "removed", *_WAITING, *(["scores"] if spec.scores else [])]
+    optional = [*(["scores"] if spec.scores else []), *(EVICTED if spec.streams_evictions else [])]
+    return ["ids", "rows", "touched", "removed", *_WAITING, *optional]
 
 
 def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
@@ -92,7 +94,25 @@ def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
     if spec.scores:
         _expect(tensors, f"{spec.name}/scores", [count, spec.scores], "F32")
     _check_waiting(spec, tensors)
+    if spec.streams_evictions:
+        _check_evicted(spec, tensors)
     return 0
+
+
+def _check_evicted(spec: TableSpec, tensors: Any) -> None:
+    ids, steps, causes, following = (f"{spec.name}/{name}" for name in EVICTED)
+    count = tensors.get_slice(ids).get_shape()[:1]
+    for name, shape, dtype in (
+        (ids, count, "I64"),
+        (steps, count, "I64"),
+        (causes, count, "U8"),
+        (following, [1], "I64"),
+    ):
+        _expect(tensors, name, shape, dtype)
+    if not count[0] <= int(tensors.get_tensor(following)[0]) <= _MOST:
+        raise ValueError(
+            f"table {spec.name!r} has {count[0]} evictions before an impossible position"
+        )
 
 
 def _check_waiting(spec: TableSpec, tensors: Any) -> None:

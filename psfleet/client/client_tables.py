@@ -1,5 +1,6 @@
 """Handles of plain tables: what a script pulls from and pushes to."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.client.multitable import ClientTable
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import as_numbers
+from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import TableSpec
@@ -96,6 +98,10 @@ class SparseTable(ClientTable):
             )
         self._write(values.reshape(-1, self.spec.dim), wanted.reshape(-1))
 
+    def evictions(self, position: Sequence[int] = ()) -> EvictionReader:
+        """A reader of the ids whose rows go from the table, see `psfleet.fleet.evictions`."""
+        return EvictionReader(self._runtime, self.spec, position)
+
     def _read(self, asked: Any) -> Read:
         return Read(self.spec.key, as_ids(asked, f"table {self.spec.name!r}"))
 
@@ -131,7 +137,7 @@ class SparseTable(ClientTable):
         shows: ArrayLike | None,
         clicks: ArrayLike | None,
     ) -> Floats:
-        if not self.spec.scores:
+        if not self.spec.pushed_scores:
             raise UsageError(
                 f"table {self.spec.name!r} counts no shows and clicks; make it with a ShowClickEntry"
             )

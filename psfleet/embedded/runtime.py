@@ -16,6 +16,7 @@ from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTa
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.float16 import rounded
 from psfleet.platform.interrupts import deferred
+from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
 from psfleet.runtime.interface import (
     ClosedRuntime,
@@ -214,6 +215,10 @@ class EmbeddedRuntime:
     ) -> int:
         """See Runtime.shrink."""
         return self._expect(self._shard.handle(Shrink(table, threshold, unseen), "shrink"))
+
+    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
+        """See Runtime.evictions."""
+        return [self._shard.tables.evicted(table, at, limit) for at in position]
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save."""

@@ -25,6 +25,7 @@ __all__ = [
     "dataset",
     "distributed_optimizer",
     "evaluate",
+    "evictions",
     "forget",
     "init",
     "init_server",
@@ -74,6 +75,7 @@ init_worker = _fleet.init_worker
 init_server = _fleet.init_server
 run_server = _fleet.run_server
 stop_worker = _fleet.stop_worker
+evictions = _fleet.evictions
 forget = _fleet.forget
 barrier_worker = _fleet.barrier_worker
 adopt = _fleet.adopt

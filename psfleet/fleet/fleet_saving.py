@@ -12,6 +12,7 @@ from psfleet.execution.model_files import TableNames, load, save
 from psfleet.fleet.fleet_role import FleetRole
 from psfleet.parameters.binding import invalidate
 from psfleet.runtime import interface as runtimes
+from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.schema.table import key_of
 
 __all__ = ["FleetSaving"]
@@ -91,7 +92,8 @@ class FleetSaving(FleetRole):
 
         Args:
             threshold: In tables with a ShowClickEntry the least score of a row that stays; None: the
-                entry's delete_threshold. In other tables the same as `unseen`.
+                entry's delete_threshold. In tables whose eviction policy has scores, such as LFU, the least
+                of those; None: all stay. In other tables the same as `unseen`.
             unseen: Rows go that no push has named since the unseen-th shrink before this one. None: the
                 entry's delete_after_unseen; in other tables none go.
             table: Name of the one table that is meant; None: every sparse table.
@@ -111,6 +113,16 @@ class FleetSaving(FleetRole):
         runtimes.active().barrier()
         invalidate()
         return gone
+
+    def evictions(self, table: str, position: Sequence[int] = ()) -> EvictionReader:
+        """A reader of the ids whose rows go from a sparse table, on any worker; see `EvictionReader`.
+
+        Args:
+            table: Its name; its entry has an EvictionStreamEntry.
+            position: Of an earlier reader, which it goes on from; (): from the oldest evictions that the
+                servers remember.
+        """
+        return EvictionReader(runtimes.active(), table, position)
 
 
 def _dirname(function: str, arguments: Sequence[Any]) -> str:

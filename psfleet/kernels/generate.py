@@ -11,11 +11,20 @@ import numba
 from psfleet.errors import RuleError
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.rule_text import RuleSource
+from psfleet.rules.named_definition import NamedDefinition
 from psfleet.rules.rule import Rule
 
-__all__ = ["dense_kernels", "sparse_kernels", "static_kernels", "width_kernels"]
+__all__ = [
+    "compiled",
+    "dense_kernels",
+    "filled",
+    "sparse_kernels",
+    "static_kernels",
+    "width_kernels",
+]
 
 _SOURCES = Path(__file__).parent / "sources"
+_ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"
 
 
 @cache
@@ -40,10 +49,11 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
         width: How many weights a unit has, as a constant for the compiler; 0: the call says it.
     """
     text = RuleSource(rule, l1, l2, width=width)
-    return _compiled(
+    return compiled(
         rule,
         f"dense_{rule.name}",
-        Template(_source("dense.txt")).substitute(
+        filled(
+            "dense.txt",
             core=text.core(),
             signature=", ".join(["int64"] * (5 + len(text.pointers))),
             pointers=", ".join(text.pointers),
@@ -55,30 +65,45 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
 
 @cache
 def sparse_kernels(
-    rule: Rule, l1: bool, l2: bool, dim: int, every_row: bool, scores: int = 0
+    rule: Rule,
+    l1: bool,
+    l2: bool,
+    dim: int,
+    every_row: bool,
+    scores: int = 0,
+    counted: bool = False,
 ) -> ModuleType:
     """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`.
 
     Args:
         scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
+        counted: One value more follows a row's state, its frequency: 1 in a new row.
     """
     text = RuleSource(rule, l1, l2, dim)
-    template = _source("sparse.txt") + (_source("rest.txt") if every_row else "")
-    return _compiled(
+    rest = _source("rest.txt") if every_row else ""
+    return compiled(
         rule,
         f"sparse_{rule.name}_{dim}",
-        Template(template).substitute(
+        filled(
+            "sparse.txt",
+            rest,
             core=text.core(),
             dim=dim,
             scores=scores,
-            stride=4 * (text.row_width() + scores),
-            fill_slots=text.fill_slots(),
+            place=text.row_width(),
+            stride=4 * (text.row_width() + scores + counted),
+            fill_slots=text.fill_slots() + _ONE_USE * counted,
             load_scalars=text.load_scalars(),
         ),
     )
 
 
-def _compiled(rule: Rule, stem: str, text: str) -> ModuleType:
+def filled(template: str, more: str = "", **parts: object) -> str:
+    """The text of a template with its parts in their places; `more`: text behind the template."""
+    return Template(_source(template) + more).substitute(parts)
+
+
+def compiled(rule: NamedDefinition, stem: str, text: str) -> ModuleType:
     """The module of a rule's kernels.
 
     Raises:

@@ -63,7 +63,7 @@ class GeoRuntime(ForwardingRuntime):
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create."""
-        if spec.scores:
+        if spec.pushed_scores:
             raise ConfigError(
                 f"table {spec.name!r} counts shows and clicks, which do not travel in geo mode; "
                 "use another mode or another entry"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable
 from psfleet.platform.interrupts import deferred, wait_for
 from psfleet.platform.service_thread import ServiceThread
+from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime
 from psfleet.runtime.validation import check_gradients
@@ -216,6 +217,11 @@ class HalfAsyncRuntime(ForwardingRuntime):
         self.flush()
         with self._alone():
             yield self._fleet
+
+    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
+        """See Runtime.evictions."""
+        with self._alone():
+            return self._fleet.evictions(table, position, limit)
 
     def stats(self) -> list[dict[str, Any]]:
         """See Runtime.stats."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.interface import (
     CompletedPull,
     Gradient,
@@ -100,6 +101,9 @@ class ForwardingRuntime:
     ) -> int:
         with self._settled() as fleet:
             return fleet.shrink(table, threshold, unseen)
+
+    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
+        return self._fleet.evictions(table, position, limit)
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         with self._settled() as fleet:

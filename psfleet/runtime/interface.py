@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
+from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.schema.table import OWN, TableSpec
 from psfleet.settings.choices import Format
 from psfleet.settings.environment import check_alone
@@ -108,7 +109,7 @@ class TableState:
         ids: Sparse: int64 [n], ascending. Dense: None.
         touched: Sparse: int64 [n], the table's step when each row was last pushed. Left out of a
             write: as if the last update had named them.
-        scores: Sparse: float32 [n, 2], shows and clicks, in a table that counts them, else [n, 0].
+        scores: Sparse: float32 [n, TableSpec.scores], see psfleet.tables.row_data.RowData.
     """
 
     step: int
@@ -269,6 +270,15 @@ class Runtime(Protocol):
         Args:
             table: The key of a sparse table; 0: every one.
             threshold, unseen: As for `psfleet.fleet.shrink`.
+        """
+
+    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
+        """Of each server up to `limit` evictions of a sparse table, from its position on.
+
+        Does not wait for pushes. Position 0 gives the oldest that the server remembers.
+
+        Raises:
+            UsageError: The table does not remember evictions, or a position is beyond its last one.
         """
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:

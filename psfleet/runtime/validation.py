@@ -101,8 +101,8 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
     if gradient.ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
     ids = as_ids(gradient.ids, f"table {spec.name!r}")
-    if spec.scores and values.shape == (ids.size, spec.dim):
-        shown = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.scores))
+    if spec.pushed_scores and values.shape == (ids.size, spec.dim):
+        shown = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.pushed_scores))
         values = np.concatenate([values, shown], axis=1)
     if ids.ndim != 1 or values.shape != (len(ids), spec.push_width):
         raise ShapeError(
@@ -118,7 +118,7 @@ def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
             f"table {spec.name!r}: precision is {gradient.precision!r}; it must be "
             "float32, bfloat16 or float16"
         )
-    if spec.kind == "sparse" and spec.scores and gradient.precision != "float32":
+    if spec.kind == "sparse" and spec.pushed_scores and gradient.precision != "float32":
         raise ConfigError(
             f"table {spec.name!r} counts shows and clicks, which {gradient.precision} would round; "
             "send its gradients as float32 (without amp)"

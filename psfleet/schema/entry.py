@@ -12,12 +12,15 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal, TypeVar
 
 from psfleet.errors import ConfigError
+from psfleet.rules.eviction_policy import LRU, EvictionPolicy, check_policy
+from psfleet.rules.registry import POLICIES, find, make, reference_of
 
 __all__ = [
     "CapacityEntry",
     "CountFilterEntry",
     "Entries",
     "Entry",
+    "EvictionStreamEntry",
     "ProbabilityEntry",
     "ShowClickEntry",
     "TTLEntry",
@@ -194,15 +197,18 @@ class CapacityEntry(_SingleEntry):
     Attributes:
         rows: Of the whole table, in equal parts on its servers, rounded up; 0: no limit.
         bytes: Memory of the whole table with state and index, likewise; 0: no limit.
-        full: What becomes of a push that brings more. "evict": the rows that were pushed the longest
-            time ago go, of equally old ones those whose ids have the smallest hash; at least a
+        full: What becomes of a push that brings more. "evict": rows go as `policy` says, at least a
             sixteenth of the capacity at a time. "refuse": the push is refused whole.
             With neither rows nor bytes, "evict" means: when the server's memory is used up.
+        policy: Which rows go first, of psfleet.entry or a module of yours, or the name of one. LRU: those
+            that were pushed the longest time ago, of equally old ones those whose ids have the smallest
+            hash.
     """
 
     rows: int = 0
     bytes: int = 0
     full: Literal["evict", "refuse"] = "evict"
+    policy: EvictionPolicy | str = "lru"
 
     def __post_init__(self) -> None:
         if self.full not in ("evict", "refuse"):
@@ -213,6 +219,22 @@ class CapacityEntry(_SingleEntry):
             )
         if self.full == "refuse" and not self.rows and not self.bytes:
             raise ConfigError("a CapacityEntry that refuses needs rows or bytes; both are 0")
+        if isinstance(self.policy, str):
+            named = find(POLICIES, EvictionPolicy.word, self.policy)()
+            object.__setattr__(self, "policy", named)
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        if not isinstance(self.policy, EvictionPolicy):
+            raise ConfigError(
+                f"the policy of a CapacityEntry is {self.policy!r}; use lru, lfu, decayed or an "
+                "EvictionPolicy of psfleet.entry"
+            )
+        check_policy(self.policy)
+        if self.full == "refuse" and self.policy != LRU():
+            raise ConfigError(
+                f"a CapacityEntry that refuses has the policy {self.policy}; it evicts no rows, leave it out"
+            )
 
     @property
     def evicts(self) -> bool:
@@ -222,7 +244,39 @@ class CapacityEntry(_SingleEntry):
     @property
     def kind(self) -> str:
         """Its name in messages and checkpoints."""
-        return f"capacity:{self.full}"
+        assert isinstance(self.policy, EvictionPolicy)
+        return f"capacity:{self.full}" + (
+            "" if self.policy == LRU() else f":{reference_of(self.policy)}"
+        )
+
+    def values(self) -> dict[str, float]:
+        """What `make_entry` needs beside the kind."""
+        assert isinstance(self.policy, EvictionPolicy)
+        numbers = self.policy.hyperparameters()
+        return {"rows": float(self.rows), "bytes": float(self.bytes)} | {
+            _POLICY + name: number for name, number in numbers.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionStreamEntry(_SingleEntry):
+    """Servers remember the ids that expiry, capacity and `shrink` removed last, for `fleet.evictions`.
+
+    Attributes:
+        keep: Ids of the whole table that are remembered, in equal parts on its servers, rounded up; 17
+            bytes each.
+    """
+
+    keep: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.keep < 2**31:
+            raise ConfigError(f"keep of an EvictionStreamEntry is {self.keep}; use 1 to 2**31 - 1")
+
+    @property
+    def kind(self) -> str:
+        """Its name in messages and checkpoints."""
+        return "eviction_stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,16 +313,26 @@ class Entries(_SingleEntry):
         return {name: value for part in self.several for name, value in part.values().items()}
 
 
-Entry = ProbabilityEntry | CountFilterEntry | ShowClickEntry | TTLEntry | CapacityEntry | Entries
+Entry = (
+    ProbabilityEntry
+    | CountFilterEntry
+    | ShowClickEntry
+    | TTLEntry
+    | CapacityEntry
+    | EvictionStreamEntry
+    | Entries
+)
 
 # In files and on the wire an entry is its kind, the words after it, and numbers under these names. Words
-# and numbers are told apart by their type and come in the order of the class; "full" is the last one.
+# and numbers are told apart by their type and come in the order of the class; those of a capacity are the
+# last ones, and the numbers of its policy follow under their own names.
 _KINDS: dict[str, type[Any]] = {
     "probability": ProbabilityEntry,
     "count_filter": CountFilterEntry,
     "show_click": ShowClickEntry,
     "ttl": TTLEntry,
     "capacity": CapacityEntry,
+    "eviction_stream": EvictionStreamEntry,
 }
 _NUMBERS: dict[type[Any], tuple[str, ...]] = {
     ProbabilityEntry: ("probability",),
@@ -282,9 +346,19 @@ _NUMBERS: dict[type[Any], tuple[str, ...]] = {
     ),
     TTLEntry: ("steps", "seconds"),
     CapacityEntry: ("rows", "bytes"),
+    EvictionStreamEntry: ("evicted_ids",),
 }
-_WORDS = {"show_click": 2, "capacity": 1}
-_WHOLE = ("count_filter", "candidates", "delete_after_unseen", "steps", "rows", "bytes")
+_WORDS = {"show_click": (2,), "capacity": (1, 2)}
+_WHOLE = (
+    "count_filter",
+    "candidates",
+    "delete_after_unseen",
+    "steps",
+    "rows",
+    "bytes",
+    "evicted_ids",
+)
+_POLICY = "policy."  # begins the names of a policy's numbers
 
 
 def part_of(entry: "Entry | None", kind: type[T]) -> T | None:
@@ -312,7 +386,7 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
 def _make_part(kind: str, values: dict[str, float]) -> Any:
     """One part, whose own values are taken away."""
     name, *words = kind.split(":")
-    if name not in _KINDS or len(words) != _WORDS.get(name, 0):
+    if name not in _KINDS or len(words) not in _WORDS.get(name, (0,)):
         raise ConfigError(f"entry {kind!r} is unknown; use one of {', '.join(sorted(_KINDS))}")
     own = _NUMBERS[_KINDS[name]]
     found: dict[str, Any] = {key: values.pop(key) for key in own if key in values}
@@ -323,4 +397,10 @@ def _make_part(kind: str, values: dict[str, float]) -> Any:
             raise ConfigError(f"{key} of entry {kind!r} is {found[key]}; it must be a whole number")
         found[key] = int(found[key])
     numbers = list(found.values())
-    return _KINDS[name](*(numbers + words if name == "capacity" else words + numbers))
+    if name != "capacity":
+        return _KINDS[name](*words, *numbers)
+    given = {key: values.pop(key) for key in [*values] if key.startswith(_POLICY)}
+    hyperparameters = {key.removeprefix(_POLICY): value for key, value in given.items()}
+    found["full"], reference, *_ = (*words, "lru")
+    found["policy"] = make(POLICIES, EvictionPolicy.word, reference, hyperparameters)
+    return CapacityEntry(**found)

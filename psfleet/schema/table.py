@@ -6,9 +6,10 @@ from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from psfleet.errors import ConfigError, ShapeError
+from psfleet.rules.eviction_policy import LRU, EvictionPolicy
 from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule
-from psfleet.schema.entry import Entry, ShowClickEntry, part_of
+from psfleet.schema.entry import CapacityEntry, Entry, EvictionStreamEntry, ShowClickEntry, part_of
 
 __all__ = [
     "BLOCK",
@@ -150,6 +151,12 @@ class TableSpec:
         if self.entry is not None and self.kind != "sparse":
             raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
         check_functions(self.rule)
+        wanted = {"shows", "clicks"}.intersection(self.policy.arguments)
+        if wanted and not self.pushed_scores:
+            raise ConfigError(
+                f"table {self.name!r}: the eviction policy {self.policy.name!r} asks for {min(wanted)}, "
+                "which the table does not count; join its entry with a ShowClickEntry"
+            )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
 
@@ -177,11 +184,34 @@ class TableSpec:
         return ["value", *(slot.name for slot in self.rule.slots)]
 
     @cached_property
-    def scores(self) -> int:
-        """Values behind a sparse row's state: its shows and clicks, where the entry asks for them."""
+    def policy(self) -> EvictionPolicy:
+        """Which rows of a sparse table go first when it is full."""
+        capacity = part_of(self.entry, CapacityEntry)
+        policy = LRU() if capacity is None else capacity.policy
+        assert isinstance(policy, EvictionPolicy)
+        return policy
+
+    @cached_property
+    def pushed_scores(self) -> int:
+        """Values behind each gradient of a push: shows and clicks, where the entry asks for them."""
         return 0 if part_of(self.entry, ShowClickEntry) is None else 2
+
+    @cached_property
+    def counts_frequency(self) -> bool:
+        """Whether the last score of a row is its frequency, which the eviction policy asks for."""
+        return "frequency" in self.policy.arguments
+
+    @cached_property
+    def scores(self) -> int:
+        """Values behind a sparse row's state: its shows and clicks, then its frequency, where it has them."""
+        return self.pushed_scores + self.counts_frequency
+
+    @property
+    def streams_evictions(self) -> bool:
+        """Whether its servers remember which rows went last."""
+        return part_of(self.entry, EvictionStreamEntry) is not None
 
     @property
     def push_width(self) -> int:
         """Values of one row of a push to a sparse table: the gradient, then shows and clicks."""
-        return self.dim + self.scores
+        return self.dim + self.pushed_scores

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, TableConflict, UnknownTable, UsageError
+from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import check_elements
 from psfleet.schema.table import LARGEST, Device, TableSpec
@@ -195,11 +196,18 @@ class ShardTables(dict[int, Table]):
             if event.table in (0, key) and not table.spec.rule.counts
         )
 
+    def evicted(self, key: int, position: int, limit: int) -> EvictedIds:
+        """Evictions of a sparse table, see SparseTable.evicted."""
+        table = self.find(key)
+        if isinstance(table, DenseTable):
+            raise UsageError(f"table {table.spec.name!r} is dense; only rows are evicted")
+        return table.evicted(position, limit)
+
     def evict(self, key: int, ids: NDArray[np.int64]) -> None:
         """Let these rows of a sparse table go."""
         table = self.find(key)
         assert isinstance(table, SparseTable)
-        table.remove(ids)
+        table.remove(ids, EvictionCause.MEMORY)
 
     @property
     def tick_every(self) -> float:

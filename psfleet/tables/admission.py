@@ -7,10 +7,12 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial_values import initializer_arguments
+from psfleet.runtime.evicted_ids import EvictionCause
 from psfleet.schema.entry import ProbabilityEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
 from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.eviction_ranking import EvictionRanking
 from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_scan import RowScan
@@ -32,6 +34,7 @@ class AdmissionFilter:
         census: Removes those that have to go.
         room: Memory for more.
         waiting: The ids that wait for a row, if the entry lets them.
+        ranking: In which rows go.
     """
 
     def __init__(
@@ -41,7 +44,9 @@ class AdmissionFilter:
         census: RowScan,
         room: MemoryAccount,
         waiting: CandidateIds | None,
+        ranking: EvictionRanking,
     ) -> None:
+        self._ranking = ranking
         self._index = index
         self._census = census
         self._room = room
@@ -69,8 +74,8 @@ class AdmissionFilter:
         if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
             return _NONE
         count = max(short, len(self._index) // 16)
-        oldest = self._index.oldest(step, count + len(ids), 0)
-        return oldest[~np.isin(oldest, ids)][:count]
+        first = self._ranking.first(step, count + len(ids), 0)
+        return first[~np.isin(first, ids)][:count]
 
     def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
         """What is left of a push without the unknown ids that get no row; there is room for the rest."""
@@ -86,15 +91,16 @@ class AdmissionFilter:
         if not kept.all():
             ids, gradients = ids[kept], gradients[kept]
         if self._room.evicts and len(new) > self._index.max_rows - len(self._index):
-            self._index.touch(ids, step + 1)
+            self._ranking.use(ids, step + 1)
             self.make_places(len(new), step + 1)
         return ids, gradients
 
     def make_places(self, wanted: int, step: int) -> None:
         """Let rows go so that `wanted` more fit, none of those pushed at `step`."""
-        if self._room.evicts:
-            most = self._index.max_rows
-            self._census.drop(expiry.leaving(self._index, step, wanted, most))
+        leaving = expiry.leaving(len(self._index), wanted, self._index.max_rows)
+        if self._room.evicts and leaving:
+            gone = self._ranking.first(step, leaving, least=1)
+            self._census.drop(gone, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
         """Which ids have a row after the next update, if that names them."""

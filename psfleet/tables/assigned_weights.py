@@ -38,12 +38,13 @@ def rows_of(table: SparseTable, ids: Ids) -> Floats:
     return out
 
 
-def set_rows(table: SparseTable, ids: Ids, weights: Floats) -> None:
+def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> None:
     """Set the weights of rows, adding rows with fresh state for unknown ids; counts as no update.
 
     Args:
         ids: int64 [n], no id twice.
         weights: float32 [n, dim].
+        uses: Frequency of the rows that are added, in a table that counts it.
 
     Raises:
         UsageError: The table is full; nothing was changed.
@@ -51,7 +52,8 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats) -> None:
     spec, known = table.spec, table.rows(ids)
     fresh = [np.full_like(weights, slot.initial) for slot in spec.rule.slots]
     values = np.concatenate([weights, *fresh], axis=1)
-    scores = np.zeros((len(ids), known.scores.shape[1]), np.float32)
+    scores = np.zeros((len(ids), spec.scores), np.float32)
+    scores[:, spec.pushed_scores :] = uses
     order = np.argsort(ids, kind="stable")
     there = order[np.searchsorted(ids, known.ids, sorter=order)]
     values[there, spec.dim :] = known.values[:, spec.dim :]
@@ -66,4 +68,5 @@ def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
     """
     weights = rows_of(table, ids) + deltas
     table.step += 1
-    set_rows(table, ids, weights)
+    table.use(ids)
+    set_rows(table, ids, weights, uses=1)

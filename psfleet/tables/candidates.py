@@ -44,7 +44,7 @@ class CandidateIds:
         slots, unknown = self.index.locate(ids)
         if unknown and self._needed > 1:
             self.index.touch(ids, step)
-            self.index.remove(expiry.leaving(self.index, step, unknown, self.capacity))
+            self._make_places(unknown, step)
             room = self.capacity - len(self.index)
             ids = np.ascontiguousarray(ids[(slots != 0) | (np.cumsum(slots == 0) <= room)])
         self.index.count(ids, step, self._needed)
@@ -59,10 +59,16 @@ class CandidateIds:
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
         ids, touched = candidates.ids[latest], candidates.touched[latest]
         later = max(step, int(touched.max(initial=0))) + 1
-        self.index.remove(expiry.leaving(self.index, later, len(ids), self.capacity))
+        self._make_places(len(ids), later)
         slots = self.index.place(ids, touched)
         counts = candidates.counts[latest].astype(np.uint32).view(np.float32).reshape(-1, 1)
         self.index.scatter(slots, np.ascontiguousarray(counts))
+
+    def _make_places(self, wanted: int, step: int) -> None:
+        """Forget those that were pushed the longest time ago, none of those pushed at this step."""
+        leaving = expiry.leaving(len(self.index), wanted, self.capacity)
+        if leaving:
+            self.index.remove(self.index.oldest(step, leaving, least=1))
 
     def _counts(self, slots: Ids) -> Ids:
         counts = self.index.gather(slots).view(np.uint32).reshape(-1).astype(np.int64)

@@ -62,7 +62,7 @@ class DeviceChoice:
             ConfigError: Its definition names a device that this process lacks.
         """
         if spec.device is None:
-            return self.default
+            return "cpu" if spec.policy.score() else self.default
         if spec.device == "cpu" or not (why := self._why_not(spec)):
             return spec.device
         if may_refuse:
@@ -71,6 +71,8 @@ class DeviceChoice:
 
     def _why_not(self, spec: TableSpec) -> str:
         why = why_no_gpu() if self.has_gpu else "this process keeps tables in host memory"
+        if spec.policy.score():
+            why = f"its eviction policy {spec.policy.name!r} works in host memory only"
         return (
             f"table {spec.name!r} asks for device='cuda', but {why}; use device='cpu'"
             if why

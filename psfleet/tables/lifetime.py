@@ -1,9 +1,11 @@
 """How long rows of a sparse table stay: in steps, in seconds, in shrinks, or as long as they are worth it."""
 
+from psfleet.runtime.evicted_ids import EvictionCause
 from psfleet.schema.entry import ShowClickEntry, TTLEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
 from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.eviction_ranking import EvictionRanking, ScoreRanking
 from psfleet.tables.row_data import TableClock
 from psfleet.tables.row_memory import EVERY, RowMemory
 from psfleet.tables.row_scan import RowScan
@@ -22,6 +24,7 @@ class RowLifetime:
         census: Removes those that have to go.
         waiting: The ids that wait for a row, which go too.
         scores: Where within a stored row its scores begin.
+        ranking: In which rows go when the table is full.
     """
 
     def __init__(
@@ -31,7 +34,9 @@ class RowLifetime:
         census: RowScan,
         waiting: CandidateIds | None,
         scores: int,
+        ranking: EvictionRanking,
     ) -> None:
+        self._ranking = ranking
         self._index = index
         self._census = census
         self._waiting = waiting
@@ -55,18 +60,23 @@ class RowLifetime:
         ticks = (*self._ticks, (now, step))
         over = [step for time, step in ticks if time <= now - ttl]
         self._ticks = ticks[max(len(over) - 1, 0) :]
-        return self._sweep(EVERY, step, step - over[-1]) if over else 0
+        if not over:
+            return 0
+        return self._sweep(EVERY, step, step - over[-1], EvictionCause.EXPIRED)
 
     def shrink(self, threshold: float | None, unseen: int | None, step: int) -> int:
         """See SparseTable.shrink."""
         gone = 0
         if self._worth is not None:
-            gone = self._decay(self._worth, threshold)
+            gone = self._decay(self._worth, threshold, step)
             unseen = self._worth.delete_after_unseen if unseen is None else unseen
+        elif isinstance(self._ranking, ScoreRanking) and threshold is not None:
+            below = self._ranking.below(threshold, step)
+            gone = self._census.drop(below, step, EvictionCause.SHRUNK)
         elif unseen is None and threshold is not None:
             unseen = int(threshold)
         if unseen is not None and 0 < unseen <= len(self._shrinks):
-            gone += self._sweep(EVERY, step, step - self._shrinks[-unseen])
+            gone += self._sweep(EVERY, step, step - self._shrinks[-unseen], EvictionCause.SHRUNK)
         self._shrinks = (*self._shrinks, step)[-_SHRINKS:]
         return gone
 
@@ -75,7 +85,7 @@ class RowLifetime:
         if self._ttl is not None and self._ttl.steps:
             first, last = expiry.due(step, self._ttl.steps)
             if first < last:
-                self._sweep((first, last), step, self._ttl.steps)
+                self._sweep((first, last), step, self._ttl.steps, EvictionCause.EXPIRED)
         if step % expiry.SETTLED == 0:
             self._restamp(step, step)
 
@@ -90,17 +100,18 @@ class RowLifetime:
             self._census.restamped()
         self._shrinks, self._ticks = clock.shrinks, clock.ticks
 
-    def _decay(self, worth: ShowClickEntry, threshold: float | None) -> int:
+    def _decay(self, worth: ShowClickEntry, threshold: float | None, step: int) -> int:
         least = worth.delete_threshold if threshold is None else threshold
         factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
-        return self._census.drop(self._index.decay(self._scores, factors, least))
+        gone = self._index.decay(self._scores, factors, least)
+        return self._census.drop(gone, step, EvictionCause.SHRUNK)
 
-    def _sweep(self, segments: tuple[int, int], step: int, least: int) -> int:
+    def _sweep(self, segments: tuple[int, int], step: int, least: int, cause: EvictionCause) -> int:
         """Forget rows and waiting ids of these segments that are at least so many steps old."""
         if self._waiting is not None:
             waiting = self._waiting.index
             waiting.remove(waiting.aged(step, least, segments)[0])
-        return self._census.drop(self._index.aged(step, least, segments)[0])
+        return self._census.drop(self._index.aged(step, least, segments)[0], step, cause)
 
     def _restamp(self, old: int, new: int) -> None:
         self._index.restamp(old, new)

@@ -22,6 +22,7 @@ class MemoryAccount:
         spec: Of the table.
         index: Of its rows.
         waiting: The ids that wait for a row, if its entry lets them.
+        fixed: Bytes that the table takes besides, however many rows it has.
         budget: The memory that it shares with other tables.
 
     Attributes:
@@ -32,8 +33,14 @@ class MemoryAccount:
     """
 
     def __init__(
-        self, spec: TableSpec, index: RowMemory, waiting: CandidateIds | None, budget: MemoryBudget
+        self,
+        spec: TableSpec,
+        index: RowMemory,
+        waiting: CandidateIds | None,
+        fixed: int,
+        budget: MemoryBudget,
     ) -> None:
+        self._fixed = fixed
         capacity = part_of(spec.entry, CapacityEntry)
         self.evicts = capacity is not None and capacity.evicts
         self._name = spec.name
@@ -108,14 +115,14 @@ class MemoryAccount:
         """Memory that the table takes at most once `more` unknown ids have been pushed."""
         # Beyond the most rows, new ones take the places of others.
         rows = max(min(more, self._index.max_rows - len(self._index)), 0) if more else 0
-        taken = self._index.taken(rows)
+        taken = self._fixed + self._index.taken(rows)
         if self._waiting is not None:
             taken += self._waiting.index.taken(min(more, self._waiting.room))
         return taken
 
     def _at_most(self, more: int) -> int:
         """No less than `_taken`, in less time."""
-        taken = self._index.taken_at_most(more)
+        taken = self._fixed + self._index.taken_at_most(more)
         if self._waiting is not None:
             taken += self._waiting.index.taken_at_most(more)
         return taken

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.eviction_stream import EVICTED
 from psfleet.tables.row_data import CandidateData, RowData, TableClock
 from psfleet.tables.sparse import SparseTable
 
@@ -37,6 +38,8 @@ def refill(
     if "candidates" in columns:
         names = ("candidates", "candidate_counts", "candidate_touched")
         table.write_candidates(CandidateData(*(_column(table, columns, name) for name in names)))
+    if EVICTED[0] in columns:
+        table.set_evictions(columns)
 
 
 def _column(

@@ -25,7 +25,8 @@ class RowData:
             shares is repeated for each of its weights.
         touched: int64 [n]: the table's step when the row was last pushed. A row that has not been
             pushed for 2**31 steps is said to have been pushed 2**31 steps ago.
-        scores: float32 [n, 2]: shows and clicks, in a table that counts them; [n, 0] in any other.
+        scores: float32 [n, TableSpec.scores]: shows and clicks, then the frequency as it was at the last
+            push, in tables that count them.
     """
 
     ids: Ids

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.runtime.evicted_ids import EvictionCause
+from psfleet.tables.eviction_stream import EvictionStream
 from psfleet.tables.history import ChangeHistory
 from psfleet.tables.row_data import HistoryPoint, TableChanges
 from psfleet.tables.row_memory import RowMemory
@@ -18,22 +20,29 @@ class RowScan:
     Args:
         index: Of the table.
         rests: Every update changes every row.
+        stream: Remembers which rows go; None: nobody will ask.
 
     Attributes:
         dropped: Rows that went so far, for displays.
     """
 
-    def __init__(self, index: RowMemory, rests: bool) -> None:
+    def __init__(self, index: RowMemory, rests: bool, stream: EvictionStream | None = None) -> None:
         self._index = index
+        self._stream = stream
         self._rests = rests
         self.dropped = 0
         self._history = ChangeHistory()
         self._entries: tuple[Ids, Ids] | None = None
 
-    def drop(self, ids: Ids) -> int:
-        """Remove rows that are there; how many they are."""
+    def drop(self, ids: Ids, step: int, cause: EvictionCause | None) -> int:
+        """Remove rows that are there at this step of the table; how many they are.
+
+        cause: Why they go; None: they are no evictions.
+        """
         if not len(ids):
             return 0
+        if self._stream is not None and cause is not None:
+            self._stream.add(ids, step, cause)
         self._entries = None
         self._history.add(removed=ids)
         gone = self._index.remove(ids)

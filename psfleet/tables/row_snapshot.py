@@ -36,7 +36,7 @@ class FrozenTable(Protocol):
 
 
 class FrozenSparseTable:
-    """Columns: ids, rows (weights and state), touched, scores; removed; candidates/*."""
+    """Columns: ids, rows (weights and state), touched, scores; removed; candidates/*; evicted/*."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class FrozenSparseTable:
         rows: FrozenRows,
         candidates: CandidateData,
         removed: Ids | None,
+        evictions: Mapping[str, NDArray[Any]],
         as_rows: Callable[[Ids, Floats, Ids], RowData],
         forget: Callable[[FrozenRows], None],
     ) -> None:
@@ -53,6 +54,7 @@ class FrozenSparseTable:
         self._rows = rows
         self._candidates = candidates
         self._removed = removed
+        self._evictions = evictions
         self._as_rows = as_rows
         self._forget: Callable[[FrozenRows], None] | None = forget
 
@@ -71,7 +73,8 @@ class FrozenSparseTable:
         if waiting:
             names = ("candidates", "candidate_counts", "candidate_touched")
             columns |= dict.fromkeys(names, (np.int64, (waiting,)))
-        return columns
+        evicted = {name: (column.dtype, column.shape) for name, column in self._evictions.items()}
+        return columns | evicted
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         """See FrozenTable."""
@@ -93,6 +96,8 @@ class FrozenSparseTable:
                 "candidate_counts": self._candidates.counts,
                 "candidate_touched": self._candidates.touched,
             }
+        if self._evictions:
+            yield self._evictions
 
     def close(self) -> None:
         """See FrozenTable."""

@@ -95,7 +95,13 @@ class HostRowUpdate:
         self._dim = spec.dim
         self._turns = rule.turns
         self._kernels = sparse_kernels(
-            rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row, spec.scores
+            rule,
+            bool(decay.l1),
+            bool(decay.l2),
+            spec.dim,
+            spec.every_row,
+            spec.pushed_scores,
+            spec.counts_frequency,
         )
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(192, np.int64)

@@ -13,19 +13,23 @@ For snapshots: `rows`, `candidates` and `clock` hand out everything, `write`, `w
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.rule_text import scalars_of
-from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
+from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
+from psfleet.schema.entry import CapacityEntry, CountFilterEntry, EvictionStreamEntry, part_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.admission import AdmissionFilter
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.candidates import CandidateIds
 from psfleet.tables.copy_on_write import FrozenRows
+from psfleet.tables.eviction_ranking import eviction_ranking
+from psfleet.tables.eviction_stream import EvictionStream
 from psfleet.tables.lifetime import RowLifetime
 from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.packed_rows import PackedRows, check_rows
@@ -52,6 +56,7 @@ class SparseTable:
         step: How many updates the table has had.
         device: Whose memory holds its rows.
         traffic: What was asked of it, for displays.
+        evictions: The ids that went last; None: the entry does not ask for them.
     """
 
     def __init__(
@@ -84,14 +89,19 @@ class SparseTable:
             max_rows = min(max_rows, _limit(capacity, 4 * packed.width + ROW_BYTES, servers))
         self._index = index = row_memory(packed.width, max_rows, spec.every_row, device)
         self._rule = row_update(spec, index)
+        self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
         filter_ = part_of(spec.entry, CountFilterEntry)
         self._waiting = waiting = CandidateIds(filter_, servers, device) if filter_ else None
-        self._census = census = RowScan(index, spec.every_row)
+        asked = part_of(spec.entry, EvictionStreamEntry)
+        stream = None if asked is None else EvictionStream(spec.name, -(-asked.keep // servers))
+        self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
+        self._census = census = RowScan(index, spec.every_row, stream)
         self._room = MemoryAccount(
-            spec, index, waiting, MemoryBudget() if budget is None else budget
+            spec, index, waiting, self._stream_bytes, MemoryBudget() if budget is None else budget
         )
-        self._admission = AdmissionFilter(spec, index, census, self._room, waiting)
-        self._lifetime = RowLifetime(spec, index, census, waiting, packed.scores)
+        self._admission = AdmissionFilter(spec, index, census, self._room, waiting, ranking)
+        self._lifetime = RowLifetime(spec, index, census, waiting, packed.scores, ranking)
+        self._counts = spec.counts_frequency
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -100,7 +110,8 @@ class SparseTable:
     @property
     def bytes(self) -> int:
         """Memory of rows, state and index, and of the ids that wait for a row."""
-        return self._index.bytes + (0 if self._waiting is None else self._waiting.index.bytes)
+        waiting = 0 if self._waiting is None else self._waiting.index.bytes
+        return self._index.bytes + waiting + self._stream_bytes
 
     @property
     def dropped(self) -> int:
@@ -182,6 +193,8 @@ class SparseTable:
         scalars = scalars_of(rule, decay, learning_rate, self.step + 1)
         self.step += 1
         self.traffic.updated += len(ids)
+        if self._counts:
+            self._ranking.use(ids, self.step)
         self._rule.push(ids, gradients, scalars, self.step)
         self._room.account()
         if self.spec.every_row:
@@ -223,21 +236,51 @@ class SparseTable:
         with self._lock:
             return self._admission.surplus(parts, self.step)
 
+    def use(self, ids: Ids) -> None:
+        """The last update has named these ids otherwise than by `push`: rows that are there count it."""
+        if self._counts:
+            with self._lock:
+                self._ranking.use(ids, self.step)
+
     # -- who loses it --------------------------------------------------------------------------
 
-    def remove(self, ids: Ids) -> int:
-        """Forget rows; returns how many were there. Their ids start anew when next updated."""
+    def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
+        """Forget rows; returns how many were there. Their ids start anew when next updated.
+
+        cause: Why they go; None: they are no evictions.
+        """
         ids = np.ascontiguousarray(ids)
         with self._lock:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
             slots, _ = self._index.locate(ids)
-            return self._census.drop(np.unique(ids[slots != 0]))
+            return self._census.drop(np.unique(ids[slots != 0]), self.step, cause)
 
     def evict(self, count: int) -> int:
-        """Remove the `count` rows that were pushed the longest time ago; returns how many went."""
+        """Remove the `count` rows that go first; returns how many went."""
         with self._lock:
-            return self._census.drop(self._index.oldest(self.step, count, 0))
+            first = self._ranking.first(self.step, count, 0)
+            return self._census.drop(first, self.step, EvictionCause.CAPACITY)
+
+    def evicted(self, position: int, limit: int) -> EvictedIds:
+        """Up to `limit` of the evictions from a position on.
+
+        Raises:
+            UsageError: The table's entry does not ask for them, or it has not come so far.
+        """
+        if self.evictions is None:
+            raise UsageError(
+                f"table {self.spec.name!r} does not remember evicted ids; join its entry with an "
+                "EvictionStreamEntry"
+            )
+        with self._lock:
+            return self.evictions.read(position, limit)
+
+    def set_evictions(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Remember the evictions that a snapshot holds, if the entry asks for them."""
+        if self.evictions is not None:
+            with self._lock:
+                self.evictions.set(columns)
 
     @property
     def tick_every(self) -> float:
@@ -254,7 +297,8 @@ class SparseTable:
 
         Args:
             threshold: A table that counts shows and clicks: the least score of a row that stays; None:
-                its entry's. Other tables: as `unseen`.
+                its entry's. A table whose eviction policy has scores: the least of those likewise; None:
+                all stay. Other tables: as `unseen`.
             unseen: Rows that no push has named since the unseen-th shrink before this one go. None:
                 the entry's delete_after_unseen; in other tables none go.
         """
@@ -364,8 +408,9 @@ class SparseTable:
             rows = FrozenRows(self._index, self._lock, lambda: self.step, only)
             self._index.views.append(rows)
             clock, forget = self.clock, self._index.views.remove
+            evictions = {} if self.evictions is None else self.evictions.columns()
         return FrozenSparseTable(
-            self.spec, clock, rows, waiting, removed, self._packed.unpack, forget
+            self.spec, clock, rows, waiting, removed, evictions, self._packed.unpack, forget
         )
 
     # -- what has changed ----------------------------------------------------------------------

@@ -97,7 +97,7 @@ def value_format(spec: TableSpec, wanted: Format) -> Format:
 
 def _gradient_format(spec: TableSpec, wanted: Format) -> Format:
     """How gradients of the table travel where `wanted` is asked for; what is counted is exact."""
-    counted = spec.rule.counts or (spec.kind == "sparse" and spec.scores)
+    counted = spec.rule.counts or (spec.kind == "sparse" and spec.pushed_scores)
     return "float32" if counted else value_format(spec, wanted)
 
 

@@ -2,15 +2,26 @@
 
 from typing import Any, cast
 
+import numpy as np
+
 from psfleet.consistency import MODES, find_mode
 from psfleet.errors import ConfigError, FrameError
 from psfleet.rules import make_rule, reference_of
+from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.wire.v1 import shard_pb2
 
-__all__ = ["MAX_DENSE", "read_mode", "read_spec", "write_mode", "write_spec"]
+__all__ = [
+    "MAX_DENSE",
+    "read_evictions",
+    "read_mode",
+    "read_spec",
+    "write_evictions",
+    "write_mode",
+    "write_spec",
+]
 
 MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
 
@@ -74,3 +85,33 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")
     return spec
+
+
+def write_evictions(found: EvictedIds) -> shard_pb2.EvictionsReply:
+    """The message of one server's evictions."""
+    [following] = found.position
+    return shard_pb2.EvictionsReply(
+        ids=found.ids.astype("<i8").tobytes(),
+        steps=found.steps.astype("<i8").tobytes(),
+        causes=found.causes.tobytes(),
+        next=following,
+        missed=found.missed,
+    )
+
+
+def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
+    """The evictions of a message.
+
+    Raises:
+        FrameError: Its arrays are of different lengths.
+    """
+    count = len(message.causes)
+    if len(message.ids) != 8 * count or len(message.steps) != 8 * count:
+        raise FrameError(
+            f"{count} evictions come with {len(message.ids)} bytes of ids and {len(message.steps)} of steps"
+        )
+    ids, steps = (
+        np.frombuffer(part, "<i8").astype(np.int64) for part in (message.ids, message.steps)
+    )
+    causes = np.frombuffer(message.causes, np.uint8)
+    return EvictedIds(ids, steps, causes, (message.next,), message.missed)

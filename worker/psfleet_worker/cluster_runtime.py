@@ -14,6 +14,7 @@ from psfleet.fleet.progress import ScriptProgress
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.interrupts import deferred
 from psfleet.rules import import_rules
+from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import (
     CompletedPush,
@@ -329,6 +330,10 @@ class ClusterRuntime:
         """See Runtime.shrink."""
         self.flush()
         return self._tables.shrink(table, threshold, unseen)
+
+    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
+        """See Runtime.evictions."""
+        return self._tables.evictions(table, position, limit)
 
     def load(self, path: str) -> None:
         """See Runtime.load."""

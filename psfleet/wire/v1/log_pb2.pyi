@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/log.proto, SHA-256 1afd0a139bc715a3a8e24611d6f3672dc5e183e8baaee2b877b0238a5dce3b84
+# From protos/psfleet/v1/log.proto, SHA-256 0e76da8ae546381553811b1424ccab4981fbf7599135af4e52cb950ebd7223b1
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from psfleet.wire.v1 import state_pb2 as _state_pb2
 from google.protobuf.internal import containers as _containers

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 13de52aeb4709ff9efc74da9b7f88aabb05487b2bc91014b6870222a28ac00d4
+# From protos/psfleet/v1/shard.proto, SHA-256 cebba61497af0b9ff62d9a4d2afe121665d624fbc3352eabc25bc90fc77e1a89
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -214,6 +214,30 @@ class ShrinkReply(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     removed: int
     def __init__(self, removed: _Optional[int] = ...) -> None: ...
+
+class EvictionsRequest(_message.Message):
+    __slots__ = ("table", "position", "limit")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    position: int
+    limit: int
+    def __init__(self, table: _Optional[int] = ..., position: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class EvictionsReply(_message.Message):
+    __slots__ = ("ids", "steps", "causes", "next", "missed")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    steps: bytes
+    causes: bytes
+    next: int
+    missed: int
+    def __init__(self, ids: _Optional[bytes] = ..., steps: _Optional[bytes] = ..., causes: _Optional[bytes] = ..., next: _Optional[int] = ..., missed: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

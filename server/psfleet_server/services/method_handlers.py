@@ -35,6 +35,7 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
                 "WriteState": immediate(shard.write_state),
                 "Load": immediate(shard.load),
                 "Shrink": immediate(shard.shrink),
+                "Evictions": immediate(shard.evictions),
                 "Status": immediate(shard.status),
                 "Transport": immediate(shard.transport),
             },

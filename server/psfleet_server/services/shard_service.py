@@ -20,7 +20,7 @@ from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
-from psfleet.wire.table_messages import read_spec, write_mode, write_spec
+from psfleet.wire.table_messages import read_spec, write_evictions, write_mode, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
@@ -32,6 +32,7 @@ from psfleet_server.services.protobuf_messages import encoded, parsed
 __all__ = ["ShardService"]
 
 _PAGE = 256 << 20  # bytes of an answer to ReadState
+_MOST_EVICTIONS = 1 << 20  # of an answer to Evictions
 
 
 class ShardService:
@@ -210,6 +211,14 @@ class ShardService:
     def shrink(self, request: bytes) -> bytes:
         answer = self._host.ask(read_shrink(parsed(shard_pb2.ShrinkRequest, request)))
         return encoded(shard_pb2.ShrinkReply(removed=answer.number))
+
+    def evictions(self, request: bytes) -> bytes:
+        asked = parsed(shard_pb2.EvictionsRequest, request)
+        with self._host.lock:
+            tables = self._host.shard.tables
+            found = tables.evicted(asked.table, asked.position, min(asked.limit, _MOST_EVICTIONS))
+        self._host.settle_read()
+        return encoded(write_evictions(found))
 
     def status(self, request: bytes) -> bytes:
         parsed(shard_pb2.StatusRequest, request)

@@ -1,6 +1,6 @@
 """The tables of a fleet as one worker knows them: made, and read and set whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 
 from psfleet.checkpoint import read_specs
 from psfleet.errors import UnknownTable
+from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_spec_value
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import PartState
-from psfleet.wire.table_messages import read_spec, write_spec
+from psfleet.wire.table_messages import read_evictions, read_spec, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import Call, wait_all
@@ -138,6 +139,20 @@ class WorkerTables:
             self._fleet.to_all("Shard/Shrink", request, seconds=self._fleet.patience.wait)
         )
         return sum(shard_pb2.ShrinkReply.FromString(answer).removed for answer in answers)
+
+    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
+        """See Runtime.evictions."""
+        requests = [
+            shard_pb2.EvictionsRequest(table=table, position=at, limit=limit) for at in position
+        ]
+        calls = [
+            client.start("Shard/Evictions", request.SerializeToString())
+            for client, request in zip(self._fleet.clients, requests, strict=True)
+        ]
+        return [
+            read_evictions(shard_pb2.EvictionsReply.FromString(answer))
+            for answer in wait_all(calls)
+        ]
 
     def load(self, path: str) -> None:
         """See Runtime.load."""

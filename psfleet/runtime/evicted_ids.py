@@ -1,0 +1,58 @@
+"""Ids whose rows have gone from a sparse table, as its servers remember them."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EvictedIds", "EvictionCause", "joined"]
+
+Ids = NDArray[np.int64]
+
+
+class EvictionCause(enum.IntEnum):
+    """Why a row has gone."""
+
+    EXPIRED = 1
+    """No push had named it for the time of a TTLEntry."""
+    CAPACITY = 2
+    """The table was full."""
+    MEMORY = 3
+    """The server's memory was used up."""
+    SHRUNK = 4
+    """`shrink` removed it."""
+
+
+@dataclass(frozen=True)
+class EvictedIds:
+    """Evictions of each server in the order in which they took place; those of one step by id.
+
+    Attributes:
+        ids: int64 [n].
+        steps: int64 [n]: the table's step when each row went.
+        causes: uint8 [n], each an EvictionCause.
+        position: Of each server the position behind its last one here. A server counts its evictions from 0.
+        missed: Evictions before these that are no longer remembered.
+    """
+
+    ids: Ids
+    steps: Ids
+    causes: NDArray[np.uint8]
+    position: tuple[int, ...]
+    missed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def joined(parts: Sequence[EvictedIds]) -> EvictedIds:
+    """Those of several servers, one after the other."""
+    return EvictedIds(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.steps for part in parts]),
+        np.concatenate([part.causes for part in parts]),
+        tuple(position for part in parts for position in part.position),
+        sum(part.missed for part in parts),
+    )
