@@ -43,7 +43,8 @@ _SLOW = {
     *("pipeline/test_example.py", "pipeline/test_links.py", "pipeline/test_plan.py"),
     *("pipeline/test_processes.py", "rules/test_user_rules.py"),
     *("program/test_batch_norm.py", "program/test_reading_ahead.py", "program/test_starts.py"),
-    *("tables/test_bounds_on_servers.py", "tables/test_memory.py", "tables/test_shows.py"),
+    *("tables/test_bounds_on_servers.py", "tables/test_evictions_on_servers.py"),
+    *("tables/test_memory.py", "tables/test_shows.py"),
     *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
     "wire/test_stubs.py",
 }
