@@ -77,7 +77,7 @@ def _table(name: str, said: dict[str, Any]) -> Table:
         )
     if "entry" in given:
         parts = given["entry"] if isinstance(given["entry"], list) else [given["entry"]]
-        entries = [_made(f"the entry of {owner}", part, entry) for part in parts]
+        entries = [_entry(f"the entry of {owner}", part) for part in parts]
         given["entry"] = functools.reduce(operator.and_, entries) if entries else None
     return _constructed(owner, Table, {"name": name, **given})
 
@@ -90,6 +90,13 @@ def _feature(name: str, said: dict[str, Any], tables: Mapping[str, Table]) -> Fe
         known = ", ".join(tables) or "none"
         raise ConfigError(f"{owner}: table is {said['table']!r}; the file has {known}")
     return _constructed(owner, Feature, {"name": name, **said, "table": tables[said["table"]]})
+
+
+def _entry(owner: str, said: Any) -> Any:
+    """A part of an entry; its policy may be one of psfleet.entry with hyperparameters."""
+    if isinstance(said, dict) and isinstance(said.get("policy"), dict):
+        said = {**said, "policy": _made(f"the policy in {owner}", said["policy"], entry)}
+    return _made(owner, said, entry)
 
 
 def _made(owner: str, said: Any, module: ModuleType) -> Any:
