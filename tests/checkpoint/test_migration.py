@@ -11,7 +11,14 @@ import pytest
 import psfleet
 from psfleet import optimizer
 from psfleet.checkpoint import plan_migration
-from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
+from psfleet.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    DecayedFrequency,
+    EvictionStreamEntry,
+    ShowClickEntry,
+    TTLEntry,
+)
 from psfleet.errors import CheckpointError, ConfigError
 from psfleet.features import Feature, FeatureSet, Table, find_features
 from psfleet.initializer import Uniform
@@ -76,6 +83,29 @@ def test_admission_and_first_values_may_change(tmp_path: Path) -> None:
     path = saved(tmp_path, table("s", 2, entry=ShowClickEntry("show", "click")))
     plan_migration(path, features(f=table("s", 2))).apply(tmp_path / "scores")
     assert len(loaded(str(tmp_path / "scores"), table("s", 2)).values[0]) == 5
+
+
+def test_an_eviction_policy_may_change(tmp_path: Path) -> None:
+    """Frequencies stay where both policies count them, beside shows and clicks that go; else they are 1."""
+    lfu, shown = CapacityEntry(rows=9, policy="lfu"), ShowClickEntry("show", "click")
+    plain, decayed = table("p", 2), CapacityEntry(rows=9, policy=DecayedFrequency(5.0))
+    path = saved(tmp_path, table("f", 2, entry=lfu & shown), plain)
+    with psfleet.connect(Environment(None, 0, (), 1)) as client:
+        made = client.features(features(f=table("f", 2, entry=lfu & shown), p=plain)).tables
+        client.load(path)
+        made["f"].push([3], [[1.0, 1.0]])
+        client.save(path)
+    wanted = [table("f", 2, entry=decayed & EvictionStreamEntry()), table("p", 2, entry=lfu)]
+    plan_migration(path, features(f=wanted[0], p=wanted[1])).apply(tmp_path / "new")
+    found = [loaded(str(tmp_path / "new"), new).scores for new in wanted]
+    assert [scores.tolist() for scores in found if scores is not None] == [
+        [[1.0], [1.0], [1.0], [2.0], [1.0]],
+        [[1.0]] * 5,
+    ]
+    plan_migration(str(tmp_path / "new"), features(f=table("f", 2), p=plain)).apply(
+        tmp_path / "off"
+    )
+    assert len(loaded(str(tmp_path / "off"), table("f", 2)).values[0]) == 5
 
 
 def test_tables_may_be_kept_and_dropped(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.entry import CountFilterEntry, TTLEntry
+from psfleet.entry import CapacityEntry, CountFilterEntry, DecayedFrequency, TTLEntry
 from psfleet.errors import ConfigError
 from psfleet.features import Feature, Number, load_features
 from psfleet.initializer import Normal
@@ -18,6 +18,7 @@ entry = [{ kind = "CountFilterEntry", count_filter = 3 }, { kind = "TTLEntry", s
 
 [tables.items]
 dim = 8
+entry = { kind = "CapacityEntry", rows = 9, policy = { kind = "DecayedFrequency", half_life = 7.0 } }
 
 [features.user]
 table = "users"
@@ -54,6 +55,7 @@ def test_load(tmp_path: Path) -> None:
     assert user.table.optimizer.get_lr() == 0.05
     assert user.table.optimizer.rule().epsilon == 1e-8
     assert features.tables["items"].optimizer is None
+    assert features.tables["items"].entry == CapacityEntry(9, policy=DecayedFrequency(7.0))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
+from psfleet.tables.assigned_weights import add_rows, set_rows
 from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
 
@@ -241,6 +242,19 @@ def test_frequencies_and_thresholds_are_the_same_on_any_number_of_servers() -> N
         assert len(gone) > 50
         found.append((state, sorted(gone)))
     assert found[0] == found[1] == found[2]
+
+
+def test_deltas_of_geo_mode_count_as_updates() -> None:
+    """Rows to which deltas are added have the frequencies and ages of rows that were pushed."""
+    pushed, added = made("lfu"), made("lfu")
+    for ids in ([1, 2], [2, 3], [2]):
+        push(pushed, np.array(ids))
+        add_rows(added, np.array(ids), np.ones((len(ids), 2), np.float32))
+    found = [table.rows(table.ids()) for table in (pushed, added)]
+    assert found[1].scores.tolist() == found[0].scores.tolist() == [[1], [3], [1]]
+    assert found[1].touched.tolist() == found[0].touched.tolist()
+    set_rows(added, np.array([2, 9]), np.zeros((2, 2), np.float32))
+    assert added.rows(np.array([2, 9])).scores.tolist() == [[3], [0]]
 
 
 def test_a_policy_of_shows_and_clicks() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.entry import CapacityEntry, CountFilterEntry, Entry
+from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, EvictionStreamEntry
 from psfleet.errors import ConfigError, UsageError
 from psfleet.rules import Adam
+from psfleet.runtime.evicted_ids import EvictionCause
 from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.schema.table import TableSpec
 from psfleet.settings.declaration import from_variable
@@ -118,10 +119,13 @@ def a_push(spec: TableSpec, number: int, worker: int = 0) -> Push:
     return Push(worker, 1, number, (Gradient(spec.key, values, ids, 0.1),))
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode) -> None:
-    """A table that may lets its oldest rows go; a server with more memory replays just that."""
-    spec, memory = spec_of(16, CapacityEntry()), 20 * MIB
+@pytest.mark.parametrize(("mode", "policy"), [("sync", "lru"), ("async", "lru"), ("async", "lfu")])
+def test_evictions_for_want_of_memory_are_in_the_log(
+    tmp_path: Path, mode: Mode, policy: str
+) -> None:
+    """A table that may lets its first rows go; a server with more memory replays just that."""
+    spec = spec_of(16, CapacityEntry(policy=policy) & EvictionStreamEntry(keep=1000))
+    memory = 20 * MIB
 
     def kept(limit: int) -> tuple[ServerLog, Shard]:
         log, shard = ServerLog(tmp_path / "log", LogHeader(job="j")), Shard()
@@ -144,11 +148,17 @@ def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode)
     assert len(table) < 59 * 2900 // 2
     assert (table.rows(np.arange(100)).touched == 59).all()
     before = [array.tobytes() for array in table.state(0, len(table))]
+    assert table.evictions is not None
+    gone = table.evictions.columns()
+    assert set(gone["evicted_causes"].tolist()) == {EvictionCause.MEMORY}
+    assert gone["evicted_next"] > len(gone["evicted"]) == 1000
     log.close()
     log, again = kept(10 * memory)
     found = again.tables[spec.key]
     assert isinstance(found, SparseTable)
     assert [array.tobytes() for array in found.state(0, len(found))] == before
+    assert found.evictions is not None
+    np.testing.assert_equal(found.evictions.columns(), gone)
     log.close()
 
 
