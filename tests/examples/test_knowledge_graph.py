@@ -1,0 +1,94 @@
+"""The knowledge graph example on a small made-up graph in the format of OpenKE."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import knowledge_graph_data
+import numpy as np
+import pytest
+
+from psfleet.checkpoint import compare
+from psfleet.errors import UsageError
+from psfleet.schema.table import OWN
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "knowledge_graph.py"
+ENTITIES, RELATIONS = 40, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ring of entities; relation r leads r + 1 places on. All 120 triples in three parts."""
+    folder = tmp_path_factory.mktemp("graph")
+    head, relation = np.divmod(np.arange(ENTITIES * RELATIONS), RELATIONS)
+    triples = np.stack([head, (head + relation + 1) % ENTITIES, relation], axis=1)
+    triples = np.random.default_rng(0).permutation(triples)
+    for name, part in zip(
+        knowledge_graph_data.CHECKSUMS, np.split(triples, [90, 105]), strict=True
+    ):
+        lines = [str(len(part)), *(" ".join(map(str, row)) for row in part.tolist())]
+        (folder / name).write_text("\n".join(lines))
+    return folder
+
+
+def test_every_triple_answers_two_queries(folder: Path) -> None:
+    """The tail answers (head, relation), and the head answers (tail, inverse relation)."""
+    graph = knowledge_graph_data.load(folder, is_checked=False)
+    assert graph.entities == ENTITIES
+    assert [len(found) for found in graph.triples.values()] == [180, 30, 30]
+    for entity in range(ENTITIES):
+        for relation in range(RELATIONS):
+            tail = (entity + relation + 1) % ENTITIES
+            assert graph.known.of(np.array([entity, relation])).tolist() == [tail]
+            assert graph.known.of(np.array([tail, relation + RELATIONS])).tolist() == [entity]
+
+
+def test_a_missing_file_is_named_with_its_source(tmp_path: Path) -> None:
+    """One sentence says where to get it."""
+    with pytest.raises(UsageError, match=r"train2id.txt is missing; download it from https://"):
+        knowledge_graph_data.load(tmp_path)
+
+
+def test_another_file_is_refused(folder: Path) -> None:
+    """A file with another checksum is no base for figures that are compared with published ones."""
+    with pytest.raises(UsageError, match=r"train2id.txt has the SHA-256 [0-9a-f]+, not 5f44223a"):
+        knowledge_graph_data.load(folder)
+
+
+@pytest.mark.parametrize("model", ["complex", "transe"])
+def test_rows_are_the_same_bits_on_any_number_of_servers(
+    model: str, folder: Path, tmp_path: Path
+) -> None:
+    """Two workers in sync mode with 1 and 2 servers, ComplEx also with 4; ranks are the same too."""
+    said = {}
+    for servers in ("1", "2", "4") if model == "complex" else ("1", "2"):
+        said[servers] = run(folder, tmp_path / servers, servers, "--model", model)
+    for servers in said:
+        found = compare(str(tmp_path / "1" / "model"), str(tmp_path / servers / "model"))
+        tables = [difference for difference in found if not difference.table.startswith(OWN)]
+        assert len(tables) == 2
+        assert all(difference.is_equal for difference in tables), found
+    assert len(set(said.values())) == 1, said
+
+
+def run(folder: Path, place: Path, servers: str, *arguments: str) -> str:
+    """Run the example; what it says of the valid and test triples. It saves its model as `model`."""
+    place.mkdir()
+    launch = ["-m", "psfleet_launch", "--no-progress", "--log-dir", str(place / "logs"), "--sync"]
+    options = ["--data", str(folder), "--any-data", "--epochs", "3", "--dim", "8"]
+    done = subprocess.run(
+        [
+            *(sys.executable, *launch, "--servers", servers, "--workers", "2", str(EXAMPLE)),
+            *(*options, "--out", str(place / "model"), *arguments),
+        ],
+        text=True,
+        cwd=place,
+        capture_output=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"(\w+ MRR [\d.]+   Hits@10 [\d.]+)", done.stdout)
+    assert len(found) == 2, done.stdout
+    return "; ".join(found)
