@@ -1,5 +1,6 @@
 """fleet.dataset: samples in batches, each handed to one worker by the fleet."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.data.assignment import MOST, Range
 from psfleet.data.peekable import Peekable
+from psfleet.data.read_ahead import ReadAhead
 from psfleet.errors import UsageError
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Runtime
@@ -24,10 +26,15 @@ class OrderedSource(Protocol):
     def __len__(self) -> int:
         """The number of samples."""
 
-    def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> Any:
-        """The samples at these positions; sample i of epoch e is at e * len + i.
+    def prepare(
+        self, ranges: Sequence[Range], batch_size: int, seed: int | None
+    ) -> Callable[[], Any]:
+        """Read the samples at these positions; sample i of epoch e is at e * len + i.
 
-        A pure function of the arguments, whichever worker calls it.
+        A pure function of the arguments, whichever worker and thread calls it; one does at a time.
+
+        Returns:
+            Reports what was wrong, and returns the samples.
         """
 
 
@@ -41,9 +48,10 @@ def batches(
     shuffle_seed: int | None,
     merged: int,
     runtime: Callable[[], Any] = runtimes.active,
+    prefetch: int = 0,
 ) -> Peekable[Any]:
     """See Fleet.dataset; `merged`: batches of one push."""
-    dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, runtime)
+    dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, prefetch, runtime)
     return Peekable(dataset.run(merged), dataset.peek)
 
 
@@ -56,6 +64,7 @@ class _DatasetPass:
         batch_size: int,
         epochs: int | None,
         shuffle_seed: int | None,
+        prefetch: int,
         runtime: Callable[[], Any],
     ) -> None:
         self._runtime = runtime
@@ -65,6 +74,8 @@ class _DatasetPass:
         self._epochs = MOST // max(self._size, 1) if epochs is None else epochs
         self._seed = shuffle_seed
         self._order = _SampleSequence(self._size, shuffle_seed)
+        self._prefetch = prefetch
+        self._ahead: ReadAhead | None = None
         self._seen: tuple[tuple[Range, ...], Any] = ((), None)
 
     def run(self, merged: int) -> Iterator[Any]:
@@ -81,9 +92,21 @@ class _DatasetPass:
         runtime = self._runtime()
         seed = -1 if self._seed is None else self._seed
         asked = (self._size, self._batch, self._epochs, seed, merged)
-        for ranges in runtime.shares(_RuntimePusher(runtime), *asked):
-            (coming, samples), self._seen = self._seen, ((), None)
-            yield samples if coming == ranges else self._samples(ranges)
+        with self._reading_ahead():
+            for ranges in runtime.shares(_RuntimePusher(runtime), *asked):
+                (coming, samples), self._seen = self._seen, ((), None)
+                yield samples if coming == ranges else self._samples(ranges)
+
+    @contextlib.contextmanager
+    def _reading_ahead(self) -> Iterator[None]:
+        """A thread reads ahead, if that is wanted."""
+        if self._prefetch and isinstance(self._source, OrderedSource):
+            self._ahead = ReadAhead(self._prepare, self._size, self._prefetch)
+        try:
+            yield
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
 
     def peek(self) -> Any:
         """The next batch, if this worker has it already; else None."""
@@ -93,14 +116,20 @@ class _DatasetPass:
         return self._seen[1] if ranges else None
 
     def _samples(self, ranges: Sequence[Range]) -> Any:
+        if self._ahead is not None:
+            return self._ahead.take(tuple(ranges))
         if isinstance(self._source, OrderedSource):
-            return self._source.read(ranges, self._batch, self._seed)
+            return self._prepare(ranges)()
         chosen = self._order.samples(ranges)
         if isinstance(self._source, int):
             return chosen
         if isinstance(self._source, np.ndarray):
             return self._source[chosen]
         return [self._source[index] for index in chosen]
+
+    def _prepare(self, ranges: Sequence[Range]) -> Callable[[], Any]:
+        assert isinstance(self._source, OrderedSource)
+        return self._source.prepare(ranges, self._batch, self._seed)
 
 
 class _RuntimePusher:

@@ -6,17 +6,19 @@ for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
     loss = loss_fn(values, batch.labels["click"])
 """
 
+import functools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
 from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
+from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
 from psfleet.datasets.row_order import RowSequence
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_lookup import no_samples
@@ -28,7 +30,9 @@ from psfleet.validation.annotations import PositiveInt, checked
 
 __all__ = ["ParquetFiles", "SampleBatch"]
 
+T = TypeVar("T")
 _SAID = 5  # bad rows of which a line is printed
+_PIECE = 8192  # rows that are decoded at once
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class _RowGroup:
     number: int
     rows: int
     metadata: Any
+
+    @property
+    def buffer(self) -> int:
+        """Bytes that are read at once of a column; 0: all of it, as many small reads of an URL are slow."""
+        return 0 if "://" in self.file else 1 << 16
 
 
 class ParquetFiles:
@@ -99,7 +108,9 @@ class ParquetFiles:
         if not self._size:
             raise UsageError(f"{paths!r} has no row")
         self._orders: OrderedDict[tuple[int, int | None, int], RowSequence] = OrderedDict()
-        self._decoded: OrderedDict[tuple[int, int | None, int], Rows | None] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], RowGroupStream] = OrderedDict()
+        self._shuffled: OrderedDict[tuple[int, int, int], _ShuffledGroup] = OrderedDict()
+        self._buffers = RowBuffers()
 
     def __len__(self) -> int:
         """The number of rows, bad ones included."""
@@ -118,21 +129,46 @@ class ParquetFiles:
         Raises:
             UsageError: A row cannot be used, or a file cannot be read, and bad rows are to fail.
         """
-        parts = [part for low, high in ranges for part in self._parts(low, high, batch_size, seed)]
-        good = [self._without_bad(group, rows) for group, rows in parts]
-        return _batch(self.features, self.labels, good)
+        return self.prepare(ranges, batch_size, seed)()
+
+    def prepare(
+        self, ranges: Sequence[Range], batch_size: int, seed: int | None
+    ) -> Callable[[], SampleBatch]:
+        """The work of `read`, in one thread at a time; what is returned reports bad rows and ends it."""
+        good, bad, lost = [], [], 0
+        for low, high in ranges:
+            for group, rows in self._parts(low, high, batch_size, seed):
+                if isinstance(rows, int):
+                    lost += rows
+                    continue
+                usable, texts = _without_bad(group, rows)
+                good.append(usable)
+                bad += texts
+        batch = _batch(self.features, self.labels, good)
+        return functools.partial(self._reported, batch, bad, lost)
+
+    def _reported(self, batch: SampleBatch, bad: Sequence[str], lost: int) -> SampleBatch:
+        if bad and not self._skips:
+            raise UsageError(f"{bad[0]}; correct it, or set bad_rows='skip'")
+        for text in bad:
+            self._say(f"{text}; the row is skipped")
+        self.skipped += len(bad) + lost
+        return batch
 
     def _parts(
         self, low: int, high: int, batch_size: int, seed: int | None
-    ) -> Iterator[tuple[_RowGroup, Rows]]:
+    ) -> Iterator[tuple[_RowGroup, Rows | int]]:
+        """The rows at these positions; a number stands for so many that cannot be read."""
         epoch, first = divmod(low, self._size)
         order = self._order(batch_size, seed, epoch)
         for found in order.ranges(first, first + high - low):
-            group, rows = self._groups[found.group], self._rows(order, found.group, seed, epoch)
-            if rows is None:
-                self._skip(found.high - found.low)
+            if seed is None:
+                parts = self._stream(found.group, batch_size).rows(found.low, found.high)
             else:
-                yield group, rows.chosen(slice(found.low, found.high))
+                shuffled = self._shuffled_group(order, found.group, seed, epoch)
+                parts = shuffled.rows(found.low, found.high)
+            for rows in parts:
+                yield self._groups[found.group], rows
 
     def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowSequence:
         key = (batch_size, seed, epoch)
@@ -142,28 +178,48 @@ class ParquetFiles:
             _trim(self._orders, 2)
         return self._orders[key]
 
-    def _rows(self, order: RowSequence, number: int, seed: int | None, epoch: int) -> Rows | None:
-        """The rows of a group in the epoch's order; None: it cannot be read, and is skipped."""
-        key = (number, seed, 0 if seed is None else epoch)
-        if key not in self._decoded:
-            rows, places = self._decode(self._groups[number]), order.rows_of(number)
-            self._decoded[key] = rows if rows is None or places is None else rows.chosen(places)
-            _trim(self._decoded, self._interleave + 1)
-        self._decoded.move_to_end(key)
-        return self._decoded[key]
+    def _stream(self, number: int, batch_size: int) -> RowGroupStream:
+        """The rows of a group as they are."""
+        key, group = (number, batch_size), self._groups[number]
+        if key not in self._streams:
+            blocks = max(_PIECE // batch_size, 1)
+            begin = functools.partial(self._decoded, group, blocks * batch_size)
+            self._streams[key] = RowGroupStream(group.rows, begin)
+            _trim(self._streams, self._interleave + 1)
+        self._streams.move_to_end(key)
+        return self._streams[key]
 
-    def _decode(self, group: _RowGroup) -> Rows | None:
+    def _shuffled_group(
+        self, order: RowSequence, number: int, seed: int, epoch: int
+    ) -> "_ShuffledGroup":
+        """The rows of a group in the epoch's order."""
+        key = (number, seed, epoch)
+        if key not in self._shuffled:
+            for dropped in _trim(self._shuffled, self._interleave):
+                if dropped.readable is not None:
+                    self._buffers.give_back(dropped.readable)
+            pieces = list(self._decoded(self._groups[number], _PIECE))
+            readable = self._buffers.joined(pieces) if pieces else None
+            self._shuffled[key] = _ShuffledGroup(order.rows_of(number), readable)
+        self._shuffled.move_to_end(key)
+        return self._shuffled[key]
+
+    def _decoded(self, group: _RowGroup, rows: int) -> Iterator[Rows]:
+        """The rows of a group piece by piece, up to where it cannot be read."""
+        done = 0
         try:
             with _opened(group.file) as file:
-                source = pq.ParquetFile(file, metadata=group.metadata)
-                table = source.read_row_group(group.number, columns=self._columns)
+                source = pq.ParquetFile(file, metadata=group.metadata, buffer_size=group.buffer)
+                for batch in source.iter_batches(rows, [group.number], self._columns):
+                    table = pa.Table.from_batches([batch])
+                    yield rows_of(table, self.features, self.labels, done)
+                    done += batch.num_rows
         except (OSError, pa.ArrowException) as error:
-            what = f"{group.file} row group {group.number} cannot be read: {_reason(error)}"
+            where = f" from row {done} on" if done else ""
+            what = f"{group.file} row group {group.number} cannot be read{where}: {_reason(error)}"
             if not self._skips:
                 raise UsageError(what) from None
-            self._say(f"{what}; its {group.rows} rows are skipped")
-            return None
-        return rows_of(table, self.features, self.labels)
+            self._say(f"{what}; its {group.rows - done} rows are skipped")
 
     def _row_groups(self, file: str) -> Iterator[_RowGroup]:
         try:
@@ -180,33 +236,45 @@ class ParquetFiles:
         for number in range(metadata.num_row_groups):
             yield _RowGroup(file, number, metadata.row_group(number).num_rows, metadata)
 
-    def _without_bad(self, group: _RowGroup, rows: Rows) -> Rows:
-        """The rows that can be used."""
-        found = (
-            [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
-        )
-        if not found:
-            return rows
-        texts = [
-            f"{group.file} row group {group.number} row {bad.row}: {bad.column} is {bad.value}"
-            for bad in found
-        ]
-        if not self._skips:
-            raise UsageError(f"{texts[0]}; correct it, or set bad_rows='skip'")
-        for text in texts:
-            self._say(f"{text}; the row is skipped")
-        self._skip(len(found))
-        return rows.chosen(~np.isin(rows.numbers, list(rows.bad)))
-
-    def _skip(self, rows: int) -> None:
-        self.skipped += rows
-
     def _say(self, text: str) -> None:
         """Print a line, for the first few."""
         self._told = getattr(self, "_told", 0) + 1
         if self._told <= _SAID:
             more = "; more such lines are left out" if self._told == _SAID else ""
             say(f"psfleet: {text}{more}")
+
+
+class _ShuffledGroup:
+    """The rows of a group in an epoch's order.
+
+    Args:
+        places: The number of each row.
+        readable: The rows in the order of the file, up to where it cannot be read; None: none.
+    """
+
+    def __init__(self, places: NDArray[np.int64], readable: Rows | None) -> None:
+        self._places = places
+        self.readable = readable
+
+    def rows(self, low: int, high: int) -> Iterator[Rows | int]:
+        """As `RowGroupStream.rows`."""
+        places = self._places[low:high]
+        found = places[places < (0 if self.readable is None else len(self.readable))]
+        if self.readable is not None:
+            yield self.readable.chosen(found)
+        yield len(places) - len(found)
+
+
+def _without_bad(group: _RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
+    """The rows that can be used, and what is wrong in each of the others."""
+    found = [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
+    if not found:
+        return rows, []
+    texts = [
+        f"{group.file} row group {group.number} row {bad.row}: {bad.column} is {bad.value}"
+        for bad in found
+    ]
+    return rows.chosen(~np.isin(rows.numbers, list(rows.bad))), texts
 
 
 def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -> SampleBatch:
@@ -222,9 +290,9 @@ def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -
     )
 
 
-def _trim(cache: OrderedDict[Any, Any], most: int) -> None:
-    while len(cache) > most:
-        cache.popitem(last=False)
+def _trim(cache: OrderedDict[Any, T], most: int) -> list[T]:
+    """Drop what was used longest ago; what is dropped."""
+    return [cache.popitem(last=False)[1] for _ in range(len(cache) - most)]
 
 
 def _files(paths: Any) -> list[str]:

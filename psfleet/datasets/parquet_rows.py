@@ -43,6 +43,9 @@ class Rows:
     numbers: NDArray[np.int64]
     bad: dict[int, BadRow] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self.numbers)
+
     def chosen(self, rows: Any) -> "Rows":
         """Some of the rows, by their places or a slice."""
         features = {name: value[rows] for name, value in self.features.items()}
@@ -109,15 +112,17 @@ def _plain(kind: Any) -> Any:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def rows_of(table: Any, features: FeatureSet, labels: Sequence[str]) -> Rows:
-    """The rows of a row group, whose columns `check_schema` has seen.
+def rows_of(table: Any, features: FeatureSet, labels: Sequence[str], first: int = 0) -> Rows:
+    """The rows of a row group or of a part, whose columns `check_schema` has seen.
 
     Args:
         table: A pyarrow.Table.
         features: The set.
         labels: Columns of labels.
+        first: The number of the first row in the row group.
     """
-    count, bad = table.num_rows, _BadRows()
+    numbers = np.arange(first, first + table.num_rows, dtype=np.int64)
+    bad = _BadRows(first)
     found: dict[str, Any] = {}
     for feature in features:
         columns = [_Column(table, name) for name in feature.columns]
@@ -126,19 +131,21 @@ def rows_of(table: Any, features: FeatureSet, labels: Sequence[str]) -> Rows:
         else:
             found[feature.name] = _ids(feature, columns, bad)
     targets = {name: _label(_Column(table, name), bad) for name in labels}
-    return Rows(found, targets, np.arange(count, dtype=np.int64), bad.found)
+    return Rows(found, targets, numbers, bad.found)
 
 
 class _BadRows:
-    """The first thing that is wrong in each row."""
+    """The first thing that is wrong in each row; `first` is the number of the first row."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        self._first = first
         self.found: dict[int, BadRow] = {}
 
     def note(self, column: "_Column", rows: NDArray[Any]) -> None:
         """These rows have a value in the column that cannot be used."""
         for row in np.unique(rows).tolist():
-            self.found.setdefault(row, BadRow(row, column.name, column.shown(row)))
+            number = self._first + row
+            self.found.setdefault(number, BadRow(number, column.name, column.shown(row)))
 
 
 class _Column:

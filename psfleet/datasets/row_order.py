@@ -61,9 +61,9 @@ class RowSequence:
         assert self._seed is not None
         return np.random.default_rng((abs(self._seed), self._seed < 0, self._epoch, group + 1))
 
-    def rows_of(self, group: int) -> Ids | None:
-        """The rows of a group, in the order in which the epoch reads them; None: as they are."""
-        return None if self._seed is None else self._dice(group).permutation(self._sizes[group])
+    def rows_of(self, group: int) -> Ids:
+        """The rows of a group, in the order in which a shuffled epoch reads them."""
+        return self._dice(group).permutation(self._sizes[group])
 
     def ranges(self, low: int, high: int) -> Iterator[RowRange]:
         """The rows at the positions `low` to `high` - 1 of the epoch, in order."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ShapeError
+from psfleet.kernels.bags import chosen_bags
 
 __all__ = ["Jagged", "as_jagged", "as_plain", "joined"]
 
@@ -69,12 +70,11 @@ class Jagged:
         lengths, starts = self.lengths[rows], self.offsets[:-1][rows]
         if isinstance(rows, slice) and rows.step in (None, 1):
             first = int(starts[0]) if len(starts) else 0
-            places: Any = slice(first, first + int(lengths.sum()))
-        else:
-            places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-            places += np.arange(len(places))
-        weights = None if self.weights is None else self.weights[places]
-        return Jagged(self.values[places], lengths, weights=weights)
+            places = slice(first, first + int(lengths.sum()))
+            weights = None if self.weights is None else self.weights[places]
+            return Jagged(self.values[places], lengths, weights=weights)
+        weights = None if self.weights is None else chosen_bags(self.weights, starts, lengths)
+        return Jagged(chosen_bags(self.values, starts, lengths), lengths, weights=weights)
 
     def kept(self, keep: NDArray[np.bool_]) -> "Jagged":
         """The values at which `keep`, [n], is true; the samples stay."""

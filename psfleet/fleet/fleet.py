@@ -248,6 +248,7 @@ class Fleet(FleetSaving):
         batch_size: int,
         epochs: int | None = 1,
         shuffle_seed: int | None = None,
+        prefetch: int = 0,
     ) -> Iterator[Any]:
         """Batches for this worker, handed out by the fleet: no sample is lost with a worker that dies.
 
@@ -268,14 +269,15 @@ class Fleet(FleetSaving):
                 psfleet.datasets.parquet.ParquetFiles: its batches.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
             epochs: How often all samples are used; None: until the script leaves the loop.
+            shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
+            prefetch: So many batches of files are read and decoded ahead in a thread; the order stays.
 
         Returns:
             The batches; with one worker their number is known and is the `len` of it.
-            shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
         """
         merge = self.settings().gradient_merge
         merged = merge.k_steps if merge is not None else 1
-        found = batches(source, batch_size, epochs, shuffle_seed, merged)
+        found = batches(source, batch_size, epochs, shuffle_seed, merged, prefetch=prefetch)
         stepping = self._own_loops().stepping(found)
         if self.worker_num() > 1 or merged > 1 or epochs is None:
             return stepping

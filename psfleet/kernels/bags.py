@@ -1,13 +1,15 @@
-"""Bags of rows: their sums or means, and the way of a gradient back to the rows."""
+"""Bags of rows: their sums or means, and the gradients of the rows. Bags of values: a choice of them."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
-from psfleet.kernels.generate import width_kernels
+from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.initial_values import address_of
 
-__all__ = ["pool_bags", "spread_gradient"]
+__all__ = ["chosen_bags", "pool_bags", "spread_gradient"]
 
 Floats = NDArray[np.float32]
 Lengths = NDArray[np.int64]
@@ -63,6 +65,30 @@ def spread_gradient(
     if out is None:
         out = np.empty((count, gradient.shape[1]), np.float32)
     _run("spread", gradient, lengths, weights, mean, out)
+    return out
+
+
+def chosen_bags(values: NDArray[Any], starts: Lengths, lengths: Lengths) -> NDArray[Any]:
+    """The values of some bags, one bag after the other: a copy.
+
+    Args:
+        values: [n].
+        starts: int64 [bags]: the place of each bag's first value.
+        lengths: int64 [bags]: how many values it has.
+    """
+    count = int(lengths.sum())
+    if values.dtype.kind not in "iuf" or values.itemsize not in (4, 8):
+        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+        return values[places + np.arange(count)]
+    values, out = np.ascontiguousarray(values), np.empty(count, values.dtype)
+    static_kernels("chosen_bags").copy(
+        address_of(values),
+        address_of(np.ascontiguousarray(starts)),
+        address_of(np.ascontiguousarray(lengths)),
+        len(lengths),
+        values.itemsize // 4,
+        address_of(out),
+    )
     return out
 
 

@@ -241,3 +241,21 @@ def test_client() -> None:
         ps.push(batch.gradients({"f": one, "g": one}))
         rows = features.tables["t"].pull([3, 4])
         np.testing.assert_array_equal(rows, [[-2, -2], [0, 0]])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.uint64, np.float32, object])
+def test_choosing_samples(dtype: Any) -> None:
+    """Samples of a bag are chosen by their places, in any order, twice, by a mask or as a slice."""
+    values, lengths = np.arange(10).astype(dtype), [2, 0, 5, 3]
+    bags = Jagged(values, lengths, weights=np.arange(10) / 2)
+    lists = [[0, 1], [], [2, 3, 4, 5, 6], [7, 8, 9]]
+    for rows in (np.array([3, 0, 1, 3]), np.array([False, True, True, False]), np.array([], int)):
+        chosen = bags[rows]
+        wanted = [lists[row] for row in np.arange(4)[rows]]
+        flat = [value for bag in wanted for value in bag]
+        assert chosen.values.dtype == dtype
+        assert chosen.values.tolist() == flat
+        assert chosen.lengths.tolist() == list(map(len, wanted))
+        assert chosen.weights is not None
+        assert chosen.weights.tolist() == [value / 2 for value in flat]
+    assert bags[1:3].values.tolist() == [2, 3, 4, 5, 6]
