@@ -90,6 +90,13 @@ def test_rules(tmp_path: Path) -> None:
     run(test + "\ntest_lion()\n", tmp_path)
 
 
+def test_modes(tmp_path: Path) -> None:
+    """The page's mode is one that the page's script can name."""
+    module, script = blocks("modes.md")
+    (tmp_path / "my_modes.py").write_text(module)
+    run(script, tmp_path)
+
+
 def test_start(tmp_path: Path) -> None:
     """The PyTorch script of the first page trains on two servers; that of the graph in one process."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
