@@ -51,6 +51,13 @@ def step(users, items, bias): return np.ones_like(users), np.ones_like(items), n
 """,
         "ps, optimizer = psfleet.connect(), psfleet.optimizer.SGD(0.1)",
         f"{FLEET}ps, ids = psfleet.connect(), layers.data('ids', [None, 3], dtype='int64')",
+        "",
+        "",
+        f"""{FLEET}
+from psfleet.entry import CapacityEntry, EvictionStreamEntry
+ps, optimizer = psfleet.connect(), psfleet.optimizer.SGD(0.1)
+class cache: delete = print
+""",
         f"{FLEET}psfleet.connect().sparse_table('users', 4, psfleet.optimizer.SGD(0.1))",
         f"""{FLEET}
 from psfleet.entry import ShowClickEntry
@@ -112,7 +119,7 @@ def test_python(page: str, number: int, alone: Path) -> None:
     before = BEFORE[page][number]
     if "torch" in before:
         pytest.importorskip("torch", reason="PyTorch is not installed")
-    names: dict[str, Any] = {"np": np, "psfleet": psfleet}
+    names: dict[str, Any] = {"np": np, "psfleet": psfleet, "__name__": "fence"}
     for part in (before, fences(ROOT / page, "python")[number]):
         exec(compile(part, f"{page}, block {number}", "exec"), names)
 
