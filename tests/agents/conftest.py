@@ -204,7 +204,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = made and made.params.get("engine")
         if name in ("slurm", "ray"):
             item.add_marker(pytest.mark.timeout(600))
-            if not runs_all and not item.name.startswith(_ALWAYS):
+            if not runs_all and (name == "ray" or not item.name.startswith(_ALWAYS)):
                 item.add_marker(
                     pytest.mark.skip(f"engine {name}: make test-engines runs this test")
                 )

@@ -91,6 +91,26 @@ def test_credentials_of_another_job(site: Site, tmp_path: Path) -> None:
     assert agent.returncode == 2
 
 
+AHEAD = """
+import datetime
+import psfleet.wire.certificates as certificates
+certificates._SKEW -= datetime.timedelta(hours=2)
+"""
+
+
+def test_clocks_that_differ(site: Site, tmp_path: Path) -> None:
+    """The launcher's clock is two hours ahead, as its certificates show: the agent says what to compare."""
+    (tmp_path / "ahead").mkdir()
+    (tmp_path / "ahead" / "sitecustomize.py").write_text(AHEAD)
+    path = os.pathsep.join(map(str, [tmp_path / "ahead", *_paths()]))
+    launcher = site.start(*JOIN, *TWO, TRAINER, "30", PYTHONPATH=path)
+    agent = site.join(launcher, "beta", "127.0.0.2")
+    out, _ = agent.communicate(timeout=60)
+    assert "do not know each other: the server's certificate is not good here: " in out
+    assert "it is not valid yet; compare the hosts' clocks" in out
+    assert agent.returncode == 2
+
+
 def test_workers_credentials_are_not_an_agents(site: Site) -> None:
     """Processes of the job cannot become agents: the control connection has an authority of its own."""
     launcher = site.start(*JOIN, *TWO, TRAINER, "100000", "0.05")
@@ -105,6 +125,16 @@ def test_workers_credentials_are_not_an_agents(site: Site) -> None:
     out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 2
     assert "it is of another job" in out
+
+
+def test_ray_is_not_installed(site: Site, tmp_path: Path) -> None:
+    """Nothing starts, and the launcher says what to install."""
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "sitecustomize.py").write_text("import sys; sys.modules['ray'] = None\n")
+    folders = [tmp_path / "none", *_paths()]
+    path = os.pathsep.join(map(str, folders))
+    site.start("--engine", "ray", "--listen", "127.0.0.1", *TWO, TRAINER, "30", PYTHONPATH=path)
+    assert "--engine ray needs Ray; pip install 'psfleet[ray]'" in refused(site)
 
 
 def test_two_machines_of_one_name(site: Site) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from psfleet_launch.engines.remote.ray_driver import names_of
 from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab
-from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES
-from tests.agents.test_engines import LONG
+from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES, RAY_VARIABLES
+from tests.agents.test_engines import DIGEST, LONG
+from tests.launch.conftest import digest
 
 
 @pytest.fixture(params=["ray"], scope="session")
@@ -56,6 +59,36 @@ def test_ray_client_is_refused(site: Site) -> None:
     """It could not hold agents."""
     said = refused(site, "--ray-address", f"ray://{RAY_HEAD}", "--listen", RAY_NODES[0])
     assert "Ray Client cannot hold agents" in said
+
+
+HOLDS = """\
+import ray, sys
+ray.init(sys.argv[1], log_to_driver=False)
+group = ray.util.placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
+assert group.wait(100)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_busy_cluster(site: Site) -> None:
+    """The launcher says what is free, and the job runs once somebody else's has ended."""
+    assert site.lab is not None
+    with subprocess.Popen(
+        [*site.lab.inside, sys.executable, "-c", HOLDS, RAY_HEAD],
+        env=os.environ | RAY_VARIABLES,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        launcher = site.launch(*TWO, TRAINER, "30")
+        waits = "Ray has not placed 2 bundle(s) of 1 CPU; free now: none\n"
+        launcher.until(lambda: waits in site.said(), "busy cluster")
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert err.count(waits) == 1
+    assert digest(out) == DIGEST
 
 
 def test_a_killed_actor_is_the_first_cause(site: Site) -> None:

@@ -1,5 +1,6 @@
 """Engine ssh on machines that are network namespaces: what ssh itself says, and cut networks."""
 
+import json
 import os
 import signal
 
@@ -9,6 +10,7 @@ from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab
 from tests.agents.ssh_hosts import ssh_options
 from tests.agents.test_engines import LONG
+from tests.launch.conftest import ROOT
 
 
 @pytest.fixture(params=["ssh"], scope="session")
@@ -83,3 +85,18 @@ def test_a_cut_network_ends_the_job(site: Site) -> None:
         site.lab.cut("beta", is_up=True)
     assert code == 128 + signal.SIGKILL, err
     assert "failed first: the agent on host beta is lost: " in err
+
+
+@pytest.mark.skipif("PSFLEET_TEST_ENGINES" not in os.environ, reason="make test-engines runs it")
+@pytest.mark.timeout(600)
+def test_chaos_on_several_machines(site: Site) -> None:
+    """Servers and standbys are killed, paused and hang on both machines: every promise is kept."""
+    options = ("--chaos", "3", "--chaos-pace", "2", "--replicas", "1", "--hung-after", "2s")
+    script = str(ROOT / "tests" / "chaos" / "scripts" / "trainer.py")
+    launcher = site.launch(*TWO, *options, "--job", "j", script, "sync", "4")
+    code, _, err = site.ends(launcher)
+    assert code == 0, err
+    report = json.loads((site.folder / "psfleet-logs" / "j" / "chaos.json").read_text())
+    kept = {one["promise"][0] for one in report["promises"] if one["verdict"] == "kept"}
+    assert kept >= {"1", "2", "7"}, report
+    assert report["faults"]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from psfleet_launch.job import job_snapshots
 __all__ = ["FinishedJob", "Leftovers", "PromiseResult", "findings", "show"]
 
 _REPORT = Format("chaos report")
+_MOMENT = 30.0  # seconds
 _VERDICTS = {True: "kept", False: "BROKEN", None: "not tried"}
 
 
@@ -205,15 +207,24 @@ def _torn(path: Path) -> list[str]:
 
 def _ended(run: FinishedJob) -> PromiseResult:
     promise = "7 it ends, and nothing is left"
-    left = list(run.left)
+    left = [*run.left, *(f"descriptor {number}" for number in _descriptors_beyond(run.before))]
     now = Leftovers.now()
-    left += [f"descriptor {number}" for number in sorted(now.descriptors - run.before.descriptors)]
     left += [f"shared memory {name}" for name in sorted(now.memory - run.before.memory)]
     left += [str(run.private)] if run.private.exists() else []
     if run.code:
         left.append(f"exit code {run.code}")
     evidence = "no process, socket, descriptor or shared memory is left; exit code 0"
     return PromiseResult(promise, not left, ", ".join(left) or evidence)
+
+
+def _descriptors_beyond(before: Leftovers) -> list[str]:
+    """Descriptors that were not there before. gRPC closes its own a moment after its last use."""
+    deadline = time.monotonic() + _MOMENT
+    while True:
+        beyond = sorted(Leftovers.now().descriptors - before.descriptors)
+        if not beyond or time.monotonic() > deadline:
+            return beyond
+        time.sleep(0.05)
 
 
 def show(found: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:

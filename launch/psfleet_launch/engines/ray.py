@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from psfleet.errors import ConfigError
 from psfleet_launch.engines.remote.addresses import address_towards, own_address
 from psfleet_launch.engines.remote.agent_starter import AgentStarter
-from psfleet_launch.engines.remote.ray_driver import FAILED
+from psfleet_launch.engines.remote.ray_driver import FAILED, WAITS
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Launch
@@ -33,6 +33,7 @@ class RayEngine(RemoteEngine):
     ) -> None:
         super().__init__(job, selector, launch)
         self._driver: AgentStarter | None = None
+        self._told: set[str] = set()
 
     def machines(self) -> Sequence[str]:
         return [f"bundle {number}" for number in range(1, self.launch.bundles + 1)]
@@ -61,6 +62,9 @@ class RayEngine(RemoteEngine):
         assert self._driver is not None
         lines = self._driver.lines()
         for line in lines:
+            if line.startswith(WAITS) and line not in self._told:
+                self._told.add(line)
+                print(line.removeprefix(WAITS), file=sys.stderr, flush=True)
             if line.startswith(FAILED):
                 raise ConfigError(line.removeprefix(FAILED))
         if self._driver.exit_code is not None:

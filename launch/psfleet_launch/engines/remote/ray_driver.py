@@ -22,13 +22,17 @@ from typing import Any
 from psfleet.errors import ConfigError
 from psfleet_launch.job.guard import MARKER
 
-__all__ = ["FAILED", "names_of"]
+__all__ = ["FAILED", "WAITS", "names_of"]
 
 FAILED = "failed: "
 """Before a line that says why an agent has not come, or has ended."""
 
+WAITS = "waits: "
+"""Before a line that says what is waited for."""
+
 _CONNECT = 5.0  # seconds in which the cluster must answer
 _LOOK = 0.2  # seconds
+_QUIET = 3.0  # seconds for Ray to place bundles before that is spoken of
 _LEAVE = 3.0  # seconds for agents to end by themselves
 _AGENT = ("-m", "psfleet_launch.commands.psfleet_cli", "agent", "--credentials", "-")
 
@@ -119,14 +123,18 @@ class _Driver:
         self._check_resources(ray.nodes())
         strategy = "STRICT_SPREAD" if self._wanted["spread"] else "SPREAD"
         group = ray.util.placement_group([bundle] * count, strategy=strategy)
-        left = self._deadline - time.monotonic() - 2 * _LOOK  # before the launcher gives up
-        if not group.wait(max(left, 1.0)):
-            free = _words(ray.available_resources())
-            raise ConfigError(
-                f"Ray has not placed {count} bundle(s) of {_words(bundle)} within "
-                f"{self._wanted['seconds']:g} s; free now: {free}"
-            )
+        left = max(self._deadline - time.monotonic() - 2 * _LOOK, 1.0)  # the launcher gives up then
+        if not group.wait(min(_QUIET, left)):
+            print(f"{WAITS}{self._not_placed()}", flush=True)
+            if not group.wait(max(left - _QUIET, 0.0)):
+                raise ConfigError(f"{self._not_placed()}; {self._wanted['seconds']:g} s are over")
         return group
+
+    def _not_placed(self) -> str:
+        """What the cluster lacks now."""
+        free = _words(_ray().available_resources())
+        count = self._wanted["bundles"]
+        return f"Ray has not placed {count} bundle(s) of {_words(self._bundle)}; free now: {free}"
 
     @property
     def _bundle(self) -> dict[str, float]:
