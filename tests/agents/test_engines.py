@@ -6,10 +6,11 @@ That last claim is checked by the `site` fixture after every test.
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from tests.agents.conftest import TRAINER, TWO, Site
-from tests.launch.conftest import digest
+from tests.launch.conftest import ROOT, digest
 
 LONG = (TRAINER, "100000", "0.05")
 DIGEST = "d367ddc90fe9341ca3cf9fa187f1bf1c0081fbf1a153ef4d32dd4de817276ebb"
@@ -119,3 +120,19 @@ def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
     lost = f"the agent on host {site.hosts[1]} is lost: its connection has ended"
     assert f"server 1 failed first: {lost}" in err
     assert f"host {site.hosts[1]} · rank 1" in err
+
+
+@pytest.mark.parametrize("engine", ["join"], indirect=True)
+def test_stages_train_on_one_of_the_machines(site: Site) -> None:
+    """The stages of a worker, and a server on another machine, give the bits of the local engine."""
+    script = str(ROOT / "tests" / "pipeline" / "scripts" / "trainer.py")
+    stages = ("--pipeline", "1f1b", "--stages", "2", "--micro-batches", "4", "--no-progress")
+    found = []
+    for name, start in (("local", site.start), ("agents", site.launch)):
+        out = site.folder / f"{name}.npz"
+        job = (*stages, "--servers", "2", "--job", name, script, str(out), "plain", "4")
+        code, _, err = site.ends(start(*job, OMP_NUM_THREADS="1"))
+        assert code == 0, err
+        with np.load(out) as arrays:
+            found.append({key: value.tobytes() for key, value in arrays.items()})
+    assert found[0] == found[1]

@@ -148,6 +148,9 @@ class AgentHub(LauncherServicer):
             connection.close()
         if self._server is not None:
             self._server.stop(_GRACE).wait()
+            self._server = (
+                None  # it holds this object, and descriptors of gRPC until it is collected
+            )
         self._pool.shutdown()
 
     def Attend(  # as the service is declared
