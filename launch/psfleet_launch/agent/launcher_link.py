@@ -26,10 +26,7 @@ from psfleet_launch.engines.remote.agent_hub import PATIENCE
 __all__ = ["LauncherLink"]
 
 _EVERY = 1.0  # seconds between pings
-_FIRST = (
-    2.0,
-    5.0,
-)  # seconds until the launcher must have answered; after each the reason is looked for
+_FIRST = (2.0, 5.0)  # seconds for the first answer; after each the reason is looked for
 _FULL = 64  # messages that wait to be sent; more output stays in its files
 
 

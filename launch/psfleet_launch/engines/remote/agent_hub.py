@@ -148,9 +148,8 @@ class AgentHub(LauncherServicer):
             connection.close()
         if self._server is not None:
             self._server.stop(_GRACE).wait()
-            self._server = (
-                None  # it holds this object, and descriptors of gRPC until it is collected
-            )
+            # The server and this object hold each other, and gRPC keeps descriptors until it is collected.
+            self._server = None
         self._pool.shutdown()
 
     def Attend(  # as the service is declared
