@@ -35,7 +35,7 @@ _QUICK = {
 _SLOW = {
     *("checkpoint/test_goldens.py", "checkpoint/test_names.py"),
     *("checkpoint/test_replacing.py", "checkpoint/test_tools.py"),
-    "fluid/test_data.py",
+    *("datasets/test_kafka.py", "fluid/test_data.py"),
     *("kernels/test_cuda.py", "kernels/test_generate.py"),
     *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),
     "optimizer/test_sparse_adam.py",

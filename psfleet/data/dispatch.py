@@ -21,7 +21,13 @@ Ids = NDArray[np.int64]
 
 @runtime_checkable
 class OrderedSource(Protocol):
-    """Samples that are read in an order of their own, such as that of the files in which they are."""
+    """Samples that are read in an order of their own, such as that of the files in which they are.
+
+    Attributes:
+        waits: Reading waits for samples that are yet to come: none are read ahead.
+    """
+
+    waits: bool
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -100,7 +106,8 @@ class _DatasetPass:
     @contextlib.contextmanager
     def _reading_ahead(self) -> Iterator[None]:
         """A thread reads ahead, if that is wanted."""
-        if self._prefetch and isinstance(self._source, OrderedSource):
+        source = self._source
+        if self._prefetch and isinstance(source, OrderedSource) and not source.waits:
             self._ahead = ReadAhead(self._prepare, self._size, self._prefetch)
         try:
             yield

@@ -20,6 +20,7 @@ from psfleet.data.assignment import Range
 from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
 from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
 from psfleet.datasets.row_order import RowSequence
+from psfleet.datasets.sample_batch import SampleBatch
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_lookup import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet
@@ -33,22 +34,6 @@ __all__ = ["ParquetFiles", "SampleBatch"]
 T = TypeVar("T")
 _SAID = 5  # bad rows of which a line is printed
 _PIECE = 8192  # rows that are decoded at once
-
-
-@dataclass(frozen=True)
-class SampleBatch:
-    """Samples of a step.
-
-    Attributes:
-        features: By name, what `FeatureLookup`, `psfleet.features.feed` and `FeatureEmbedding` take.
-        labels: By column: float32 [n].
-    """
-
-    features: dict[str, Any]
-    labels: dict[str, NDArray[np.float32]]
-
-    def __len__(self) -> int:
-        return len(next(iter((self.labels or self.features).values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +72,8 @@ class ParquetFiles:
     Raises:
         UsageError: A file cannot be read or lacks a column, or there is no row.
     """
+
+    waits = False
 
     @checked
     def __init__(

@@ -1,18 +1,19 @@
-"""Reads Parquet files through fleet.dataset; worker 1 is killed at its fourth step. Says what was used.
+"""Reads samples through fleet.dataset; worker 1 is killed at its fourth step. Says what was used.
 
-python parquet_dying.py FOLDER MARK
+python samples_dying.py FOLDER MARK            # Parquet files, shuffled
+python samples_dying.py kafka://SERVERS MARK   # the topic "rows", which has two partitions
 """
 
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import psfleet
 from psfleet import fleet, initializer
-from psfleet.datasets.parquet import ParquetFiles
 from psfleet.features import Feature, FeatureSet, Table
 from psfleet.optimizer import SGD
 
@@ -25,14 +26,30 @@ def feature_set(worker: int) -> FeatureSet:
     return FeatureSet([Feature("row", counts)])
 
 
-def main(folder: str, mark: Path) -> None:
+def opened(place: str, features: FeatureSet) -> Any:
+    """The source."""
+    if place.startswith("kafka://"):
+        from psfleet.datasets.kafka import KafkaTopic
+
+        ends = {0: ROWS // 2, 1: ROWS - ROWS // 2}
+        servers = place.removeprefix("kafka://")
+        return KafkaTopic(
+            servers, "rows", features, ["label"], start={0: 0, 1: 0}, end=ends, bad_messages="skip"
+        )
+    from psfleet.datasets.parquet import ParquetFiles
+
+    return ParquetFiles(place, features, ["label"], bad_rows="skip", interleave=2)
+
+
+def main(place: str, mark: Path) -> None:
     """One worker."""
     fleet.init()
     me = fleet.worker_index()
-    files = ParquetFiles(folder, feature_set(me), ["label"], bad_rows="skip", interleave=2)
+    source = opened(place, feature_set(me))
+    seed = None if place.startswith("kafka://") else 3
     with psfleet.connect() as ps:
         sets = [ps.features(feature_set(worker)) for worker in range(WORKERS)]
-        batches = fleet.dataset(files, 5, EPOCHS, shuffle_seed=3)
+        batches = fleet.dataset(source, 5, EPOCHS, seed, prefetch=2)
         for step, samples in enumerate(batches, 1):
             batch = sets[me].batch(samples.features)
             batch.pool(ps.pull(batch.ids))

@@ -1,0 +1,175 @@
+"""Messages of a Kafka topic as samples: their order, bad messages, and a job that dies."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from psfleet import fleet
+from psfleet.errors import ConfigError, UsageError
+from psfleet.features import Feature, FeatureSet, Number, Table
+from psfleet.runtime import interface as runtimes
+
+pytest.importorskip(
+    "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
+)
+
+from psfleet.datasets.kafka import KafkaTopic  # after the check for confluent-kafka
+from tests.datasets.broker import Broker
+
+TABLE = Table("t", 4)
+FEATURES = FeatureSet(
+    [
+        Feature("user", TABLE),
+        Feature("tags", TABLE, weighted=True),
+        Feature("city", TABLE, hashed=True),
+        Number("age", 2, default=-1.0),
+    ]
+)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """No runtime before, none afterwards."""
+    before = runtimes.use(None)
+    yield
+    runtimes.use(before)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """A broker with topics of the tests."""
+    with Broker() as started:
+        yield started
+
+
+def message(click: Any, **changed: Any) -> bytes:
+    """A message whose label is `click`."""
+    row = {"user": 7, "tags": [1, 2], "tags.weights": [0.5, 2], "city": "x", "age": [1, 2]}
+    return json.dumps(row | {"click": click} | changed).encode()
+
+
+def clicks(batches: Any) -> list[list[int]]:
+    """The labels of each batch."""
+    return [batch.labels["click"].astype(int).tolist() for batch in batches]
+
+
+def filled(broker: Broker, name: str, sizes: list[int]) -> None:
+    """A topic with so many messages in each partition; those of partition p begin with 100 p."""
+    for partition, size in enumerate(sizes):
+        broker.send(name, partition, [message(100 * partition + row) for row in range(size)])
+
+
+def test_columns(broker: Broker) -> None:
+    """A sample has the features of its message; what a message lacks is missing."""
+    broker.send("columns", 0, [message(1), json.dumps({"user": [3, 4], "click": 0}).encode()])
+    source = KafkaTopic(broker.servers, "columns", FEATURES, ["click"], start={0: 0}, end={0: 2})
+    (batch,) = fleet.dataset(source, 2)
+    source.close()
+    assert batch.labels["click"].tolist() == [1, 0]
+    assert batch.features["user"].values.tolist() == [7, 3, 4]
+    assert batch.features["user"].lengths.tolist() == [1, 2]
+    assert batch.features["tags"].weights.tolist() == [0.5, 2]
+    assert batch.features["city"].values.tolist() == ["x"]
+    assert batch.features["age"].tolist() == [[1, 2], [-1, -1]]
+
+
+def test_partitions_come_in_turn(broker: Broker) -> None:
+    """Blocks come from the partitions in turn, and whoever asks for positions gets the same messages."""
+    filled(broker, "turns", [7, 5])
+    source = KafkaTopic(
+        broker.servers, "turns", FEATURES, ["click"], start={0: 1, 1: 0}, end={0: 7, 1: 5}
+    )
+    found = clicks(fleet.dataset(source, 2))
+    assert found == [[1, 2], [100, 101], [3, 4], [102, 103], [5, 6], [104]]
+    for low, high in ((4, 6), (0, 3), (3, 11)):
+        (part,) = clicks([source.prepare([(low, high)], 2, None)()])
+        assert part == [click for block in found for click in block][low:high]
+    source.close()
+
+
+def test_a_topic_without_end(broker: Broker) -> None:
+    """Without an end the loop goes on with the messages that come, until the script leaves it."""
+    filled(broker, "endless", [2, 2])
+    source = KafkaTopic(broker.servers, "endless", FEATURES, ["click"], start={0: 0, 1: 0})
+    batches = iter(fleet.dataset(source, 2, prefetch=2))
+    assert clicks([next(batches), next(batches)]) == [[0, 1], [100, 101]]
+    broker.send("endless", 0, [message(2), message(3)])
+    assert clicks([next(batches)]) == [[2, 3]]
+    source.close()
+
+
+def test_messages_to_come(broker: Broker) -> None:
+    """Who asks for offsets that are yet to come, as a worker may that is ahead of others, waits for them."""
+    filled(broker, "coming", [2])
+    source = KafkaTopic(broker.servers, "coming", FEATURES, ["click"], start={0: 0})
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: source.prepare([(4, 6)], 2, None)())
+        broker.send("coming", 0, [message(row) for row in range(2, 6)])
+        assert clicks([found.result()]) == [[4, 5]]
+    source.close()
+
+
+BAD: list[tuple[bytes, str]] = [
+    (b"no json", "Expecting value"),
+    (b"[1]", "it is a list, not an object with columns"),
+    (message(None), "click is None"),
+    (message(True, user="u"), "user is 'u'"),
+    (message(1, user=2**63), "user is 9223372036854775808"),
+    (message(1, tags=[1, None]), r"tags is \[1, None\]"),
+    (message(1, **{"tags.weights": [1]}), r"tags.weights is \[1\]"),
+    (message(1, **{"tags.weights": None}), "tags.weights is None for 2 ids"),
+    (message(1, age=[1]), r"age is \[1\]"),
+    (message(float("inf")), "click is inf"),
+    (message(float("nan")), "click is nan"),
+    (message(10**400), "click is 1000"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BAD)))
+def test_bad_messages(broker: Broker, capsys: Any, case: int) -> None:
+    """A bad message is refused, or skipped and counted, with topic, partition, offset and value."""
+    value, text = BAD[case]
+    name = f"bad{case}"
+    broker.send(name, 0, [message(0), value, message(2)])
+
+    def source(**options: Any) -> KafkaTopic:
+        return KafkaTopic(
+            broker.servers, name, FEATURES, ["click"], start={0: 0}, end={0: 3}, **options
+        )
+
+    failing = source()
+    with pytest.raises(UsageError, match=rf"^{name} partition 0 offset 1: .*{text}.* is b[\'\"]"):
+        list(fleet.dataset(failing, 3))
+    skipping = source(bad_messages="skip")
+    assert clicks(fleet.dataset(skipping, 3)) == [[0, 2]]
+    assert skipping.skipped == 1
+    assert f"{name} partition 0 offset 1: " in capsys.readouterr().err
+    failing.close()
+    skipping.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"start": {}}, "start is {}"),
+        ({"start": {0: -1}}, "start is {0: -1}"),
+        ({"start": {0: 1}, "end": {1: 2}}, "end is {1: 2}"),
+        ({"start": {0: 3}, "end": {0: 2}}, "end is {0: 2}"),
+        ({"start": {0: 3}, "end": {0: 3}}, "there is no message between them"),
+        ({"start": {0: 0}, "settings": {"enable.auto.commit": True}}, "enable.auto.commit"),
+    ],
+)
+def test_refused_arguments(options: Any, text: str) -> None:
+    """Offsets that fit no partition, and settings of psfleet's own, are refused with their value."""
+    with pytest.raises(ConfigError, match=text):
+        KafkaTopic("localhost:1", "t", FEATURES, **options)
+
+
+def test_shuffling_is_refused(broker: Broker) -> None:
+    """A topic has its order."""
+    source = KafkaTopic(broker.servers, "t", FEATURES, start={0: 0})
+    with pytest.raises(UsageError, match="shuffle_seed is 3"):
+        next(iter(fleet.dataset(source, 2, shuffle_seed=3)))
