@@ -11,6 +11,7 @@ import frappe_data
 import numpy as np
 import pytest
 from frappe_data import FIELDS, ITEM, LOG, TEST, VALIDATION
+from numpy.typing import NDArray
 
 from psfleet.checkpoint import compare, read_specs
 from psfleet.errors import UsageError
@@ -68,7 +69,7 @@ def test_the_training_samples_are_what_the_held_ones_leave(folder: Path) -> None
     assert not _counted(split.train.ids) & _counted(held)
 
 
-def _counted(rows: np.ndarray) -> "Counter[tuple[int, ...]]":
+def _counted(rows: NDArray[np.int64]) -> "Counter[tuple[int, ...]]":
     return Counter(map(tuple, rows.tolist()))
 
 
