@@ -59,9 +59,9 @@ def head(length: int, kind: int, flags: int, stream: int) -> bytes:
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
 
 
-def read_head(data: bytes | memoryview) -> tuple[int, int, int, int]:
-    """Length, type, flags and stream of a frame."""
-    high, low, kind, flags, stream = _HEAD.unpack(data)
+def read_head(data: bytes | bytearray, at: int = 0) -> tuple[int, int, int, int]:
+    """Length, type, flags and stream of the frame that begins at `at`."""
+    high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
     return high << 8 | low, kind, flags, stream & LARGEST_WINDOW
 
 

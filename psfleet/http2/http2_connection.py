@@ -20,6 +20,7 @@ _BUFFER = 64 << 10
 _RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
 _PREFIX = 5  # bytes before a message: not compressed, and its length
 _DEFAULT_WINDOW = 65_535
+_SHORT = 1 << 10  # bytes of a message that is read at once
 
 
 class IncomingMessage:
@@ -59,7 +60,12 @@ class IncomingMessage:
             size -= first
             if len(self._prefix) == _PREFIX:
                 self._begin()
+                if size == self.length <= _SHORT:
+                    self.content, self._filled = connection.read_bytes(size), size
+                    return
         if size:
+            if not self._filled:
+                self._make_place()
             if self._filled + size > self.length:
                 raise ConnectionBroken(f"a message of {self.length} bytes has more")
             connection.read_into(self._place[self._filled : self._filled + size])
@@ -72,8 +78,10 @@ class IncomingMessage:
         if length > self._most:
             raise ConnectionBroken(f"a message has {length} bytes, the limit is {self._most}")
         self.length = length
-        if length:
-            self.content, place = unwritten_bytes(length)
+
+    def _make_place(self) -> None:
+        if self.length:
+            self.content, place = unwritten_bytes(self.length)
             self._place = memoryview(place).cast("B")
 
 
@@ -148,9 +156,9 @@ class Http2Connection:
         """The next bytes, as many as a small frame has at most."""
         while self._end - self._start < size:
             self._fill(size)
-        found = bytes(self._view[self._start : self._start + size])
-        self._start += size
-        return found
+        start = self._start
+        self._start = end = start + size
+        return bytes(self._view[start:end])
 
     def read_into(self, target: memoryview) -> None:
         """The next bytes, as many as the target holds."""
@@ -180,9 +188,10 @@ class Http2Connection:
         Raises:
             ConnectionBroken: The connection has ended, or the other end breaks the protocol.
         """
-        length, kind, flags, number = frames.read_head(self.read_bytes(frames.HEAD_SIZE))
-        if length > frames.LARGEST_FRAME:
-            raise ConnectionBroken(f"a frame has {length} bytes")
+        while self._end - self._start < frames.HEAD_SIZE:
+            self._fill(frames.HEAD_SIZE)
+        length, kind, flags, number = frames.read_head(self._buffer, self._start)
+        self._start += frames.HEAD_SIZE
         if kind == frames.DATA:
             self._data(length, flags, number)
         elif length > MAX_HEADERS:
@@ -345,9 +354,8 @@ class Http2Connection:
             if stream.closed:
                 return
             prefix = b"\0" + len(message).to_bytes(4, "big")
-            parts: list[Part] = [
-                frames.head(len(block), frames.HEADERS, frames.END_HEADERS, stream.number) + block
-            ]
+            opening = frames.frame(frames.HEADERS, frames.END_HEADERS, stream.number, block)
+            parts: list[Part] = [opening]
             whole = _PREFIX + len(message)
             if whole <= min(self._window, stream.window, self._largest_frame) and not self._unsent:
                 self._window -= whole

@@ -93,18 +93,23 @@ class PlainTransport:
     def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
         for start in range(0, len(parts), _MOST_PARTS):
-            self._send([memoryview(part) for part in parts[start : start + _MOST_PARTS]])
+            self._send(parts[start : start + _MOST_PARTS])
 
-    def _send(self, views: list[memoryview]) -> None:
+    def _send(self, parts: Sequence[Part]) -> None:
         stalled = time.monotonic() + _STALLED
-        while views:
+        views: list[memoryview] | None = None  # of what is left; mostly all parts leave at once
+        while views is None or views:
             try:
-                sent = self._socket.sendmsg(views)
+                sent = self._socket.sendmsg(parts if views is None else views)
             except (BlockingIOError, InterruptedError):
                 _check_stalled(stalled)
                 continue
             except OSError as error:
                 raise ConnectionBroken(f"connection lost: {error.strerror}") from None
+            if views is None:
+                if sent == sum(map(len, parts)):
+                    return
+                views = [memoryview(part) for part in parts]
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
             if views:
