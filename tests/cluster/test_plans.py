@@ -1,13 +1,15 @@
 """How a worker deals ids: each batch is looked through once."""
 
 import numpy as np
+import pytest
 
 from psfleet_worker.sharding.pull_routing import RoutingPlans
 
 
-def test_equal_ids_are_dealt_once() -> None:
+@pytest.mark.parametrize("count", [5000, 300])
+def test_equal_ids_are_dealt_once(count: int) -> None:
     """A push after its pull, and tables that are looked up with the same ids, share one plan."""
-    plans, ids = RoutingPlans(2), np.arange(5000) % 700
+    plans, ids = RoutingPlans(2), np.arange(count) % 700
     first = plans.of(1, ids)
     assert plans.of(1, ids.copy()) is first
     assert plans.of(2, ids) is first
