@@ -54,6 +54,8 @@ class MemoryAccount:
         """Whether so many ids fit, whichever they are. Any thread may ask."""
         if count > self._index.spare or not self._index.has_lines(count):
             return False
+        if self._budget.limit is None:
+            return True
         # To count the rows takes longer than all else here, so first as if no slot of one were free.
         return self._budget.fits(self._name, self._at_most(count)) or self._budget.fits(
             self._name, self._taken(count)

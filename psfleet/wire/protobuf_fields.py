@@ -66,6 +66,8 @@ def _filling(length: int, number: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    if value < 128:  # as most are
+        return bytes((value,))
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
