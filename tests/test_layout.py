@@ -55,7 +55,7 @@ LAYERS = {
         "cluster_runtime",
     ],
     "psfleet_launch": [
-        "job",
+        "job prediction",
         "supervision",
         "console observability",
         "chaos",

@@ -29,7 +29,7 @@ from psfleet.platform.arrow import pa, pq
 from psfleet.platform.notices import say
 from psfleet.validation.annotations import PositiveInt, checked
 
-__all__ = ["ParquetFiles", "SampleBatch"]
+__all__ = ["ParquetFiles", "RowGroup", "SampleBatch"]
 
 T = TypeVar("T")
 _SAID = 5  # bad rows of which a line is printed
@@ -37,7 +37,9 @@ _PIECE = 8192  # rows that are decoded at once
 
 
 @dataclass(frozen=True, slots=True)
-class _RowGroup:
+class RowGroup:
+    """A row group of a file: its number there, and how many rows it has."""
+
     file: str
     number: int
     rows: int
@@ -103,6 +105,49 @@ class ParquetFiles:
         """The number of rows, bad ones included."""
         return self._size
 
+    @property
+    def groups(self) -> Sequence[RowGroup]:
+        """The row groups of all files, in order."""
+        return self._groups
+
+    def group(self, number: int) -> Rows:
+        """The rows of a row group that can be used, as they are in the file.
+
+        Raises:
+            UsageError: As for `read`.
+        """
+        group = self._groups[number]
+        pieces = list(self._decoded(group, _PIECE))
+        rows = self._buffers.joined(pieces) if pieces else self._no_rows()
+        usable, texts = _without_bad(group, rows)
+        self._report(texts, group.rows - len(rows))
+        return usable
+
+    def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Columns of rows of a row group, as pyarrow has them, by name.
+
+        Raises:
+            UsageError: They cannot be read.
+        """
+        group = self._groups[number]
+        if not names or not len(rows):
+            schema = group.metadata.schema.to_arrow_schema()
+            return {name: pa.array([], schema.field(name).type) for name in names}
+        try:
+            with _opened(group.file) as file:
+                source = pq.ParquetFile(file, metadata=group.metadata)
+                table = source.read_row_group(group.number, columns=list(names))
+        except (OSError, pa.ArrowException) as error:
+            raise UsageError(
+                f"{group.file} row group {group.number}: columns {', '.join(names)} cannot be read: "
+                f"{_reason(error)}"
+            ) from None
+        return {name: table.column(name).take(pa.array(rows)) for name in names}
+
+    def _no_rows(self) -> Rows:
+        labels = {name: np.empty(0, np.float32) for name in self.labels}
+        return Rows(no_samples(self.features), labels, np.empty(0, np.int64))
+
     def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
         """The samples at these positions; row i of epoch e has the position e * len + i.
 
@@ -135,16 +180,19 @@ class ParquetFiles:
         return functools.partial(self._reported, batch, bad, lost)
 
     def _reported(self, batch: SampleBatch, bad: Sequence[str], lost: int) -> SampleBatch:
+        self._report(bad, lost)
+        return batch
+
+    def _report(self, bad: Sequence[str], lost: int) -> None:
         if bad and not self._skips:
             raise UsageError(f"{bad[0]}; correct it, or set bad_rows='skip'")
         for text in bad:
             self._say(f"{text}; the row is skipped")
         self.skipped += len(bad) + lost
-        return batch
 
     def _parts(
         self, low: int, high: int, batch_size: int, seed: int | None
-    ) -> Iterator[tuple[_RowGroup, Rows | int]]:
+    ) -> Iterator[tuple[RowGroup, Rows | int]]:
         """The rows at these positions; a number stands for so many that cannot be read."""
         epoch, first = divmod(low, self._size)
         order = self._order(batch_size, seed, epoch)
@@ -191,7 +239,7 @@ class ParquetFiles:
         self._shuffled.move_to_end(key)
         return self._shuffled[key]
 
-    def _decoded(self, group: _RowGroup, rows: int) -> Iterator[Rows]:
+    def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         """The rows of a group piece by piece, up to where it cannot be read."""
         done = 0
         try:
@@ -208,7 +256,7 @@ class ParquetFiles:
                 raise UsageError(what) from None
             self._say(f"{what}; its {group.rows - done} rows are skipped")
 
-    def _row_groups(self, file: str) -> Iterator[_RowGroup]:
+    def _row_groups(self, file: str) -> Iterator[RowGroup]:
         try:
             with _opened(file) as opened:
                 source = pq.ParquetFile(opened)
@@ -221,7 +269,7 @@ class ParquetFiles:
             return
         check_schema(schema, self.features, self.labels, file)
         for number in range(metadata.num_row_groups):
-            yield _RowGroup(file, number, metadata.row_group(number).num_rows, metadata)
+            yield RowGroup(file, number, metadata.row_group(number).num_rows, metadata)
 
     def _say(self, text: str) -> None:
         """Print a line, for the first few."""
@@ -252,7 +300,7 @@ class _ShuffledGroup:
         yield len(places) - len(found)
 
 
-def _without_bad(group: _RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
+def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
     """The rows that can be used, and what is wrong in each of the others."""
     found = [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
     if not found:

@@ -20,7 +20,7 @@ TableNames = Iterable[str] | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _TablePair:
     """A table of the fleet and the one of the checkpoint."""
 
     own: TableSpec
@@ -51,7 +51,7 @@ def _listed(tables: Iterable[str]) -> list[str]:
     return [tables] if isinstance(tables, str) else list(tables)
 
 
-def _pair(runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str) -> _Pair:
+def _pair(runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str) -> _TablePair:
     mine = {spec.name: spec for spec in runtime.specs().values()}.get(own)
     if mine is None:
         raise CheckpointError(
@@ -63,10 +63,10 @@ def _pair(runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str
             f"table {source!r} of {path!r} is {found.kind} of shape {found.shape} and cannot be loaded into "
             f"table {own!r}, which is {mine.kind} of shape {mine.shape}"
         )
-    return _Pair(mine, found)
+    return _TablePair(mine, found)
 
 
-def _state(runtime: Runtime, snapshot: Snapshot, pair: _Pair) -> TableState:
+def _state(runtime: Runtime, snapshot: Snapshot, pair: _TablePair) -> TableState:
     content = content_of(snapshot, pair.source)
     arrays, step = content.arrays, step_of(runtime, pair.own.name)
     weights, slots = arrays["value"], pair.own.rule.slots

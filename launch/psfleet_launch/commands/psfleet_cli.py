@@ -20,6 +20,7 @@ from psfleet_launch.commands.doctor_command import doctor
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
 from psfleet_launch.commands.options import merged, requested, strategy_options
+from psfleet_launch.commands.predict_command import predict
 from psfleet_launch.commands.report_command import report
 from psfleet_launch.commands.top_command import top
 
@@ -41,6 +42,7 @@ psfleet.add_command(ckpt)
 psfleet.add_command(doctor)
 psfleet.add_command(log)
 psfleet.add_command(mode)
+psfleet.add_command(predict)
 psfleet.add_command(report)
 psfleet.add_command(top)
 

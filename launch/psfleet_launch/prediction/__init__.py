@@ -1,0 +1,1 @@
+"""Predictions for files, by processes of this machine."""

@@ -1,0 +1,32 @@
+"""Objects of a user's modules, by the name that a command is given."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from psfleet.errors import ConfigError
+
+__all__ = ["find_object"]
+
+
+def find_object(said: str, what: str, advice: str) -> Any:
+    """The object that MODULE:NAME names. The module, which may lie in the present folder, is imported.
+
+    Args:
+        said: The name.
+        what: What it is, for the error.
+        advice: What else may be named.
+
+    Raises:
+        ConfigError: It cannot be imported; the error quotes `said`.
+    """
+    module, _, name = said.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the end: a file of the user must not stand for a library
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise ConfigError(
+            f"the {what} {said!r} cannot be imported ({type(error).__name__}: {error}); {advice}"
+        ) from error
