@@ -56,9 +56,11 @@ class CutEvaluation:
             TimeoutError: It takes longer.
             Exception: What the model, the data or the metrics have raised.
         """
-        found = self._found.result(timeout)
-        self._thread.join()
-        return found
+        try:
+            return self._found.result(timeout)
+        finally:
+            if self.is_done:
+                self._thread.join()
 
 
 def evaluate_cut(
@@ -86,31 +88,33 @@ def evaluate_cut(
         ConfigError: The metrics cannot be meant.
     """
     scores = FleetMetrics(EmbeddedRuntime(), metrics, slices=slices)
-    path = Path(tempfile.mkdtemp(prefix="psfleet-cut-")) if folder is None else None
-    kept = folder_of(folder, "evaluate") if path is None else str(path / "cut")
+    temporary = None if folder is not None else tempfile.mkdtemp(prefix="psfleet-cut-")
+    cut = Path(
+        folder_of(folder or temporary, "evaluate"), *(["cut"] if temporary else [])
+    ).absolute()
     try:
-        save(runtime, kept)
+        save(runtime, str(cut))
     except BaseException:
-        _remove(path)
+        _remove(temporary)
         raise
 
     def run() -> dict[str, float]:
         try:
-            tables = FrozenRuntime(kept)
+            tables = FrozenRuntime(str(cut))
         finally:
-            _remove(path)
+            _remove(temporary)
         predict = make(tables)
         for batch in batches:
             _count(scores, predict, batch)
         scores.publish()
         return scores.read().run
 
-    return CutEvaluation(run, None if folder is None else Path(kept))
+    return CutEvaluation(run, None if temporary else cut)
 
 
-def _remove(path: Path | None) -> None:
-    if path is not None:
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(temporary: str | None) -> None:
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _count(scores: FleetMetrics, predict: Callable[[Any], Any], batch: Any) -> None:

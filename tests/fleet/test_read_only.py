@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet import initializer
+from psfleet import initializer, metrics
 from psfleet.client import Client
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, TableConflict, UnknownTable, UsageError
@@ -149,3 +149,30 @@ def test_features_of_a_checkpoint(checkpoint: Path) -> None:
         table = ps.sparse_table("users")
         expected = np.stack([table.pull([1, 2]).mean(0), np.zeros(3), table.pull([77])[0]])
     np.testing.assert_array_equal(found, expected.astype(np.float32))
+
+
+def test_an_evaluation_that_fails(tmp_path: Path) -> None:
+    """What the model or the data raise comes with the result; bad batches and models are one sentence. The
+    snapshot that was asked for stays, and training goes on."""
+
+    def broken(tables: Client, inputs: Any) -> Any:
+        raise ZeroDivisionError("as it happens")
+
+    with Client(EmbeddedRuntime()) as ps:
+        trained(ps)
+        good = [(IDS, np.ones(9))]
+        with pytest.raises(ZeroDivisionError, match="as it happens"):
+            ps.evaluate(broken, good, [metrics.LogLoss()], folder=tmp_path / "cut").result(60)
+        for batches, sentence in (
+            ([IDS], r"must be a tuple \(inputs, labels\)"),
+            ([(IDS, {"click": np.ones(9)})], "labels of the task 'click', and no predictions"),
+        ):
+            evaluation = ps.evaluate(lambda tables, ids: ids * 0.0, batches, [metrics.LogLoss()])
+            with pytest.raises(UsageError, match=sentence):
+                evaluation.result(60)
+            assert evaluation.is_done
+        with pytest.raises(UsageError, match="the model is 3; it must be a variable"):
+            psfleet.fleet.evaluate(3, good, [metrics.LogLoss()])
+        assert ps.sparse_table("users").pull(IDS).shape == (9, 3)
+    with psfleet.connect(checkpoint=tmp_path / "cut") as cut:
+        assert cut.dense_table("bias").pull().shape == (5,)

@@ -15,25 +15,23 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 import pyarrow as pa  # after the checks
 import pyarrow.parquet as pq
 
+from psfleet_launch.commands.psfleet_cli import main
+
 SCRIPTS = Path(__file__).parent / "scripts"
 ROWS, GROUP = 60, 10
 BAD = 23  # the row with an infinite age
-COMMAND = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "predict"]
 JOB = ["-m", "psfleet_launch", "--no-progress", "--sync", "--servers", "2"]
 OPTIONS = ["--batch-size", "4", "--part-rows", "20", "--column", "user", "--column", "note"]
 
 
-def started(words: list[str], **variables: str) -> "subprocess.CompletedProcess[str]":
-    """A command that has ended."""
-    paths = [str(SCRIPTS), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        words,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+PATHS = os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their modules can be imported, also by processes."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setenv("PYTHONPATH", PATHS)
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +53,54 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         pq.write_table(table, folder / "data" / f"{number}.parquet", row_group_size=GROUP)
     job = [sys.executable, *JOB, "--log-dir", str(folder / "logs")]
-    done = started([*job, str(SCRIPTS / "predicted.py"), str(folder / "data"), str(folder)])
+    done = subprocess.run(
+        [*job, str(SCRIPTS / "predicted.py"), str(folder / "data"), str(folder)],
+        env={**os.environ, "PYTHONPATH": PATHS},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
-def predict(trained: Path, model: str, target: Path, *options: str, **variables: str) -> str:
-    """The output of the command, which succeeds."""
-    done = attempt(trained, model, target, *options, **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+class Command:
+    """`psfleet predict` on the files.
+
+    Args:
+        trained: Where they and the models are.
+        captured: What it prints.
+    """
+
+    def __init__(self, trained: Path, captured: pytest.CaptureFixture[str]) -> None:
+        self.trained = trained
+        self._captured = captured
+
+    def run(self, model: str, target: Path, *options: str) -> str:
+        """What it prints when it succeeds."""
+        code, out, err = self.attempt(model, target, *options)
+        assert code == 0, err
+        return out
+
+    def refused(self, model: str, target: Path, *options: str) -> str:
+        """What it prints when it fails."""
+        code, _, err = self.attempt(model, target, *options)
+        assert code == 2
+        return err
+
+    def attempt(self, model: str, target: Path, *options: str) -> tuple[int, str, str]:
+        """Exit code, output and errors."""
+        module = "predicted" if model == "predicted:Net" else "predicted_program"
+        named = ["--features", f"{module}:FEATURES", "--to", str(target)]
+        code = main(["predict", model, str(self.trained / "data"), *named, *OPTIONS, *options])
+        return code, *self._captured.readouterr()
 
 
-def attempt(
-    trained: Path, model: str, target: Path, *options: str, **variables: str
-) -> "subprocess.CompletedProcess[str]":
-    """The command."""
-    module = "predicted" if model == "predicted:Net" else "predicted_program"
-    named = ["--features", f"{module}:FEATURES", "--to", str(target)]
-    words = [*COMMAND, model, str(trained / "data"), *named, *OPTIONS, *options]
-    return started(words, **variables)
+@pytest.fixture
+def command(trained: Path, torch_zygote: None, capfd: pytest.CaptureFixture[str]) -> Command:
+    """On what was trained."""
+    return Command(trained, capfd)
 
 
 def content(folder: Path) -> Any:
@@ -103,20 +129,15 @@ MODELS = {
     ("what", "processes"), [("program", 1), ("program", 3), ("torch", 3), ("folder", 1)]
 )
 def test_predictions_are_those_of_the_training_job(
-    what: str, processes: int, trained: Path, tmp_path: Path, torch_zygote: None
+    what: str, processes: int, command: Command, tmp_path: Path
 ) -> None:
     """All rows of two files, in order, with the bits of the job's own forward pass: of a program and a torch
     module from the snapshot, and of an inference model with weights of its own."""
+    trained = command.trained
     model, way = MODELS[what]
     weights = ["--checkpoint", str(trained / "model")] if model else []
-    said = predict(
-        trained,
-        model or str(trained / "program"),
-        tmp_path,
-        *weights,
-        "--processes",
-        str(processes),
-    )
+    named = model or str(trained / "program")
+    said = command.run(named, tmp_path, *weights, "--processes", str(processes))
     assert said == f"{tmp_path}: {ROWS} rows\n"
     assert content(tmp_path).equals(expected(trained, way))
     assert len(list(tmp_path.glob("part-*"))) == 4
@@ -124,81 +145,66 @@ def test_predictions_are_those_of_the_training_job(
 
 
 def test_a_command_that_is_run_again_does_what_is_left(
-    trained: Path, tmp_path: Path, torch_zygote: None
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process is killed in the middle of a part: that part is not there, whole ones are, and they stay as
-    they are when the command is run again. No row is missing or doubled."""
+    """The process is killed in the middle of the second part: that is not there, the first one is, and stays
+    as it is when the command is run again with two processes. No row is missing or doubled."""
     mark, target = tmp_path / "mark", tmp_path / "out"
     mark.touch()
-    options = ["--checkpoint", str(trained / "model"), "--processes", "2"]
-    first = attempt(
-        trained, "predicted_program:dying", target, *options, PSFLEET_TEST_DIE=str(mark)
-    )
-    assert first.returncode == 2
-    assert "was ended by signal 9; run the command again" in first.stderr
+    monkeypatch.setenv("PSFLEET_TEST_DIE", str(mark))
+    options = ["--checkpoint", str(command.trained / "model")]
+    said = command.refused("predicted_program:dying", target, *options)
+    assert "was ended by signal 9; run the command again" in said
     before = {part: part.stat().st_ino for part in target.glob("part-*")}
-    assert len(before) < 4
-    predict(trained, "predicted_program:dying", target, *options, PSFLEET_TEST_DIE=str(mark))
-    assert content(target).equals(expected(trained, "program"))
+    assert [part.name for part in before] == ["part-00000.parquet"]
+    command.run("predicted_program:dying", target, *options, "--processes", "2")
+    assert content(target).equals(expected(command.trained, "program"))
     assert all(part.stat().st_ino == inode for part, inode in before.items())
     assert not list(target.glob(".*"))
 
 
-def test_another_model_needs_another_folder(
-    trained: Path, tmp_path: Path, torch_zygote: None
-) -> None:
+def test_another_model_needs_another_folder(command: Command, tmp_path: Path) -> None:
     """A folder keeps predictions of one model, one set of files and one choice of columns."""
-    predict(trained, str(trained / "program"), tmp_path)
-    again = attempt(trained, str(trained / "program"), tmp_path, "--column", "age")
-    assert again.returncode == 2
-    assert "holds predictions with other columns (['user', 'note'], now" in again.stderr
-    other = attempt(
-        trained, str(trained / "program"), tmp_path, "--checkpoint", str(trained / "model")
-    )
-    assert "holds predictions with other model" in other.stderr
-    strange = attempt(trained, str(trained / "program"), trained / "data")
-    assert "holds Parquet files that are no predictions" in strange.stderr
+    model, snapshot = str(command.trained / "program"), str(command.trained / "model")
+    command.run(model, tmp_path)
+    said = command.refused(model, tmp_path, "--column", "age")
+    assert "holds predictions with other columns (['user', 'note'], now" in said
+    said = command.refused(model, tmp_path, "--checkpoint", snapshot)
+    assert "holds predictions with other model" in said
+    said = command.refused(model, command.trained / "data")
+    assert "holds Parquet files that are no predictions" in said
+    (tmp_path / "predictions.json").write_text("{")
+    assert "predictions.json" in command.refused(model, tmp_path)
 
 
-def test_bad_rows(trained: Path, tmp_path: Path, torch_zygote: None) -> None:
+def test_bad_rows(command: Command, tmp_path: Path) -> None:
     """They are fatal, with file, row group, row, column and value; or skipped and counted."""
     bad = tmp_path / "bad"
     (bad / "data").mkdir(parents=True)
-    whole = pq.read_table(trained / "data" / "0.parquet")
+    whole = pq.read_table(command.trained / "data" / "0.parquet")
     ages = whole.column("age").to_pylist()
     ages[BAD] = float("inf")
     changed = whole.set_column(2, "age", pa.array(ages, pa.float32()))
     pq.write_table(changed, bad / "data" / "0.parquet", row_group_size=GROUP)
-    model = str(trained / "program")
-    failed = attempt(bad, model, tmp_path / "a")
-    assert failed.returncode == 2
-    assert "0.parquet row group 2 row 3: age is inf; correct it" in failed.stderr
-    said = predict(bad, model, tmp_path / "b", "--bad-rows", "skip", "--processes", "2")
+    model, command.trained = str(command.trained / "program"), bad
+    said = command.refused(model, tmp_path / "a")
+    assert "0.parquet row group 2 row 3: age is inf; correct it" in said
+    said = command.run(model, tmp_path / "b", "--bad-rows", "skip", "--processes", "2")
     assert said == f"{tmp_path / 'b'}: 33 rows, 1 rows skipped\n"
     notes = content(tmp_path / "b").column("note").to_pylist()
     assert notes == [f"row {row}" for row in range(34) if row != BAD]
 
 
-def test_what_is_asked_for_wrongly(trained: Path, tmp_path: Path, torch_zygote: None) -> None:
-    """One sentence each, and no folder of predictions."""
+def test_what_is_asked_for_wrongly(command: Command, tmp_path: Path) -> None:
+    """One sentence each, and no predictions."""
+    made, folder = "predicted_program:chance", str(command.trained / "program")
     for model, options, sentence in (
-        ("predicted_program:chance", [], "needs --checkpoint for its weights"),
-        (
-            "predicted_program:chance",
-            ["--checkpoint", str(tmp_path)],
-            "has no manifest.json; name a folder",
-        ),
-        (str(trained / "program"), ["--column", "nothing"], "has no column 'nothing'; it has user"),
+        (made, [], "needs --checkpoint for its weights"),
+        (made, ["--checkpoint", str(tmp_path)], "has no manifest.json; name a folder"),
+        (folder, ["--column", "nothing"], "has no column 'nothing'; it has user"),
     ):
-        done = attempt(trained, model, tmp_path / "out", *options)
-        assert done.returncode == 2
-        assert sentence in done.stderr
+        assert sentence in command.refused(model, tmp_path / "out", *options)
         assert not list(tmp_path.glob("out/*"))
-    done = attempt(
-        trained,
-        "predicted_program:nobody",
-        tmp_path / "out",
-        "--checkpoint",
-        str(trained / "model"),
-    )
-    assert "the model 'predicted_program:nobody' cannot be imported (AttributeError" in done.stderr
+    weights = ["--checkpoint", str(command.trained / "model")]
+    said = command.refused("predicted_program:nobody", tmp_path / "out", *weights)
+    assert "the model 'predicted_program:nobody' cannot be imported (AttributeError" in said

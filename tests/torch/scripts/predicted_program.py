@@ -40,14 +40,14 @@ def chance() -> Any:
 
 
 def dying() -> Any:
-    """The same, and the process is killed at its third batch if the file PSFLEET_TEST_DIE is there."""
+    """The same, and the process is killed at its ninth batch if the file PSFLEET_TEST_DIE is there."""
     run, calls = psfleet.Executor.run, 0
 
     def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
         mark = Path(os.environ["PSFLEET_TEST_DIE"])
-        if calls == 3 and mark.exists():
+        if calls == 9 and mark.exists():
             mark.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return run(*arguments, **named)
