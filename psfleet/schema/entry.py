@@ -270,8 +270,8 @@ class EvictionStreamEntry(_SingleEntry):
     keep: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if not 1 <= self.keep < 2**31:
-            raise ConfigError(f"keep of an EvictionStreamEntry is {self.keep}; use 1 to 2**31 - 1")
+        if not 1 <= self.keep <= 2**28:
+            raise ConfigError(f"keep of an EvictionStreamEntry is {self.keep}; use 1 to 2**28")
 
     @property
     def kind(self) -> str:
