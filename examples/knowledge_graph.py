@@ -28,7 +28,7 @@ Variable = Any
 
 @dataclass(frozen=True)
 class Settings:
-    """A model; the figures were chosen on the validation triples.
+    """A model; the figures come from a few trials on the validation triples.
 
     Attributes:
         dim: Values of an entity and of a relation. ComplEx takes the second half as imaginary parts.
