@@ -60,5 +60,6 @@ def probable(present: Range, step: int, size: int, count: int) -> Iterator[Range
     """The positions of the next steps, up to the end of the epoch, if each is so far from the one before."""
     low, high = present
     end = (low // size + 1) * size
-    for first in range(low + step, end if step > 0 else low, max(step, 1))[:count]:
+    firsts = range(low + step, end, step) if step > 0 else range(0)
+    for first in firsts[:count]:
         yield ((first, min(first + high - low, end)),)
