@@ -70,9 +70,10 @@ class DeviceChoice:
         return "cpu"
 
     def _why_not(self, spec: TableSpec) -> str:
-        why = why_no_gpu() if self.has_gpu else "this process keeps tables in host memory"
         if spec.policy.score():
             why = f"its eviction policy {spec.policy.name!r} works in host memory only"
+        else:
+            why = why_no_gpu() if self.has_gpu else "this process keeps tables in host memory"
         return (
             f"table {spec.name!r} asks for device='cuda', but {why}; use device='cpu'"
             if why
