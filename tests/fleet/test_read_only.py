@@ -61,7 +61,8 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 def test_a_table_without_an_optimizer_is_read(fleet: Client, checkpoint: Path) -> None:
     """In every mode it gives the trainer's values, and first values of ids without a row, which it does not
-    make; a checkpoint gives the same bits. Pushes and writes are refused before anything is sent."""
+    make; a checkpoint gives the same bits in modes that apply each push by itself. Pushes and writes are
+    refused before anything is sent."""
     users, bias = fleet.sparse_table("users"), fleet.dense_table("bias")
     count, before = rows(fleet), fleet.pull({users: IDS, bias: None})
     fresh = fleet.sparse_table("users", 3, Adam(0.1), START).pull(MISSING)
@@ -69,7 +70,8 @@ def test_a_table_without_an_optimizer_is_read(fleet: Client, checkpoint: Path) -
     with psfleet.connect(checkpoint=checkpoint) as ps:
         again, same = ps.sparse_table("users", 3), ps.dense_table("bias", np.zeros(5))
         consistency = getattr(fleet.runtime, "consistency", None)
-        if consistency is None or consistency.mode != "geo":  # there workers round in their own way
+        # Geo mode rounds in its own way, and half-async mode merges pushes that wait for each other.
+        if consistency is None or consistency.mode not in ("geo", "half-async"):
             assert again.pull(IDS).tobytes() == before[users].tobytes()
             assert same.pull().tobytes() == before[bias].tobytes()
         assert again.pull(MISSING).tobytes() == fresh.tobytes()
