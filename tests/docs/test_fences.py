@@ -23,6 +23,8 @@ from psfleet_launch.commands.psfleet_cli import psfleet as command_line
 from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.docs.test_pages import ROOT
 
+# Blocks of several optimizers compile kernels of their own, where no earlier run has left them.
+pytestmark = pytest.mark.timeout(600)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = {

@@ -121,7 +121,7 @@ def test_rows_are_the_same_bits_on_one_and_two_servers(folder: Path, tmp_path: P
 
 
 def test_torch_trains_it_in_int8(folder: Path, tmp_path: Path) -> None:
-    """DeepFM in PyTorch, async with messages of 8 bits: every step of two epochs is applied once."""
+    """DeepFM in PyTorch, async with messages of 8 bits: it trains, and one table has weights and factors."""
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
     job = ["--async", "--wire", "int8", "--servers", "2", "--workers", "2"]
     run(folder, tmp_path, job, "--model", "deepfm", "--torch")
