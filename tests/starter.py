@@ -187,8 +187,15 @@ def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict
     counts = environment.get("PSFLEET_MEMORY")  # a fork has the memory of its zygote, too
     names = {name for name in {*environment, *_AT_START} if name.startswith(("PYTHON", "NUMBA"))}
     reads = any(environment.get(name) != _AT_START.get(name) for name in names - _SETTABLE)
+    reads = reads or any(Path(entry, "sitecustomize.py").is_file() for entry in _path(environment))
     unknown = given["preexec_fn"] is not None and not _is_spawned(given)
     return bool(counts) or reads or unknown or given.get("umask", -1) != -1
+
+
+def _path(environment: dict[str, str]) -> list[str]:
+    """The absolute entries of its PYTHONPATH."""
+    named = environment.get("PYTHONPATH", "")
+    return [os.path.abspath(entry) for entry in named.split(os.pathsep)] if named else []
 
 
 def _needs_zygote(given: dict[str, Any]) -> bool:
@@ -339,8 +346,7 @@ def _show(environment: dict[str, str]) -> None:
 def _run(program: list[str]) -> None:
     is_safe = program[0] == "-P"
     first, *others = program[is_safe:]
-    named = os.environ.get("PYTHONPATH", "")
-    path = [os.path.abspath(entry) for entry in named.split(os.pathsep)] if named else []
+    path = _path(dict(os.environ))
     if not is_safe:
         path.insert(0, os.getcwd() if first == "-m" else os.path.dirname(os.path.abspath(first)))
     sys.path[:] = path + _plain_path
