@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,14 +53,14 @@ def _removed(group: Path) -> bool:
 
 
 @pytest.fixture
-def little_room(tmp_path: Path) -> list[str]:
+def little_room() -> Iterator[list[str]]:
     """What a command begins with whose temporary files share 1 MiB."""
     if os.geteuid() != 0:
         pytest.skip("a full disk needs root, for a file system of its own")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = f"mount -t tmpfs -o size=1m none {folder} && export TMPDIR={folder} && exec "
-    return ["unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"]
+    # An agent takes another folder than TMPDIR where that is too long for the path of a socket.
+    with tempfile.TemporaryDirectory() as folder:
+        mount = f"mount -t tmpfs -o size=1m none {folder} && export TMPDIR={folder} && exec "
+        yield ["unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"]
 
 
 def failed(site: Site, script: str, *beta: str, **variables: str) -> str:
