@@ -184,12 +184,15 @@ def _program(command: Any) -> tuple[list[str], str]:
 
 def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict[str, Any]) -> bool:
     """Whether only a new interpreter can be what was asked for."""
+    # gRPC decides while it is imported what it logs, and a server under TLS has it log refusals. Tests read
+    # them in the logs of servers that they start themselves.
+    logs = "psfleet_server" in program and environment.get("PSFLEET_TLS") and not _zygote.is_inner
     counts = environment.get("PSFLEET_MEMORY")  # a fork has the memory of its zygote, too
     names = {name for name in {*environment, *_AT_START} if name.startswith(("PYTHON", "NUMBA"))}
     reads = any(environment.get(name) != _AT_START.get(name) for name in names - _SETTABLE)
     reads = reads or any(Path(entry, "sitecustomize.py").is_file() for entry in _path(environment))
     unknown = given["preexec_fn"] is not None and not _is_spawned(given)
-    return bool(counts) or reads or unknown or given.get("umask", -1) != -1
+    return bool(logs or counts) or reads or unknown or given.get("umask", -1) != -1
 
 
 def _path(environment: dict[str, str]) -> list[str]:
