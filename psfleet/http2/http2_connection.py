@@ -254,7 +254,6 @@ class Http2Connection:
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == frames.SETTINGS and not flags & frames.ACK:
             self._settings(frames.read_settings(payload))
-            self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
         elif kind == frames.WINDOW_UPDATE:
             self._open_window(number, payload)
         elif kind == frames.PING and not flags & frames.ACK:
@@ -283,6 +282,8 @@ class Http2Connection:
             for stream in self.streams.values():
                 stream.window += window - self._stream_window
             self._stream_window = window
+            # The other end counts by its new windows once it has the acknowledgement, so that goes first.
+            self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
             self._send_rest()
 
     def _open_window(self, number: int, payload: bytes) -> None:
