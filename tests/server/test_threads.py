@@ -27,6 +27,7 @@ THREADS: dict[str, tuple[str, ...]] = {
     "http2": (),
     "http2 connection": (),
     "lanes": (),
+    "metrics": PAIR,
     "orders": PAIR,
     "pulse": (),
     "signals": (),
@@ -39,6 +40,7 @@ THREADS: dict[str, tuple[str, ...]] = {
     "trail": LOG,
     "views": (),
     # of a worker
+    "evaluation": LOG,
     "mark": (*LOG, "--mode", "async"),
     "merging": ("--mode", "half-async"),
     "pushes": ("--mode", "async"),
@@ -93,7 +95,7 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
     said = rf"^psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: a test wants"
     assert re.search(said, logs, re.MULTILINE), logs + done.stderr
-    if name not in ("following", "standby"):  # where another process takes the place of that one
+    if name not in ("following", "metrics", "standby"):  # another process takes a standby's place
         assert "code 1" in done.stderr, done.stderr
 
 

@@ -1,17 +1,24 @@
 """Makes every thread of a job work: pushes 24 MB, takes a snapshot, trains on, until one has failed."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
+import grpc
 import numpy as np
 
-from psfleet import fleet
+import psfleet
+from psfleet import fleet, metrics
 from psfleet.rules import make_rule
 from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import read_environment
 from psfleet.strategy import DistributedStrategy
+from psfleet.wire.access import Access
+from psfleet.wire.channel import open_channel
+from psfleet.wire.v1.metrics_pb2 import CollectRequest
 
 WEIGHTS = TableSpec("weights", "dense", (250_000,), make_rule("sgd", {}))
 
@@ -28,8 +35,17 @@ for step in range(24):
     active.push([Gradient(WEIGHTS.key, np.ones(250_000, np.float32), None, 0.1)])
 active.flush()
 fleet.barrier_worker()
+if os.environ["PSFLEET_BROKEN_THREAD"] == "evaluation" and fleet.worker_index() == 0:
+    psfleet.connect().evaluate(lambda tables, inputs: inputs, [], [metrics.RMSE()]).result()
+environment = read_environment()
+access = Access.of(environment)
+channels = [open_channel(endpoint, access) for endpoint in environment.servers]
 logs, deadline = Path(os.environ["LOGS_OF_THE_TEST"]), time.monotonic() + 60
 while time.monotonic() < deadline:  # a standby may begin later than the job is done
     if any(b" has failed, and process" in log.read_bytes() for log in logs.glob("*/*log.*")):
         break
+    for channel in channels:  # so that standbys are asked for their metrics
+        collect = channel.unary_unary("/psfleet.v1.Metrics/Collect", None, None)
+        with contextlib.suppress(grpc.RpcError):  # of a server that has ended
+            collect(CollectRequest().SerializeToString(), timeout=2, metadata=access.metadata)
     time.sleep(0.05)
