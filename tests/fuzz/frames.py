@@ -334,7 +334,7 @@ class Ground:
         last = self.shard.rounds.closed if self.shard.mode == "sync" else 0
         header = Header(
             incarnation=self.life,
-            sequence=self.shard.workers.sequences.get(0, last) + 1,
+            sequence=min(self.shard.workers.sequences.get(0, last) + 1, 2**64 - 1),
             samples=4,
             loss=1,
         )
