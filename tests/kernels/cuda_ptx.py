@@ -1,9 +1,13 @@
-"""Run in a process of its own: compiles all CUDA kernels, with no device and no driver."""
+"""Run in a process of its own: compiles all CUDA kernels to PTX and cubins, with no device and no driver.
+
+With --list: print what docs/gpu.md says of them.
+"""
 
 import inspect
 import re
 import sys
 
+from psfleet.kernels.cubin import Cubin, assemble_cubin
 from psfleet.kernels.cuda_ptx import compile_ptx, compile_table_ptx
 from psfleet.rules import ASGD, RULES, Ftrl, Momentum, RMSProp, Rule
 from psfleet.rules.functions import functions_of
@@ -27,6 +31,24 @@ def has_power(rule: Rule) -> bool:
     return any("math.pow" in inspect.getsource(function) for function in functions_of(rule))
 
 
+def listed(cubins: dict[tuple[str, str], Cubin]) -> str:
+    """The rows of the table in docs/gpu.md: registers of a thread, by what kernels belong to."""
+    rows: dict[str, list[str]] = {}
+    for (owner, name), cubin in cubins.items():
+        rows.setdefault(owner, []).append(f"{name} {cubin.registers}")
+    return "\n".join(f"| {owner} | {', '.join(kernels)} |" for owner, kernels in rows.items())
+
+
+def owner(rule: Rule, dim: int) -> str:
+    """What a kernel of a rule belongs to, for messages and the list."""
+    changed = [
+        f"{key}={value}"
+        for key, value in vars(rule).items()
+        if vars(type(rule)()).get(key) != value
+    ]
+    return f"{type(rule).__name__}({', '.join(changed)}), {f'rows of {dim}' if dim else 'dense'}"
+
+
 def main() -> int:
     """Compile everything; say what is wrong."""
     compiled = {
@@ -35,14 +57,24 @@ def main() -> int:
         for dim in (0, 16)
         for name, ptx in compile_ptx(rule, dim).items()
     }
-    wrong = [
-        case for case, ptx in compiled.items() if is_loose(case[2], ptx) and not has_power(case[0])
-    ]
     tables = compile_table_ptx()
-    loose = [name for name, ptx in tables.items() if is_loose(name, ptx)]
-    count = len(compiled) + len(tables)
-    print(f"{count} kernels, no entry or other bits than the CPU's: {wrong + loose}")
-    return bool(wrong or loose)
+    wrong = [
+        f"{owner(*case[:2])}: {case[2]}"
+        for case, ptx in compiled.items()
+        if is_loose(case[2], ptx) and not has_power(case[0])
+    ]
+    wrong += [name for name, ptx in tables.items() if is_loose(name, ptx)]
+    cubins = {("every sparse table", name): assemble_cubin(ptx) for name, ptx in tables.items()}
+    cubins |= {
+        (owner(rule, dim), name): assemble_cubin(ptx) for (rule, dim, name), ptx in compiled.items()
+    }
+    spilling = [case for case, cubin in cubins.items() if cubin.spill_bytes or cubin.stack_bytes]
+    if "--list" in sys.argv:
+        print(listed(cubins))
+        print({cubin.shared_bytes for cubin in cubins.values()}, "bytes of shared memory")
+    print(f"{len(cubins)} kernels, no entry or other bits than the CPU's: {wrong}")
+    print(f"registers spilled, or local memory used: {spilling}")
+    return bool(wrong or spilling or not cubins)
 
 
 if __name__ == "__main__":
