@@ -2,8 +2,6 @@
 
 import abc
 import contextlib
-import os
-import secrets
 import selectors
 import socket
 import subprocess
@@ -24,11 +22,9 @@ from psfleet_launch.engines.remote.agent_messages import (
     invitation,
     member_message,
     member_of,
-    secrets_of,
-    user_variables,
     version_mismatch,
-    write_request,
 )
+from psfleet_launch.engines.remote.job_opening import JobOpening
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.running_members import RunningMembers
 from psfleet_launch.engines.remote.server_locations import ServerLocations
@@ -75,7 +71,7 @@ class RemoteEngine(Engine):
         self._locations = ServerLocations()
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
-        self._opened: dict[str, pb.Opened] = {}
+        self._opening = JobOpening(job)
         self._swept: dict[str, pb.Swept] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._hub: AgentHub | None = None
@@ -133,7 +129,10 @@ class RemoteEngine(Engine):
             self.start_agents(endpoint, invitation(folders["worker"]))
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
             self._places = MachinePlacement(self.job, self._in_order(names))
-            self._open_job(self._places)
+            with self._opening.told(self.agents, self._places):
+                answers = self._opening.answers
+                self._await(lambda: len(answers) == len(self.agents), "answers of all agents")
+            self._opening.check()
 
     def _listen_address(self) -> str:
         """Where agents can reach this process."""
@@ -168,41 +167,6 @@ class RemoteEngine(Engine):
             for event in self._events:
                 if isinstance(event, Said) and event.member is None:
                     raise ConfigError(event.text)
-
-    def _open_job(self, places: MachinePlacement) -> None:
-        probe = self.job.logs / f".probe.{secrets.token_hex(8)}"
-        probe.touch()
-        secret, request = secrets_of(self.job), write_request(self.job.request)
-        for name, agent in self.agents.items():
-            opened = pb.OpenJob(
-                request=request,
-                name=self.job.name,
-                token=f"{self.job.token}-{name}",
-                working_folder=os.getcwd(),
-                logs=str(self.job.logs.absolute()),
-                variables={**user_variables(), **self.job.variables},
-                credentials=secret,
-                workers=sum(member.role == "worker" for member in places.on(name)),
-                probe=probe.name,
-            )
-            agent.send(pb.LauncherMessage(open=opened))
-        try:
-            self._await(lambda: len(self._opened) == len(self.agents), "answers of all agents")
-        finally:
-            probe.unlink()
-        for name, said in self._opened.items():
-            if said.error:
-                raise ConfigError(f"host {name}: {said.error}")
-        self._check_folders()
-
-    def _check_folders(self) -> None:
-        """Refuse snapshots whose parts would lie in different folders."""
-        alone = [name for name, said in self._opened.items() if not said.shares_logs]
-        if alone and self.job.request.keeps_snapshots:
-            raise ConfigError(
-                f"host {alone[0]}: {str(self.job.logs.absolute())!r} is not the launcher's folder there, "
-                "and a snapshot needs all its parts in one; name a shared folder with --log-dir"
-            )
 
     def endpoints(self) -> list[str]:
         assert self._places is not None
@@ -263,15 +227,11 @@ class RemoteEngine(Engine):
             ConfigError: It has none here.
         """
         has_moved = member.role == "server" and member.rank in self._locations.lost
-        if has_moved and self.job.request.keeps_log and not self._shares_logs:
+        if has_moved and self.job.request.keeps_log and not self._opening.shares_logs:
             raise ConfigError(
                 f"{member} cannot start on another machine, where its log is not; with --log-dir in a folder "
                 "that all machines share it could"
             )
-
-    @property
-    def _shares_logs(self) -> bool:
-        return all(said.shares_logs for said in self._opened.values())
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
         """The endpoints, anew for servers that have moved to another machine and are not ready yet."""
@@ -336,7 +296,7 @@ class RemoteEngine(Engine):
             case "hello":
                 self._welcome(agent, message.hello)
             case "opened":
-                self._opened[agent.name] = message.opened
+                self._opening.answers[agent.name] = message.opened
             case "output":
                 self._keep(message.output)
             case "swept":
