@@ -47,6 +47,20 @@ class Lab:
         number = self.hosts.index(host) + 1
         run("ip", "-n", f"{self.mark}-sw", "link", "set", f"port{number}", state)
 
+    @contextlib.contextmanager
+    def blocked(self, host: str, chain: str, *rule: str) -> Iterator[None]:
+        """A packet filter on a host stops new TCP connections; skip where there is none."""
+        new = (chain, "--protocol", "tcp", "--syn", *rule)
+        filters = (*self.within(self.hosts.index(host) + 1), "iptables", "--wait")
+        try:
+            run(*filters, "--append", *new)
+        except AssertionError as error:
+            pytest.skip(f"no packet filter can be had here (package iptables): {error}")
+        try:
+            yield
+        finally:
+            run(*filters, "--delete", *new)
+
     def power_off(self, host: str) -> None:
         """Cut a host off, so that nobody hears of the end of its processes, and kill all of them."""
         self.cut(host)

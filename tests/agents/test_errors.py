@@ -1,5 +1,6 @@
 """What goes wrong before a job starts: one sentence names the host and the cause, and nothing is left."""
 
+import json
 import os
 import socket
 import subprocess
@@ -14,13 +15,20 @@ from tests.agents.conftest import PSFLEET, TRAINER, TWO, Site
 JOIN = ("--engine", "join", "--agents", "2", "--listen", "127.0.0.1")
 
 
-@pytest.fixture
-def other_version(tmp_path: Path) -> str:
-    """A folder for PYTHONPATH that makes psfleet one of another version."""
-    metadata = tmp_path / "other" / "psfleet-9.9.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: psfleet\nVersion: 9.9\n")
-    return str(metadata.parent)
+@pytest.fixture(params=["psfleet 9.9", "Python 3.99"])
+def other_version(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """Another version, and a folder for PYTHONPATH in which programs have that one."""
+    folder = tmp_path / "other"
+    if request.param.startswith("psfleet"):
+        (folder / "psfleet-9.9.dist-info").mkdir(parents=True)
+        metadata = "Metadata-Version: 2.1\nName: psfleet\nVersion: 9.9\n"
+        (folder / "psfleet-9.9.dist-info" / "METADATA").write_text(metadata)
+    else:
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(
+            "import platform; platform.python_version_tuple = lambda: ('3', '99', '0')\n"
+        )
+    return request.param, str(folder)
 
 
 @pytest.fixture
@@ -46,18 +54,16 @@ def refused(site: Site, code: int = 2) -> str:
     return err.splitlines()[-1]
 
 
-def test_another_version_of_psfleet(site: Site, other_version: str) -> None:
+def test_another_version(site: Site, other_version: tuple[str, str]) -> None:
     """An agent of another version is sent away, and the launcher names its host and both versions."""
+    theirs, folder = other_version
     launcher = site.start(*JOIN, *TWO, TRAINER, "30")
-    path = os.environ.get("PYTHONPATH", "")
-    folders = [other_version, *(str(folder) for folder in _paths())]
-    agent = site.join(
-        launcher, "beta", "127.0.0.2", PYTHONPATH=os.pathsep.join([*folders, path]).strip(":")
-    )
-    expected = "host beta: it has psfleet 9.9 and the launcher has 0.1.0; install the same version"
+    path = os.pathsep.join(map(str, [folder, *_paths()]))
+    agent = site.join(launcher, "beta", "127.0.0.2", PYTHONPATH=path)
+    expected = f"host beta: it has {theirs} and the launcher has "
     assert expected in refused(site)
     out, _ = agent.communicate(timeout=60)
-    assert "psfleet agent beta: the launcher has refused it: it has psfleet 9.9" in out
+    assert f"psfleet agent beta: the launcher has refused it: it has {theirs}" in out
     assert agent.returncode == 1
 
 
@@ -89,6 +95,23 @@ def test_credentials_of_another_job(site: Site, tmp_path: Path) -> None:
     assert f"the launcher at {endpoint} and this agent do not know each other" in out
     assert "it is of another job" in out
     assert agent.returncode == 2
+
+
+def test_another_token(site: Site) -> None:
+    """The certificate is this job's and the token is not: the launcher names the host, and the job ends."""
+    launcher = site.start(*JOIN, *TWO, TRAINER, "30")
+    path = Path(site.invitation(launcher)[4])
+    credentials = json.loads(path.read_text())
+    credentials["token"] = credentials["token"][::-1]
+    path.write_text(json.dumps(credentials))
+    agent = site.join(launcher, "beta", "127.0.0.2")
+    expected = (
+        "the agent on host 127.0.0.1 has the certificate of this job with another token; copy"
+    )
+    assert expected in refused(site)
+    out, _ = agent.communicate(timeout=60)
+    assert "psfleet agent beta: its token is not this job's" in out
+    assert agent.returncode == 1
 
 
 AHEAD = """

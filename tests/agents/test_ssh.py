@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.agents.conftest import TRAINER, TWO, Site
-from tests.agents.machines import Lab
+from tests.agents.machines import NETWORK, Lab
 from tests.agents.ssh_hosts import ssh_options
 from tests.agents.test_engines import LONG
 from tests.launch.conftest import ROOT
@@ -33,6 +33,15 @@ def test_a_host_that_cannot_be_reached(site: Site) -> None:
     assert site.lab is not None
     said = refused(site, "--hosts", "alpha,away", "--ssh-options", ssh_options(site.lab))
     assert "host away: ssh: connect to host 198.18.7.99 port 2222:" in said
+
+
+def test_a_host_that_cannot_reach_the_launcher(site: Site) -> None:
+    """A firewall of the host lets logins in and no connection out."""
+    assert site.lab is not None
+    with site.lab.blocked("beta", "OUTPUT", "--jump", "DROP"):
+        said = refused(site, "--hosts", "alpha,beta", "--ssh-options", ssh_options(site.lab))
+    assert f"host beta: psfleet: the launcher at {NETWORK}.1:" in said
+    assert "cannot be reached; check the address, the network" in said
 
 
 def test_a_key_that_a_host_does_not_know(site: Site) -> None:

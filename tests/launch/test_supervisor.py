@@ -17,11 +17,12 @@ from psfleet_launch.supervision.job_events import (
     ReportMissingLeave,
     SendSignal,
     ServerReady,
+    ServerUnreachable,
     StartProcesses,
     StopRequested,
     causes_first,
 )
-from psfleet_launch.supervision.supervisor import Phase, Supervisor, Timeouts
+from psfleet_launch.supervision.supervisor import Failure, Phase, Supervisor, Timeouts
 
 S0, S1 = Member("server", 0), Member("server", 1)
 W0, W1 = Member("worker", 0), Member("worker", 1)
@@ -134,6 +135,17 @@ def test_the_start_has_a_deadline() -> None:
     assert job.failure is not None
     assert job.failure.member == S1
     assert told(job, ProcessExited(S0, 0), ProcessExited(S1, -15)) == [FinishJob(1)]
+
+
+def test_a_server_out_of_reach_ends_the_start() -> None:
+    """It failed first, and the reason is kept; in a job that trains the event has no effect."""
+    job = begun()
+    why = "host alpha cannot connect to server 1"
+    assert told(job, ServerReady(S0), ServerUnreachable(S1, why)) == [
+        SendSignal((S0, S1), signal.SIGTERM)
+    ]
+    assert job.failure == Failure(S1, None, why)
+    assert told(training(), ServerUnreachable(S1, why)) == []
 
 
 def test_workers_that_do_not_stop_are_killed_and_servers_asked() -> None:

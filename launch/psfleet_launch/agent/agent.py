@@ -12,11 +12,13 @@ from types import FrameType
 
 from psfleet.errors import ConfigError
 from psfleet.formats.relocations import write_relocations
+from psfleet.platform.service_thread import ServiceThread
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.agent_engine import AgentEngine
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.agent.output_tail import OutputTails
 from psfleet_launch.engines.launch_engine import Told
+from psfleet_launch.engines.remote.addresses import why_unreachable
 from psfleet_launch.engines.remote.agent_messages import (
     member_of,
     message_of,
@@ -175,6 +177,13 @@ class Agent:
                 write_relocations(engine.job.relocations, message.relocations.moved)
             case "expect":
                 engine.expect(member_of(message.expect))
+            case "connect":
+                where = (message.connect.endpoint,)
+                ServiceThread(self._connect, "connect", where).start()  # the loop must not wait
+
+    def _connect(self, endpoint: str) -> None:
+        tried = pb.Connected(endpoint=endpoint, error=why_unreachable(endpoint))
+        self._link.send(pb.AgentMessage(connected=tried))
 
     def _open(self, said: pb.OpenJob) -> pb.Opened:
         """Make ready for processes of the job."""

@@ -23,6 +23,7 @@ __all__ = [
     "Said",
     "SendSignal",
     "ServerReady",
+    "ServerUnreachable",
     "Shown",
     "StartProcesses",
     "StopRequested",
@@ -36,6 +37,14 @@ class ServerReady:
 
     member: Member
     endpoint: str = ""
+
+
+@dataclass(frozen=True)
+class ServerUnreachable:
+    """A server that starts listens, and another machine cannot connect to it; `why` names that machine."""
+
+    member: Member
+    why: str
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,7 @@ class Said:
 
 Event = (
     ServerReady
+    | ServerUnreachable
     | ProcessExited
     | StopRequested
     | LivenessSignal

@@ -28,6 +28,7 @@ from psfleet_launch.supervision.job_events import (
     ReportMissingLeave,
     SendSignal,
     ServerReady,
+    ServerUnreachable,
     StartProcesses,
     StopRequested,
 )
@@ -53,7 +54,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong first. `code` None: it did not end, it was not ready in time.
+    """What went wrong first. `code` None: it did not end, it was not ready in time or out of reach.
 
     Attributes:
         cause: Why it ended, where the engine knows that for certain.
@@ -151,6 +152,9 @@ class Supervisor:
         match event:
             case ServerReady(member):
                 return self._ready(member)
+            case ServerUnreachable(member, why):
+                starts = self.phase is Phase.STARTING
+                return self._fail(Failure(member, None, why), at) if starts else []
             case ProcessExited():
                 return self._exited(event, at)
             case StopRequested(number):

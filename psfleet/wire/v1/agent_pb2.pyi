@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/agent.proto, SHA-256 96f59b8ac8ceed2c1d17df2493f4d50a60c97da1d050902c020aa0090858950f
+# From protos/psfleet/v1/agent.proto, SHA-256 f9421e4a86d9ec3f9362f9754b4a19b2e7be2f767717560586fba314e88e3a2e
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -19,7 +19,7 @@ class AgentMember(_message.Message):
     def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., stage: _Optional[int] = ..., copy: _Optional[int] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "opened", "ready", "exited", "alive", "ending", "notice", "output", "swept", "ping", "leaving")
+    __slots__ = ("hello", "opened", "ready", "exited", "alive", "ending", "notice", "output", "swept", "ping", "leaving", "connected")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class AgentMessage(_message.Message):
     SWEPT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     opened: Opened
     ready: Ready
@@ -42,10 +43,11 @@ class AgentMessage(_message.Message):
     swept: Swept
     ping: Ping
     leaving: str
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., alive: _Optional[_Union[AgentMember, _Mapping]] = ..., ending: _Optional[_Union[AgentMember, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., output: _Optional[_Union[OutputChunk, _Mapping]] = ..., swept: _Optional[_Union[Swept, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., leaving: _Optional[str] = ...) -> None: ...
+    connected: Connected
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., alive: _Optional[_Union[AgentMember, _Mapping]] = ..., ending: _Optional[_Union[AgentMember, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., output: _Optional[_Union[OutputChunk, _Mapping]] = ..., swept: _Optional[_Union[Swept, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., leaving: _Optional[str] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ...) -> None: ...
 
 class LauncherMessage(_message.Message):
-    __slots__ = ("refused", "open", "spawn", "signal", "order", "expect", "sweep", "ping", "relocations", "probe")
+    __slots__ = ("refused", "open", "spawn", "signal", "order", "expect", "sweep", "ping", "relocations", "probe", "connect")
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPAWN_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +58,7 @@ class LauncherMessage(_message.Message):
     PING_FIELD_NUMBER: _ClassVar[int]
     RELOCATIONS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_FIELD_NUMBER: _ClassVar[int]
     refused: str
     open: OpenJob
     spawn: Spawn
@@ -66,7 +69,8 @@ class LauncherMessage(_message.Message):
     ping: Ping
     relocations: Relocations
     probe: bool
-    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., order: _Optional[_Union[ServerOrder, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ...) -> None: ...
+    connect: Connect
+    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., order: _Optional[_Union[ServerOrder, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ..., connect: _Optional[_Union[Connect, _Mapping]] = ...) -> None: ...
 
 class Relocations(_message.Message):
     __slots__ = ("moved",)
@@ -186,6 +190,20 @@ class Ready(_message.Message):
     member: AgentMember
     endpoint: str
     def __init__(self, member: _Optional[_Union[AgentMember, _Mapping]] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class Connect(_message.Message):
+    __slots__ = ("endpoint",)
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
+
+class Connected(_message.Message):
+    __slots__ = ("endpoint", "error")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    error: str
+    def __init__(self, endpoint: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Exited(_message.Message):
     __slots__ = ("member", "code", "left", "cause", "cpu_seconds", "peak_memory")

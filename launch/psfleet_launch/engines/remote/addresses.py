@@ -3,8 +3,11 @@
 import socket
 
 from psfleet.errors import ConfigError
+from psfleet.wire.client_socket import connected
 
-__all__ = ["address_towards", "own_address"]
+__all__ = ["address_towards", "own_address", "why_unreachable"]
+
+_CONNECT = 5.0  # seconds; the kernel asks again after 1 and 3
 
 
 def address_towards(host: str, port: int = 1) -> str:
@@ -40,3 +43,14 @@ def own_address() -> str:
             "--listen"
         )
     return found
+
+
+def why_unreachable(endpoint: str) -> str:
+    """Why this machine cannot connect to an endpoint on another one; empty: it can."""
+    try:
+        connected(endpoint, _CONNECT).close()
+    except TimeoutError:
+        return f"no answer within {_CONNECT:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -5,6 +5,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
 
 import grpc
 
@@ -158,6 +159,7 @@ class AgentHub(LauncherServicer):
         """Hear an agent in a thread of its own, and tell it what it is to do."""
         said = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(said).encode(), self._expected.encode()):
+            self._put(AgentConnection(""), pb.AgentMessage(notice=_wrong_token(context.peer())))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
         connection = AgentConnection(context.peer())
         self._connections.append(connection)
@@ -180,3 +182,12 @@ class AgentHub(LauncherServicer):
     def _put(self, connection: AgentConnection, message: pb.AgentMessage | None) -> None:
         self._heard.put((connection, message))
         self._wake()
+
+
+def _wrong_token(peer: str) -> pb.Notice:
+    """What to say of an agent that has a certificate of this job, so it is one, with another token."""
+    host = unquote(peer.partition(":")[2].rpartition(":")[0])
+    return pb.Notice(
+        text=f"the agent on host {host} has the certificate of this job with another token; "
+        "copy the whole file of credentials there again"
+    )

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-import sys
+import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
 
 def versions() -> pb.Hello:
     """What this process runs with, before anything is said of its machine."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    python = ".".join(platform.python_version_tuple()[:2])
     return pb.Hello(protocol=PROTOCOL, psfleet=version("psfleet"), python=python)
 
 

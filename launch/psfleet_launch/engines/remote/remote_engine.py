@@ -24,6 +24,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     member_of,
     version_mismatch,
 )
+from psfleet_launch.engines.remote.connection_checks import ConnectionChecks
 from psfleet_launch.engines.remote.job_opening import JobOpening
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.running_members import RunningMembers
@@ -69,6 +70,7 @@ class RemoteEngine(Engine):
         self._hosts: dict[Member, str] = {}  # where each was started last
         self._unplaced: dict[Member, Told] = {}
         self._locations = ServerLocations()
+        self._checks = ConnectionChecks()
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
         self._opening = JobOpening(job)
@@ -301,6 +303,9 @@ class RemoteEngine(Engine):
                 self._keep(message.output)
             case "swept":
                 self._swept[agent.name] = message.swept
+            case "connected":
+                tried = message.connected
+                self._events += self._checks.answered(agent.name, tried.endpoint, tried.error)
             case "leaving":
                 self._lose(agent, message.leaving)
             case _:
@@ -308,18 +313,21 @@ class RemoteEngine(Engine):
                 assert event is not None
                 if isinstance(event, ProcessExited):
                     self._running.pop(event.member, None)
-                if isinstance(event, ServerReady):
-                    event = self._is_ready(event)
-                self._events.append(event)
+                    self._checks.forget(event.member)
+                self._events += self._is_ready(event) if isinstance(event, ServerReady) else [event]
 
-    def _is_ready(self, told: ServerReady) -> ServerReady:
-        """Let all machines know if the server is not where it was."""
+    def _is_ready(self, told: ServerReady) -> list[Event | Shown]:
+        """Let all machines know if the server is not where it was; at its first start have them connect."""
         ready, has_moved = self._locations.ready(told)
         if has_moved:
             moved = pb.Relocations(moved=self._locations.moved)
             for agent in self.agents.values():
                 agent.send(pb.LauncherMessage(relocations=moved))
-        return ready
+        if not self._checks.begin(ready, self.host(ready.member), self.agents):
+            return [ready]
+        for agent in self.agents.values():
+            agent.send(pb.LauncherMessage(connect=pb.Connect(endpoint=ready.endpoint)))
+        return []
 
     def _welcome(self, agent: AgentConnection, hello: pb.Hello) -> None:
         """Take an agent in, or send it away."""
@@ -364,7 +372,9 @@ class RemoteEngine(Engine):
         lost = self._running.on([agent.name])
         for member in lost:
             del self._running[member]
+            self._checks.forget(member)
         self._events.append(Said(None, cause))
+        self._events += self._checks.lose(agent.name)
         self._events += causes_first(ProcessExited(one, _KILLED, cause=cause) for one in lost)
 
     def _wake(self) -> None:

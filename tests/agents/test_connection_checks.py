@@ -1,0 +1,108 @@
+"""A server counts as ready once every machine can connect to it; a firewall between two is named."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from psfleet_launch.engines.remote.addresses import why_unreachable
+from psfleet_launch.engines.remote.connection_checks import ConnectionChecks
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.job_events import ServerReady, ServerUnreachable
+from tests.agents.conftest import TRAINER, TWO, Site
+from tests.agents.machines import NETWORK, Lab, has, laboratory
+
+S0, S1 = ServerReady(Member("server", 0), "a:1"), ServerReady(Member("server", 1), "b:2")
+
+
+@pytest.fixture(params=["join"], scope="session")
+def engine(request: pytest.FixtureRequest) -> tuple[str, None]:
+    """Agents that each test starts by itself."""
+    return request.param, None
+
+
+def begun() -> ConnectionChecks:
+    """Both servers of a job listen, and both machines are asked."""
+    checks = ConnectionChecks()
+    assert checks.begin(S0, "alpha", ["alpha", "beta"])
+    assert checks.begin(S1, "beta", ["alpha", "beta"])
+    return checks
+
+
+def test_the_last_machine_makes_a_server_ready() -> None:
+    """Each endpoint waits for its own answers, and those of others do not count."""
+    checks = begun()
+    assert not [*checks.answered("alpha", "a:1", ""), *checks.answered("beta", "b:2", "")]
+    assert not [*checks.answered("alpha", "a:1", ""), *checks.answered("alpha", "c:3", "")]
+    assert list(checks.answered("beta", "a:1", "")) == [S0]
+    assert list(checks.answered("alpha", "b:2", "")) == [S1]
+
+
+def test_the_first_machine_that_cannot_connect_is_named() -> None:
+    """Later answers about the same server have no effect."""
+    checks = begun()
+    (found,) = checks.answered("alpha", "b:2", "Connection refused")
+    assert isinstance(found, ServerUnreachable)
+    assert found.member == S1.member
+    assert found.why.startswith(
+        "host alpha cannot connect to server 1 on host beta at b:2 (Connection refused); let firewalls pass"
+    )
+    assert not list(checks.answered("beta", "b:2", "Connection refused"))
+
+
+def test_nobody_waits_for_a_machine_that_is_lost() -> None:
+    """The others have answered, so the server is ready; one whose process has ended never is."""
+    checks = begun()
+    checks.forget(S1.member)
+    assert not list(checks.answered("alpha", "a:1", ""))
+    assert list(checks.lose("beta")) == [S0]
+    assert not list(checks.lose("alpha"))
+
+
+def test_a_server_that_starts_again_is_not_checked() -> None:
+    """An interruption of the network then is no reason to end the job."""
+    assert not begun().begin(ServerReady(S0.member, "a:9"), "alpha", ["alpha"])
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Lab]:
+    """Two machines."""
+    has("join", (), "iproute2")
+    with laboratory(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("rule", "why", "away"),
+    [
+        (("INPUT", "--source", f"{NETWORK}.2", "--jump", "DROP"), "no answer within 5 s", 1),
+        (("OUTPUT", "--destination", f"{NETWORK}.2", "--jump", "REJECT"), "refused", 0),
+    ],
+    ids=["into-beta", "out-of-beta"],
+)
+def test_a_firewall_that_blocks_one_direction(
+    site: Site, pair: Lab, rule: tuple[str, ...], why: str, away: int
+) -> None:
+    """It drops or refuses new connections; those of the other direction pass. No worker starts."""
+    site.lab = pair
+    with pair.blocked("beta", *rule):
+        engine = ("--engine", "join", "--agents", "2", "--listen", f"{NETWORK}.1")
+        launcher = site.start(*engine, *TWO, TRAINER, "30")
+        for number, name in enumerate(pair.hosts, 1):
+            site.join(launcher, name, "", *pair.within(number))
+        code, _, err = site.ends(launcher)
+    there, here = pair.hosts[away], pair.hosts[1 - away]
+    assert code == 1, err
+    said = f"host {here} cannot connect to server {away} on host {there} at {NETWORK}.{away + 2}:"
+    assert f"server {away} failed first: {said}" in err
+    assert why in err
+    assert f"host {there} · rank {away}" in err
+    assert "then stopped: server 0, server 1 (asked to stop" in err
+
+
+def test_a_port_where_nobody_listens() -> None:
+    """It refuses at once."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert why_unreachable(f"127.0.0.1:{bound.getsockname()[1]}") == "Connection refused"
