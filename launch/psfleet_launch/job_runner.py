@@ -195,8 +195,13 @@ class JobRunner:
                 case Output(data, is_error):
                     self._screen.output(data, is_error)
                 case Said(member, text):
-                    self._screen.say(f"{member}: {text}" if member else text)
+                    self._screen.say(f"{self._named(member)}: {text}" if member else text)
         return [event for event in events if not isinstance(event, Output | Said)]
+
+    def _named(self, member: Member) -> str:
+        """The member, and its machine where there are several."""
+        where = f" on host {self._engine.host(member)}" if self._engine.spans_machines else ""
+        return f"{member}{where}"
 
     def _make(self, trouble: ChaosSchedule) -> None:
         """Do what chaos wants now; processes are stopped and killed from here alone."""

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.conftest import TWO, Site
+from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.test_errors import JOIN
+from tests.agents.test_lost_machines import ALONE
+from tests.launch.conftest import digest
 from tests.waiting import until
 
 WAITS = "import os, time\nif os.environ['PSFLEET_RANK'] == '0': time.sleep(600)\n"
@@ -87,6 +89,45 @@ def test_a_disk_without_room(site: Site, little_room: list[str]) -> None:
     """A worker cannot write what it says, not even why it ends."""
     said = failed(site, "while True: print('x' * 64, flush=True)\n", *little_room)
     assert "worker 1 failed first: no room is left in '" in said
+
+
+def _fill(path: Path) -> None:
+    """Leave no room beside this file."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+@pytest.fixture
+def little_room_for_logs(tmp_path: Path) -> list[str]:
+    """What a command begins with whose folder of logs is a file system of 1 MiB; job `full`."""
+    if os.geteuid() != 0:
+        pytest.skip("a full disk needs root, for a file system of its own")
+    logs = tmp_path / "psfleet-logs"
+    invitation = logs / "full" / "agent.json"
+    words = f"exec 3<{invitation} && mount -t tmpfs -o size=1m none {logs} && mkdir {logs}/full && "
+    words += f"umask 077 && cat <&3 >{invitation} && exec "
+    return ["unshare", "--mount", "sh", "-c", f'{words} "$@"', "sh"]
+
+
+def test_a_disk_without_room_for_a_servers_log(site: Site, little_room_for_logs: list[str]) -> None:
+    """Pushes wait, and the launcher names server and host; with room again no bit of the result differs."""
+    gate = site.folder / "gate"
+    job = (*JOIN, "--servers", "2", "--workers", "1", "--no-progress", "--durability", "log")
+    launcher = site.start(*job, "--job", "full", TRAINER, "30", "0", str(gate))
+    site.join(launcher, "alpha", "127.0.0.2")
+    beta = site.join(launcher, "beta", "127.0.0.3", *little_room_for_logs)
+    launcher.until_logged("workerlog.0", "step 9")
+    filler = Path(f"/proc/{beta.pid}/root/{site.folder}/psfleet-logs/full/filler")
+    _fill(filler)
+    gate.touch()
+    said = "server 1 on host beta: log '"
+    launcher.until(lambda: said in site.said(), "word of the full disk")
+    filler.unlink()
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert "cannot be written: No space left on device; make room for it. Pushes wait" in err
+    assert digest(out) == ALONE
 
 
 def test_a_package_that_is_missing_there(site: Site) -> None:
