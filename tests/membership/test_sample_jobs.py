@@ -1,56 +1,41 @@
-"""Parquet files and a Kafka topic in a job whose worker is killed."""
+"""Parquet files and a Kafka topic in jobs of which a worker is killed, or everything."""
 
 import json
-import subprocess
-import sys
+import random
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("scripts") / "samples_dying.py"
-JOB = ["-m", "psfleet_launch", "--servers", "2", "--workers", "2", "--sync", "--no-progress"]
+from tests.launch.conftest import Launch, launch
 
+__all__ = ["launch"]
 
-LABELS = [None if row % 10 == 7 else 1.0 for row in range(60)]
+SCRIPT = str(Path(__file__).with_name("scripts") / "samples_dying.py")
+LABELS = [None if row % 10 == 7 else 1.0 for row in range(120)]
 TWICE = [0 if label is None else 2 for label in LABELS]
 
 
-def run(place: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The job, over two epochs of the samples at a place."""
-    command = [sys.executable, *JOB, "--log-dir", str(folder / "logs"), "--restart-workers", "1"]
-    return subprocess.run(
-        [*command, str(SCRIPT), place, str(folder / "mark")],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-
-
-def check(done: subprocess.CompletedProcess[str]) -> None:
-    """A worker was killed, and each good sample counts once in each epoch."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "worker 1 ended with signal 9" in done.stderr
-    assert f"used {TWICE}" in done.stdout
-
-
-def test_every_row_is_used_once_an_epoch(tmp_path: Path) -> None:
-    """Sync mode: with a worker that is killed and started again each good row counts once in each epoch."""
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """A folder of Parquet files with the labels, some of them bad."""
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     data = tmp_path / "data"
     data.mkdir()
-    for number, (first, end) in enumerate(((0, 26), (26, 60))):
+    for number, (first, end) in enumerate(((0, 46), (46, 70), (70, 120))):
         labels = pa.array(LABELS[first:end], pa.float32())
         table = pa.table({"row": range(first, end), "label": labels})
-        pq.write_table(table, data / f"{number}.parquet", row_group_size=8)
-    check(run(str(data), tmp_path))
+        pq.write_table(table, data / f"{number}.parquet", row_group_size=16)
+    return str(data)
 
 
-def test_every_message_is_used_once_an_epoch(tmp_path: Path) -> None:
-    """Likewise each good message of a topic."""
+@pytest.fixture
+def topic() -> Iterator[str]:
+    """The same in the two partitions of a topic."""
     pytest.importorskip(
         "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
     )
@@ -60,6 +45,65 @@ def test_every_message_is_used_once_an_epoch(tmp_path: Path) -> None:
         json.dumps({"row": row, "label": label}).encode() for row, label in enumerate(LABELS)
     ]
     with Broker() as broker:
-        broker.send("rows", 0, messages[:30])
-        broker.send("rows", 1, messages[30:])
-        check(run(f"kafka://{broker.servers}", tmp_path))
+        broker.send("rows", 0, messages[:60])
+        broker.send("rows", 1, messages[60:])
+        yield f"kafka://{broker.servers}"
+
+
+def run(launch: Launch, name: str, script: list[str], *options: str) -> tuple[int, str]:
+    """The job of that name in sync mode: exit code and output, when nothing of it is left.
+
+    Args:
+        script: The arguments of the script, without the job's folder.
+    """
+    place, *death = script
+    arguments = [SCRIPT, place, f"psfleet-logs/{name}", *death]
+    job = launch("--sync", "--no-progress", "--job", name, *options, *arguments)
+    code, out, err = job.ends()
+    job.until(lambda: not job.family(), "end of all processes")
+    return code, out + err
+
+
+def a_worker_dies(launch: Launch, place: str) -> None:
+    """A worker is killed and started again: each good sample counts once in each epoch."""
+    options = ("--servers", "2", "--workers", "2", "--restart-workers", "1")
+    code, text = run(launch, "j", [place, "worker:1:4:pulled"], *options)
+    assert code == 0, text
+    assert "worker 1 ended with signal 9" in text
+    assert f"used {TWICE}" in text
+
+
+def everything_dies(launch: Launch, place: str, seed: int, *workers: int) -> None:
+    """The launcher is killed, and with it all else, and the job resumes with the next number of workers,
+    until the last one: likewise."""
+    dice, resume = random.Random(seed), list[str]()
+    for number, count in enumerate(workers, 1):
+        where = dice.randrange(count), dice.randint(3, 5), dice.choice(["pulled", "pushed"])
+        death = [":".join(map(str, ("job", *where)))] if number < len(workers) else []
+        servers = ("--servers", str(dice.randint(1, 2)), "--snapshot-every", "2 rounds")
+        options = (*servers, "--workers", str(count), *resume)
+        code, text = run(launch, f"j{number}", [place, *death], *options)
+        assert code == (-signal.SIGKILL if death else 0), text
+        resume = ["--resume", f"psfleet-logs/j{number}"]
+    assert f"used {TWICE}" in text
+
+
+def test_every_row_is_used_once_an_epoch(launch: Launch, rows: str) -> None:
+    """Sync mode: with a worker that is killed and started again each good row counts once in each epoch."""
+    a_worker_dies(launch, rows)
+
+
+def test_every_message_is_used_once_an_epoch(launch: Launch, topic: str) -> None:
+    """Likewise each good message of a topic."""
+    a_worker_dies(launch, topic)
+
+
+def test_every_row_is_used_once_by_killed_jobs(launch: Launch, rows: str) -> None:
+    """Sync mode: a job is killed with its launcher, goes on with more workers, is killed again and goes on
+    with one: each good row counts once in each epoch."""
+    everything_dies(launch, rows, 1, 2, 3, 1)
+
+
+def test_every_message_is_used_once_by_killed_jobs(launch: Launch, topic: str) -> None:
+    """Likewise each good message of a topic."""
+    everything_dies(launch, topic, 2, 1, 2)

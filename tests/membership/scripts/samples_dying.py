@@ -1,12 +1,17 @@
-"""Reads samples through fleet.dataset; worker 1 is killed at its fourth step. Says what was used.
+"""Reads samples through fleet.dataset for two epochs, and may be killed. Says what was used.
 
-python samples_dying.py FOLDER MARK            # Parquet files, shuffled
-python samples_dying.py kafka://SERVERS MARK   # the topic "rows", which has two partitions
+python samples_dying.py FOLDER JOB [DEATH]            # Parquet files, shuffled
+python samples_dying.py kafka://SERVERS JOB [DEATH]   # the topic "rows", which has two partitions
+
+JOB is the job's folder. DEATH is VICTIM:WORKER:STEP:PLACE: at this step, behind its pull or its push, this
+worker kills itself ("worker"), or the launcher and thereby the whole job ("job"). The latter waits for a
+step at which the job has a complete snapshot.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,8 @@ from psfleet import fleet, initializer
 from psfleet.features import Feature, FeatureSet, Table
 from psfleet.optimizer import SGD
 
-ROWS, EPOCHS, WORKERS = 60, 2, 2
+ROWS, EPOCHS, WORKERS = 120, 2, 3
+PAUSE = 1.0  # seconds that a step waits for the snapshot: there are a dozen such steps
 
 
 def feature_set(worker: int) -> FeatureSet:
@@ -41,23 +47,57 @@ def opened(place: str, features: FeatureSet) -> Any:
     return ParquetFiles(place, features, ["label"], bad_rows="skip", interleave=2)
 
 
-def main(place: str, mark: Path) -> None:
+class Death:
+    """Kills once in a job.
+
+    Args:
+        text: See above; empty: it never does.
+        job: The job's folder.
+        me: Which worker this is.
+    """
+
+    def __init__(self, text: str, job: Path, me: int) -> None:
+        self._victim, worker, step, self._place = (text or "nobody:-1:0:").split(":")
+        self._step, self._job = int(step), job
+        self._mark = self._job / "died"
+        self._mine = int(worker) == me and not self._mark.exists()
+
+    def at(self, step: int, place: str) -> None:
+        """The worker is there."""
+        if not self._mine or step < self._step or place != self._place:
+            return
+        if self._victim == "job" and not self._has_snapshot():
+            return
+        self._mark.touch()
+        os.kill(os.getppid() if self._victim == "job" else os.getpid(), signal.SIGKILL)
+        signal.pause()  # the kernel kills the children of the launcher
+
+    def _has_snapshot(self) -> bool:
+        until = time.monotonic() + PAUSE
+        while not any(self._job.glob("snapshots/snapshot-*/manifest.json")):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+def main(place: str, job: Path, death: str = "") -> None:
     """One worker."""
     fleet.init()
     me = fleet.worker_index()
     source = opened(place, feature_set(me))
     seed = None if place.startswith("kafka://") else 3
+    kill = Death(death, job, me)
     with psfleet.connect() as ps:
         sets = [ps.features(feature_set(worker)) for worker in range(WORKERS)]
         batches = fleet.dataset(source, 5, EPOCHS, seed, prefetch=2)
         for step, samples in enumerate(batches, 1):
             batch = sets[me].batch(samples.features)
             batch.pool(ps.pull(batch.ids))
-            if (me, step) == (1, 4) and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            kill.at(step, "pulled")
             gradient = np.full((batch.samples, 1), -1, np.float32)
             ps.push(batch.gradients({"row": gradient}))
+            kill.at(step, "pushed")
         ps.flush()
         ps.barrier()
         if me == 0:
@@ -68,4 +108,4 @@ def main(place: str, mark: Path) -> None:
         ps.barrier()
 
 
-main(sys.argv[1], Path(sys.argv[2]))
+main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
