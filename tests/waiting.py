@@ -13,16 +13,19 @@ _LOOK = 0.01  # seconds between looks
 _PATIENCE = 120.0  # seconds; a loaded machine may be slow
 
 
-def until(holds: Callable[[], object], what: Callable[[], object] | str = "") -> None:
+def until(
+    holds: Callable[[], object], what: Callable[[], object] | str = "", every: float = _LOOK
+) -> None:
     """Return once the condition holds.
 
     Args:
         what: What the error says that was found or awaited.
+        every: Seconds between looks.
     """
     deadline = time.monotonic() + _PATIENCE
     while not holds():
         assert time.monotonic() < deadline, what() if callable(what) else f"no {what}"
-        time.sleep(_LOOK)
+        time.sleep(every)
 
 
 def pause(process: "subprocess.Popen[Any]") -> None:

@@ -128,7 +128,7 @@ class DeathFault:
 
 
 class CrashFaults:
-    """Kills this process, as `kill -9` would, when it reaches a point for the n-th time.
+    """Kills or stops this process, as `kill` would, when it reaches a point for the n-th time.
 
     Args:
         point: append, tear, appended, applied or settled: before a record of the log is written, when
@@ -143,17 +143,22 @@ class CrashFaults:
             With a standby: feed, fed (a primary, before and after a record is on its way), waiting,
             followed (before and after the standby's word); receive, took (the standby, around taking it).
         count: At which time, from 1.
+        signal: SIGKILL, or SIGSTOP for a process that hangs there.
     """
 
-    def __init__(self, point: str, count: int) -> None:
+    def __init__(self, point: str, count: int, signal: int = signal.SIGKILL) -> None:
         self.point = point
         self.count = count
+        self.signal = signal
 
     @classmethod
     def wanted(cls, variables: Mapping[str, str] = os.environ) -> "CrashFaults | None":
-        """What PSFLEET_CRASH says: "point:count"; None: nothing."""
-        point, _, count = from_variable(FaultSettings, "crash", variables).partition(":")
-        return cls(point, int(count)) if point else None
+        """What PSFLEET_CRASH says: "point:count" or "point:count:stop"; None: nothing."""
+        said = from_variable(FaultSettings, "crash", variables)
+        if not said:
+            return None
+        point, count, *how = said.split(":")
+        return cls(point, int(count), signal.SIGSTOP if how == ["stop"] else signal.SIGKILL)
 
     def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
         """The process is at the point; `before` is what it does last."""
@@ -163,4 +168,4 @@ class CrashFaults:
         if self.count == 0:
             if before is not None:
                 before()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)

@@ -220,8 +220,17 @@ FLEET: tuple[Panel, ...] = (
         "s",
         Age("psfleet_snapshot_timestamp_seconds"),
         "Time since the last snapshot of the whole job was complete.",
-        "If it grows beyond --snapshot-every, the log of server 0 says why.",
-        Alert("PsfleetSnapshotOld", "> 86400"),
+        "See the next panel.",
+    ),
+    Panel(
+        _RELIABILITY,
+        "Wait for a snapshot",
+        "percentunit",
+        Ratio(Level("psfleet_snapshot_wait_seconds"), Level("psfleet_snapshot_interval_seconds")),
+        "Time since the last snapshot, or since the start, as a share of --snapshot-every; 0 without new "
+        "pushes.",
+        "Above 2 a snapshot takes too long or fails: the log of server 0 says why.",
+        Alert("PsfleetSnapshotOverdue", "> 3"),
     ),
     Panel(
         _RELIABILITY,
@@ -248,7 +257,6 @@ FLEET: tuple[Panel, ...] = (
         Level("psfleet_standby_lag_records", _RANK),
         "Records of a server that its standby has not taken yet; answers wait for them.",
         "The standby's machine or the network is too slow.",
-        Alert("PsfleetStandbyBehind", "> 10000", "5m"),
     ),
     Panel(
         _RELIABILITY,
@@ -257,6 +265,8 @@ FLEET: tuple[Panel, ...] = (
         Level("psfleet_standby_queued_bytes", _RANK),
         "Records of a server that are not on their way to its standby yet; at 256 MiB pushes wait.",
         "The standby's machine or the network is too slow.",
+        # A quarter of that.
+        Alert("PsfleetStandbyBehind", "> 67108864", "5m"),
     ),
     Panel(
         _RELIABILITY,

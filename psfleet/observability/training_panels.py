@@ -16,8 +16,8 @@ TRAINING: tuple[Panel, ...] = (
         "cps",
         Rate("psfleet_samples_total", where={"role": "server", "rank": "0"}),
         "Samples behind the pushes that server 0 has applied or held.",
-        "If it falls, see which worker or server is slow below.",
-        Alert("PsfleetNoProgress", "== 0", "5m", "critical"),
+        "If it falls, see which worker or server is slow below. It stays 0 for plain scripts, whose pushes "
+        "do not tell their samples.",
     ),
     Panel(
         _PROGRESS,
@@ -98,7 +98,9 @@ TRAINING: tuple[Panel, ...] = (
         "cps",
         Rate("psfleet_pushes_total", _RANK, {"role": "server"}),
         "Pushes that a server has applied or held.",
-        "All servers should have the same; one that lags holds up all workers.",
+        "All servers should have the same; one that lags holds up all workers. At 0 look for waiting calls "
+        "and dead processes.",
+        Alert("PsfleetNoProgress", "== 0", "5m", "critical"),
     ),
     Panel(
         _SPEED,

@@ -161,8 +161,8 @@ class JobSettings:
     )
     rules: tuple[str, ...] = setting(
         (),
-        "Modules with update rules or consistency modes of your own, which servers and workers import; they "
-        "are on the Python path or beside the script",
+        "Modules with update rules, eviction policies or consistency modes of your own, which servers and "
+        "workers import; they are on the Python path or beside the script",
         names="--rules PSFLEET_RULES job.rules",
         metavar="MODULE,...",
     )
@@ -282,6 +282,8 @@ class FaultSettings:
 
     chaos: str = setting("", "Faults for this process to make, as JSON", names="PSFLEET_CHAOS")
     crash: str = setting(
-        "", "`point:count`: kill this process when it reaches a point", names="PSFLEET_CRASH"
+        "",
+        "`point:count`: kill this process when it reaches a point; `point:count:stop`: stop it",
+        names="PSFLEET_CRASH",
     )
     broken_thread: str = setting("", "Name of the thread that fails", names="PSFLEET_BROKEN_THREAD")

@@ -110,7 +110,7 @@ class Server:
         if environment.snapshot_folder:
             self.host.wishes = ModeRequestFile(Path(environment.snapshot_folder).parent)
         self._snapshots = None if coordinator is None else self._make_runner()
-        self._schedule: SnapshotSchedule | None = None
+        self._schedule = self._make_schedule()
         self._ticker = Ticker(self.host)
         self.beats = ServerHeartbeat(self._beat, environment.beat, self._access)
         self.views = ViewInstaller(self.host, self._access, environment.beat)
@@ -172,7 +172,7 @@ class Server:
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
             server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
-            metrics = ServerMetrics(self.host, self._snapshots, self._door)
+            metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._door)
             server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
             if self.environment.replicas:
                 server.add_generic_rpc_handlers([replica_handler(self.host)])
@@ -195,18 +195,7 @@ class Server:
         self.host.lanes.start()
         if self._snapshots is not None:
             self._snapshots.start()
-        if self._snapshots is not None and self.environment.snapshot_every:
-            every = SnapshotInterval.parse(
-                self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY"
-            )
-            shard = self._shard
-            self._schedule = SnapshotSchedule(
-                self._snapshots,
-                every,
-                shard.progress,
-                lambda: shard.consistency.declared.has_rounds,
-                tell=self._tell,
-            )
+        if self._schedule is not None:
             self._schedule.start()
         server.start()
         self._server = server
@@ -261,6 +250,18 @@ class Server:
             go_on_from(self.environment.resume, self._shard, self.host.coordinator)
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
+
+    def _make_schedule(self) -> SnapshotSchedule | None:
+        if self._snapshots is None or not self.environment.snapshot_every:
+            return None
+        shard = self._shard
+        return SnapshotSchedule(
+            self._snapshots,
+            SnapshotInterval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY"),
+            shard.progress,
+            lambda: shard.consistency.declared.has_rounds,
+            tell=self._tell,
+        )
 
     def _make_runner(self) -> SnapshotRunner:
         path = self.environment.snapshot_folder

@@ -120,7 +120,7 @@ class Ground:
             *handlers(self.host),
             *snapshot_handlers(self.host, self._snapshots),
             replica_handler(self.host),
-            metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None)),
+            metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None, None)),
         ]
         self.methods = sorted(
             path for service in self._services for path in getattr(service, "_method_handlers", ())

@@ -17,7 +17,7 @@ Series = dict[str, tuple[str, str]]
 """By metric with labels its values, every 15 s, in a job in trouble and in a healthy one."""
 
 CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
-    "PsfleetNoProgress": ({f"psfleet_samples_total|{RANK_0}": ("700x80", "0+1x80")}, {}),
+    "PsfleetNoProgress": ({f"psfleet_pushes_total|{RANK_0}": ("700x80", "0+1x80")}, {"rank": "0"}),
     "PsfleetCallsNearLimit": (
         {
             f"psfleet_waiting_calls|{RANK_0}": ("91x80", "90x80"),
@@ -51,9 +51,11 @@ CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
         {'psfleet_retries_total|rank="0",role="worker"': ("0+30x80", "0+10x80")},
         {"rank": "0"},
     ),
-    # Time begins at 0 here.
-    "PsfleetSnapshotOld": (
-        {f"psfleet_snapshot_timestamp_seconds|{RANK_0}": ("-90000x80", "0x80")},
+    "PsfleetSnapshotOverdue": (
+        {
+            f"psfleet_snapshot_wait_seconds|{RANK_0}": ("190x80", "170x80"),
+            f"psfleet_snapshot_interval_seconds|{RANK_0}": ("60x80", "60x80"),
+        },
         {},
     ),
     "PsfleetStandbyMissing": (
@@ -61,7 +63,7 @@ CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
         {"rank": "1"},
     ),
     "PsfleetStandbyBehind": (
-        {f"psfleet_standby_lag_records|{RANK_0}": ("20000x80", "9000x80")},
+        {f"psfleet_standby_queued_bytes|{RANK_0}": ("80e6x80", "60e6x80")},
         {"rank": "0"},
     ),
 }

@@ -1,15 +1,12 @@
 """A real job of 2 servers and 2 workers, watched by a real Prometheus."""
 
-import contextlib
 import json
 import re
 import subprocess
 import sys
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from psfleet_launch.observability.recorder import answers
 from tests.launch.conftest import ROOT
 from tests.observability.browser import CELLS, opened, program
 from tests.observability.event_files import scalars
+from tests.observability.prometheus import Prometheus, scraping
 from tests.observability.trainer import ID, STEP, WORKER
 from tests.observability.watched import MOVES, STILL, Watched, expected, shown, training
 from tests.waiting import until
@@ -55,76 +53,12 @@ def job(folder: Path) -> Iterator[Watched]:
         yield watched
 
 
-@dataclass
-class Prometheus:
-    """A Prometheus that scrapes the job once a second."""
-
-    url: str
-
-    def ask(self, promql: str) -> dict[frozenset[tuple[str, str]], float]:
-        """The answer to a query now, by labels."""
-        question = urllib.parse.urlencode({"query": promql})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{question}", timeout=60) as answer:
-            result = json.loads(answer.read())["data"]["result"]
-        return {
-            frozenset(
-                (k, v) for k, v in one["metric"].items() if k not in ("__name__", "instance")
-            ): float(one["value"][1])
-            for one in result
-        }
-
-
 @pytest.fixture(scope="module")
 def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Finds the job by its /sd."""
+    """It watches the job."""
     folder = tmp_path_factory.mktemp("prometheus")
-    configuration = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(ROOT / "docs/alerts.yml")],
-        "scrape_configs": [
-            {
-                "job_name": "psfleet",
-                "honor_labels": True,
-                "http_sd_configs": [{"url": f"{job.url}sd", "refresh_interval": "1s"}],
-            }
-        ],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(configuration))
-    said = folder / "said"
-    with open(said, "w") as log:
-        process = subprocess.Popen(
-            [
-                program("prometheus", "prometheus"),
-                f"--config.file={folder}/prometheus.yml",
-                f"--storage.tsdb.path={folder}/data",
-                "--web.listen-address=127.0.0.1:0",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        address = re.compile(r'msg="Listening on" address=(\S+)')
-
-        def found() -> re.Match[str] | None:
-            if process.poll() is not None:
-                pytest.skip(f"Prometheus does not start: {said.read_text()[-500:]}")
-            return address.search(said.read_text())
-
-        until(found, "Prometheus")
-        match = found()
-        assert match is not None
-        url = f"http://{match[1]}"
-
-        def is_ready() -> bool:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=60):
-                return True
-            return False
-
-        until(is_ready, "Prometheus that is ready")
-        yield Prometheus(url)
-    finally:
-        process.terminate()
-        process.wait(60)
+    with scraping(folder, ROOT / "docs/alerts.yml", job.url) as found:
+        yield found
 
 
 def test_every_panel_has_an_answer(job: Watched, prometheus: Prometheus) -> None:
@@ -177,16 +111,6 @@ def _by_series(panel: Panel, found: dict[frozenset[tuple[str, str]], float]) -> 
         " ".join(dict(labels).get(name, "") for name in panel.query.by): value
         for labels, value in found.items()
     }
-
-
-def test_an_alert_fires(job: Watched, prometheus: Prometheus) -> None:
-    """The planted NaN is an alert, which names the worker and the job."""
-    until(
-        lambda: prometheus.ask('ALERTS{alertname="PsfleetNonFinite",alertstate="firing"}'),
-        "alert PsfleetNonFinite",
-    )
-    [labels, *_] = prometheus.ask('ALERTS{alertname="PsfleetNonFinite",alertstate="firing"}')
-    assert dict(labels) | {"job": "watched", "rank": str(WORKER)} == dict(labels)
 
 
 def test_the_rules_and_the_metrics_are_valid(job: Watched) -> None:

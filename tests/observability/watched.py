@@ -64,10 +64,12 @@ class Watched:
 
 
 @contextlib.contextmanager
-def training(folder: Path, name: str, *options: str) -> Iterator[Watched]:
-    """A job of trainer.py in this folder, which ends well and leaves nothing.
+def training(
+    folder: Path, name: str, *options: str, script: str = "trainer.py", **variables: str
+) -> Iterator[Watched]:
+    """A job in this folder, which ends well and leaves nothing.
 
-    A file `hold` in the folder lets its workers rest.
+    A file `hold` in the folder lets the workers of trainer.py rest.
     """
     mark, said = uuid.uuid4().hex, folder / "screen"
     words = [*options, "--watch", "0", "--job", name, "--no-progress"]
@@ -75,14 +77,14 @@ def training(folder: Path, name: str, *options: str) -> Iterator[Watched]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "psfleet_launch", *words),
-                ROOT / "tests/observability/trainer.py",
+                ROOT / "tests/observability" / script,
             ],
             cwd=folder,
             text=True,
             stdout=screen,
             stderr=screen,
             start_new_session=True,
-            env=_environment() | {"PSFLEET_TEST": mark},
+            env=_environment() | {"PSFLEET_TEST": mark} | variables,
         )
     launcher = Launcher(process, folder, mark)
 

@@ -11,6 +11,7 @@ from psfleet_server.engine.memory_budget import resident
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.connection_limit import ConnectionLimit
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
+from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -32,14 +33,20 @@ class ServerMetrics:
     Args:
         host: Of its shard.
         snapshots: On server 0, who takes snapshots.
+        schedule: When they are taken; None: when somebody asks.
         door: Of a server that listens on TCP.
     """
 
     def __init__(
-        self, host: ShardHost, snapshots: SnapshotRunner | None, door: ConnectionLimit | None
+        self,
+        host: ShardHost,
+        snapshots: SnapshotRunner | None,
+        schedule: SnapshotSchedule | None,
+        door: ConnectionLimit | None,
     ) -> None:
         self._host = host
         self._snapshots = snapshots
+        self._schedule = schedule
         self._door = door
 
     def collect(self) -> "list[Metric]":
@@ -94,6 +101,10 @@ class ServerMetrics:
             at, size = self._snapshots.latest
             yield gauge("snapshot_timestamp_seconds", "When the last snapshot was complete", at)
             yield gauge("snapshot_bytes", "Size of the last snapshot", size)
+        if self._schedule is not None and self._schedule.seconds:
+            yield gauge("snapshot_interval_seconds", "--snapshot-every", self._schedule.seconds)
+            waited = self._schedule.waited
+            yield gauge("snapshot_wait_seconds", "Since a snapshot held all pushes", waited)
 
 
 def process() -> "Iterator[Metric]":

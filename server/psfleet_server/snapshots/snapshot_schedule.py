@@ -21,7 +21,7 @@ class SnapshotSchedule:
 
     Args:
         runner: Takes them.
-        every: How often; None: never.
+        every: How often.
         position: How many rounds the training has done.
         has_rounds: Whether these are rounds of all workers: then every N rounds means after the rounds N,
             2 N, 3 N, ... Otherwise a snapshot is due as soon as so many pushes were made.
@@ -32,7 +32,7 @@ class SnapshotSchedule:
     def __init__(
         self,
         runner: SnapshotRunner,
-        every: SnapshotInterval | None,
+        every: SnapshotInterval,
         position: Callable[[], int],
         has_rounds: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
@@ -45,13 +45,25 @@ class SnapshotSchedule:
         self._has_rounds = has_rounds
         self._clock = clock
         self._tell = tell
+        self._time_done, self._rounds_done = clock(), position()  # at the last snapshot
         self._over = threading.Event()
         self._thread = ServiceThread(self._run, "snapshot schedule")
 
     def start(self) -> None:
         """Begin to look at the clock."""
-        if self._every is not None:
-            self._thread.start()
+        self._time_done, self._rounds_done = self._clock(), self._position()
+        self._thread.start()
+
+    @property
+    def seconds(self) -> float:
+        """Time between snapshots; 0: they follow rounds."""
+        return self._every.seconds
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the last snapshot of this schedule, or its start; 0: it holds all pushes."""
+        done = self._position() == self._rounds_done
+        return 0.0 if done else self._clock() - self._time_done
 
     def stop(self) -> None:
         """End the thread; a snapshot that is being taken is given up."""
@@ -60,12 +72,10 @@ class SnapshotSchedule:
             self._thread.join()
 
     def _run(self) -> None:
-        assert self._every is not None
         every, failures = self._every, 0
-        time_done, rounds_done = self._clock(), self._position()
         while not self._over.wait(min(_LOOK, every.seconds or _LOOK)):
             rounds, exact = self._position(), bool(every.rounds) and self._has_rounds()
-            if not exact and not self._is_due(rounds, rounds_done, time_done):
+            if not exact and not self._is_due(rounds):
                 continue
             try:
                 self._runner.take(SnapshotRequest(every=every.rounds if exact else 0)).result()
@@ -81,16 +91,14 @@ class SnapshotSchedule:
                 continue
             if failures:
                 self._tell(f"snapshots are taken again, after {failures} that failed")
-            failures, time_done, rounds_done = 0, self._clock(), rounds
+            failures, self._time_done, self._rounds_done = 0, self._clock(), rounds
 
     def _fails(self, error: Exception, failures: int) -> None:
         """Tell of the first failure of a row, and then ever more rarely."""
         if failures.bit_count() == 1:
             self._tell(f"a snapshot could not be taken: {error} ({failures} in a row)")
 
-    def _is_due(self, rounds: int, rounds_done: int, time_done: float) -> bool:
-        assert self._every is not None
-        every = self._every
-        if every.rounds:
-            return rounds // every.rounds > rounds_done // every.rounds
-        return rounds != rounds_done and self._clock() >= time_done + every.seconds
+    def _is_due(self, rounds: int) -> bool:
+        if every := self._every.rounds:
+            return rounds // every > self._rounds_done // every
+        return rounds != self._rounds_done and self.waited >= self.seconds
