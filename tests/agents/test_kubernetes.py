@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -53,6 +54,80 @@ def test_files_are_strictly_valid(options: tuple[str, ...], tmp_path: Path) -> N
     workers["spec"]["completionMod"] = workers["spec"].pop("completionMode")
     with pytest.raises(validator.ValidationError, match="completionMod"):
         validator.validate(workers, VERSION, strict=True)
+
+
+JOBSETS = [("--jobset",), ("--jobset", *LOGGED), ("--jobset", "--sync", "--restart-workers", "3")]
+
+
+@pytest.mark.parametrize("options", JOBSETS)
+def test_a_jobset_is_strictly_valid(options: tuple[str, ...], tmp_path: Path) -> None:
+    """The models that are generated from JobSet's API know every field; its Jobs are those of Kubernetes."""
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="no kubeflow-trainer-api")
+    validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate")
+    files = render(tmp_path, *options)
+    made = files.pop("jobset.json")
+    assert models.JobsetV1alpha2JobSet.from_dict(made).to_dict() == made
+    replicated = made["spec"]["replicatedJobs"]
+    jobs = [one["template"] | {"apiVersion": "batch/v1", "kind": "Job"} for one in replicated]
+    rest = [one for file in files.values() for one in file.get("items", [file])]
+    for one in jobs + rest:
+        validator.validate(one, VERSION, strict=True)
+    kinds = sorted(one["kind"] for one in rest)
+    claim = ["PersistentVolumeClaim"] * ("--durability" in options)
+    assert kinds == ["NetworkPolicy", *claim, "PodDisruptionBudget", "Secret", "Secret"]
+    misspelt = json.loads(json.dumps(made).replace("dependsOn", "dependOn"))
+    assert models.JobsetV1alpha2JobSet.from_dict(misspelt).to_dict() != misspelt
+
+
+@pytest.mark.parametrize("options", JOBSETS)
+def test_a_jobset_is_one_by_its_definition(options: tuple[str, ...], tmp_path: Path) -> None:
+    """The CustomResourceDefinition of a cluster takes it, without a field that it would drop.
+
+    PSFLEET_TEST_JOBSET_CRD names its file: kubectl get crd jobsets.jobset.x-k8s.io --output json.
+    """
+    definition = os.environ.get("PSFLEET_TEST_JOBSET_CRD")
+    if not definition:
+        pytest.skip("PSFLEET_TEST_JOBSET_CRD names no definition of JobSet")
+    jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema")
+    yaml = pytest.importorskip("yaml", reason="no PyYAML")
+    made = render(tmp_path, *options)["jobset.json"]
+    (version,) = yaml.safe_load(Path(definition).read_text())["spec"]["versions"]
+    assert made["apiVersion"] == f"jobset.x-k8s.io/{version['name']}"
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    jsonschema.validate(made, schema)
+    made["spec"]["successPolicy"]["operator"] = "Some"
+    with pytest.raises(jsonschema.ValidationError, match="'Some' is not one of"):
+        jsonschema.validate(made, schema)
+
+
+def strict(schema: Any) -> Any:
+    """A schema that refuses unknown fields, which Kubernetes would drop."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: strict(one) for name, one in schema.items()}
+    is_object = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
+    return made | ({"additionalProperties": False} if is_object else {})
+
+
+def test_a_jobset_finds_its_servers(tmp_path: Path) -> None:
+    """Names of servers are those that JobSet gives to pods; both roles get their rank from their Job."""
+    spec = render(tmp_path, "--jobset", *LOGGED)["jobset.json"]["spec"]
+    servers, workers = (one["template"]["spec"] for one in spec["replicatedJobs"])
+    for role, job in (("server", servers), ("worker", workers)):
+        pod = job["template"]
+        assert pod["metadata"]["labels"]["psfleet.role"] == role
+        told = {one["name"]: one for one in pod["spec"]["containers"][0]["env"]}
+        hosts = [f"ctr-server-0-{rank}.{spec['network']['subdomain']}:9000" for rank in (0, 1)]
+        assert told["PSFLEET_SERVERS"]["value"] == ",".join(hosts)
+        path = told["PSFLEET_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
+        assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert (servers["backoffLimitPerIndex"], workers["backoffLimitPerIndex"]) == (5, 0)
+    (log,) = [one for one in servers["template"]["spec"]["volumes"] if one["name"] == "log"]
+    claim = json.loads((tmp_path / "log-volume.json").read_text())
+    assert log["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 def test_secrets_are_in_one_file(tmp_path: Path) -> None:
@@ -171,14 +246,14 @@ def test_the_job_file_of_the_page(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ((), "--engine kubernetes writes files for kubectl; name a folder"),
         (("--render", "x", "--image", ""), "needs an image with psfleet and the script (--image)"),
         (
             ("--render", "x", "--job", "My_job"),
             "--job is 'My_job'; Kubernetes takes up to 40 lower",
         ),
         (("--render", "x", "--snapshot-every", "5min"), "snapshots need a folder that all servers"),
-        (("--render", "x", "--replicas", "1"), "--replicas needs psfleet's launcher"),
+        (("--render", "x", "--replicas", "1"), "--replicas does not go with --engine kubernetes"),
+        (("--watch", "0"), "--watch does not go with --engine kubernetes"),
         (("--render", "/proc/none"), "--render is '/proc/none', which cannot be written"),
     ],
 )

@@ -139,6 +139,8 @@ def launch(
     engine = load_engine(run.engine)
     if engine.spans_machines:
         said.setdefault("port", 0)
+    if not engine.reaches_servers:
+        run = replace(run, progress=False)
     request = JobRequest(**_of(JobRequest, said))
     name = run.name or job_name(request)
     if (code := engine.hand_over(request, name, run, context.obj)) is not None:

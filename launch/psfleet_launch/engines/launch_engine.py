@@ -56,6 +56,7 @@ class Engine(abc.ABC):
         name: As `--engine` says it.
         timeouts: How long starting, leaving and stopping may take here.
         spans_machines: Servers listen on TCP, since workers run on other machines.
+        reaches_servers: The launcher can ask servers for figures.
         job: Whose processes these are.
         selector: Woken by what the engine registers.
         launch: What the user says of machines.
@@ -64,6 +65,7 @@ class Engine(abc.ABC):
     name: ClassVar[str]
     timeouts: ClassVar[Timeouts] = Timeouts()
     spans_machines: ClassVar[bool] = False
+    reaches_servers: ClassVar[bool] = True
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None

@@ -261,7 +261,7 @@ class Launch:
     )
     render: str = setting(
         "",
-        "Engine kubernetes: the folder for the files of the job, to be applied with kubectl",
+        "Engine kubernetes: write the files of the job to this folder, and do not run it",
         names="--render",
         metavar="FOLDER",
     )
@@ -278,9 +278,20 @@ class Launch:
     )
     volume_size: str = setting(
         "20Gi",
-        "Engine kubernetes: size of the volume of each server's log",
+        "Engine kubernetes: size of the volume of each server's log, with `--jobset` of all servers",
         names="--volume-size engine.kubernetes.volume_size",
         metavar="SIZE",
+    )
+    jobset: bool = setting(
+        False,
+        "Engine kubernetes: one JobSet in place of a StatefulSet and a Job",
+        names="--jobset engine.kubernetes.jobset",
+    )
+    kubectl_options: tuple[str, ...] = setting(
+        (),
+        "Engine kubernetes: arguments for `kubectl`, as in --context=lab,--namespace=ml",
+        names="--kubectl-options engine.kubernetes.options",
+        metavar="OPTION,...",
     )
     listen: str = setting(
         "",

@@ -40,7 +40,7 @@ def _private(path: str, flags: int) -> int:
 def spawn(
     command: Sequence[str],
     environment: Mapping[str, str],
-    log: IO[bytes],
+    log: IO[bytes] | None,
     piped: bool,
     ordered: bool = False,
     kept: tuple[int, ...] = (),

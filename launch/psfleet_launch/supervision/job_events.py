@@ -55,6 +55,7 @@ class ProcessExited:
         left: It is a worker that had left the fleet before.
         cause: Why, where the engine knows more than the code says: memory ran out, its machine is lost.
         usage: What it has used, for people.
+        is_final: Nothing can start it again.
     """
 
     member: Member
@@ -62,6 +63,7 @@ class ProcessExited:
     left: bool = False
     cause: str = ""
     usage: str = ""
+    is_final: bool = False
 
 
 @dataclass(frozen=True)

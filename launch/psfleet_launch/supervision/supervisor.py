@@ -221,7 +221,7 @@ class Supervisor:
             self.phase, self.failure = Phase.GOING_BACK, None
             living = self._living()
             return [SendSignal(living, signal.SIGKILL)] if living else self._going_back(at)
-        if code and not exited.left and self._may_restart(member):
+        if code and not (exited.left or exited.is_final) and self._may_restart(member):
             self.restarted[member] = self.restarted.get(member, 0) + 1
             return self._start((member,))
         if code and self._may_lose(member):

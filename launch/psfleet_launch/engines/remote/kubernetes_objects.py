@@ -1,7 +1,8 @@
 """The Kubernetes objects of a job. Pure, and without secrets: pods name the Secret that they mount.
 
 Servers are a StatefulSet behind a headless Service, so that each keeps its name and its volume. Workers
-are an Indexed Job.
+are an Indexed Job. With `--jobset` one JobSet has an Indexed Job of each role instead, and a volume that all
+servers share.
 """
 
 import dataclasses
@@ -12,21 +13,35 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment
 from psfleet.settings.groups import FleetSettings, JobSettings, NumberSettings, ProcessSettings
-from psfleet_launch.job.job_plan import Role, strategy_variables
+from psfleet_launch.job.job_plan import Member, Role, strategy_variables
 from psfleet_launch.job.job_request import JobRequest, Launch
 
-__all__ = ["Manifest", "manifests"]
+__all__ = ["LOG_VOLUME", "USAGE_EXIT", "Manifest", "endpoints", "manifests", "member_of"]
 
 Manifest = dict[str, Any]
+LOG_VOLUME = "log-volume.json"
 
 _PORT = 9000
 _USER = 1000  # the user of the image
-_USAGE_EXIT = 2  # bad usage, which no second attempt mends
+USAGE_EXIT = 2  # bad usage, which no second attempt mends
+_SERVER_RESTARTS = 5  # of each server in a JobSet; a StatefulSet has no limit
 _ROOM = 512 << 20  # bytes of a server beside its tables
-_RANKS = {
-    "server": "metadata.labels['apps.kubernetes.io/pod-index']",
-    "worker": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
-}
+_JOB_INDEX = "batch.kubernetes.io/job-completion-index"
+_SET_INDEX = "apps.kubernetes.io/pod-index"
+
+
+def member_of(pod: Manifest) -> Member | None:
+    """The seat that a pod of a job fills; None: it fills none."""
+    labels = pod["metadata"].get("labels", {})
+    index = labels.get(_SET_INDEX, labels.get(_JOB_INDEX, ""))
+    role = labels.get("psfleet.role")
+    return Member(role, int(index)) if role in ("server", "worker") and index.isdigit() else None
+
+
+def endpoints(request: JobRequest, name: str, launch: Launch) -> list[str]:
+    """Where the servers of a job are found, in order of rank."""
+    job = "-0" if launch.jobset else ""  # the first and only Job of its role
+    return [f"{name}-server{job}-{rank}.{name}-server:{_PORT}" for rank in range(request.servers)]
 
 
 def manifests(request: JobRequest, name: str, launch: Launch) -> dict[str, Manifest]:
@@ -37,13 +52,19 @@ def manifests(request: JobRequest, name: str, launch: Launch) -> dict[str, Manif
     """
     _check(request, name, launch)
     pods = _Pods(request, name, launch)
-    return {
-        "service.json": _service(name),
-        "servers.json": _stateful_set(pods),
-        "workers.json": _job(pods),
-        "disruption-budget.json": _disruption_budget(name),
+    files = {
+        "disruption-budget.json": _disruption_budget(pods),
         "network-policy.json": _network_policy(name),
     }
+    if not launch.jobset:
+        return files | {
+            "service.json": _service(name),
+            "servers.json": _stateful_set(pods),
+            "workers.json": _job(pods),
+        }
+    if request.keeps_log:
+        files[LOG_VOLUME] = _shared_claim(pods)
+    return files | {"jobset.json": _job_set(pods)}
 
 
 def _check(request: JobRequest, name: str, launch: Launch) -> None:
@@ -64,9 +85,11 @@ def _check(request: JobRequest, name: str, launch: Launch) -> None:
         ("--replicas", request.replicas),
         ("--server-script", request.server_script),
         ("--stages", sum(request.copies) > 1),
+        ("--watch", launch.watch),
+        ("--chaos", launch.chaos is not None),
     ):
         if wanted:
-            raise ConfigError(f"{flag} needs psfleet's launcher, which Kubernetes replaces")
+            raise ConfigError(f"{flag} does not go with --engine kubernetes; leave it out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +123,16 @@ class _Pods:
         if role == "server":
             spec["terminationGracePeriodSeconds"] = 30
             spec["topologySpreadConstraints"] = [_spread(self.name)]
-        else:
+            if self.launch.jobset and self.request.keeps_log:
+                claim = {"claimName": f"{self.name}-server-log"}
+                spec["volumes"].append({"name": "log", "persistentVolumeClaim": claim})
+        if self.is_in_job(role):
             spec["restartPolicy"] = "Never"  # the Job counts its failures
         return {"metadata": {"labels": _labels(self.name, role)}, "spec": spec}
+
+    def is_in_job(self, role: Role) -> bool:
+        """Whether pods of a role belong to a Job, and not to a StatefulSet."""
+        return role == "worker" or self.launch.jobset
 
     def _container(self, role: Role) -> Manifest:
         request = self.request
@@ -143,10 +173,7 @@ class _Pods:
         settings["memory"] = request.memory if is_server else 0
         environment = Environment(
             role=role,
-            servers=tuple(
-                f"{self.name}-server-{rank}.{self.name}-server:{_PORT}"
-                for rank in range(request.servers)
-            ),
+            servers=tuple(endpoints(request, self.name, self.launch)),
             workers=request.workers,
             job=self.name,
             log_folder="/log" if is_server and request.keeps_log else "",
@@ -159,7 +186,9 @@ class _Pods:
         told |= to_variables(request, NumberSettings) | strategy_variables(request)
         told |= {"PSFLEET_CACHE": "/cache", "OMP_NUM_THREADS": "1"}
         del told["PSFLEET_RANK"]
-        fields = {"PSFLEET_RANK": _RANKS[role]}
+        fields = {"PSFLEET_RANK": f"metadata.labels['{_SET_INDEX}']"}
+        if self.is_in_job(role):
+            fields["PSFLEET_RANK"] = f"metadata.annotations['{_JOB_INDEX}']"
         if is_server:
             fields["POD_IP"] = "status.podIP"
         return [
@@ -172,8 +201,9 @@ def _labels(name: str, role: str) -> dict[str, str]:
     return {"psfleet.job": name, "psfleet.role": role}
 
 
-def _metadata(name: str, role: str) -> Manifest:
-    return {"name": f"{name}-{role}", "labels": _labels(name, role)}
+def _metadata(name: str, role: str, suffix: str = "") -> Manifest:
+    """Of an object that concerns a role."""
+    return {"name": f"{name}-{role}{suffix}", "labels": _labels(name, role)}
 
 
 def _spread(name: str) -> Manifest:
@@ -209,49 +239,104 @@ def _stateful_set(pods: _Pods) -> Manifest:
         "template": pods.template("server"),
     }
     if pods.request.keeps_log:
-        claim: Manifest = {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": pods.launch.volume_size}},
-        }
-        if pods.launch.storage_class:
-            claim["storageClassName"] = pods.launch.storage_class
+        claim = _claim(pods, "ReadWriteOnce")
         spec["volumeClaimTemplates"] = [{"metadata": {"name": "log"}, "spec": claim}]
-    metadata = _metadata(pods.name, "server")
-    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _metadata(pods.name, "server"),
+        "spec": spec,
+    }
+
+
+def _claim(pods: _Pods, mode: str) -> Manifest:
+    """A volume for logs of servers."""
+    claim: Manifest = {
+        "accessModes": [mode],
+        "resources": {"requests": {"storage": pods.launch.volume_size}},
+    }
+    if pods.launch.storage_class:
+        claim["storageClassName"] = pods.launch.storage_class
+    return claim
+
+
+def _shared_claim(pods: _Pods) -> Manifest:
+    """The volume of all servers of a JobSet, whose pods cannot have one each."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": _metadata(pods.name, "server", "-log"),
+        "spec": _claim(pods, "ReadWriteMany"),
+    }
 
 
 def _job(pods: _Pods) -> Manifest:
-    workers = pods.request.workers
-    usage = {"containerName": "worker", "operator": "In", "values": [_USAGE_EXIT]}
-    spec = {
-        "completions": workers,
-        "parallelism": workers,
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(pods.name, "worker"),
+        "spec": _indexed(pods, "worker", pods.request.workers, pods.request.worker_restarts),
+    }
+
+
+def _job_set(pods: _Pods) -> Manifest:
+    """A Job of servers, then one of workers, whose end is the end of both."""
+    restarts = _SERVER_RESTARTS if pods.request.keeps_log else 0
+    servers = _indexed(pods, "server", pods.request.servers, restarts)
+    workers = _indexed(pods, "worker", pods.request.workers, pods.request.worker_restarts)
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": pods.name, "labels": {"psfleet.job": pods.name}},
+        "spec": {
+            "network": {
+                "enableDNSHostnames": True,
+                "subdomain": f"{pods.name}-server",
+                "publishNotReadyAddresses": True,
+            },
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},
+            "replicatedJobs": [
+                {"name": "server", "replicas": 1, "template": {"spec": servers}},
+                {
+                    "name": "worker",
+                    "replicas": 1,
+                    "dependsOn": [{"name": "server", "status": "Ready"}],
+                    "template": {"spec": workers},
+                },
+            ],
+        },
+    }
+
+
+def _indexed(pods: _Pods, role: Role, count: int, restarts: int) -> Manifest:
+    """The specification of a Job with a seat for each process of a role."""
+    usage = {"containerName": role, "operator": "In", "values": [USAGE_EXIT]}
+    rules: list[Manifest] = [{"action": "FailJob", "onExitCodes": usage}]
+    if role == "worker" or pods.request.keeps_log:  # it may be evicted without a loss
+        evicted = [{"type": "DisruptionTarget", "status": "True"}]
+        rules.insert(0, {"action": "Ignore", "onPodConditions": evicted})
+    return {
+        "completions": count,
+        "parallelism": count,
         "completionMode": "Indexed",
-        "backoffLimitPerIndex": pods.request.worker_restarts,
+        "backoffLimitPerIndex": restarts,
         "maxFailedIndexes": 0,  # the others would wait for it
         "podReplacementPolicy": "Failed",  # never two pods in one seat
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "Ignore",
-                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                },
-                {"action": "FailJob", "onExitCodes": usage},
-            ]
-        },
-        "template": pods.template("worker"),
+        "podFailurePolicy": {"rules": rules},
+        "template": pods.template(role),
     }
-    metadata = _metadata(pods.name, "worker")
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _disruption_budget(name: str) -> Manifest:
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(name, "server")}}
-    metadata = _metadata(name, "server")
+def _disruption_budget(pods: _Pods) -> Manifest:
+    spec: Manifest = {"selector": {"matchLabels": _labels(pods.name, "server")}}
+    if pods.launch.jobset:
+        spec["minAvailable"] = pods.request.servers - 1  # of a Job's pods nothing else can be said
+    else:
+        spec["maxUnavailable"] = 1
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata,
+        "metadata": _metadata(pods.name, "server"),
         "spec": spec,
     }
 
@@ -267,6 +352,6 @@ def _network_policy(name: str) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": {"psfleet.job": name}},
         "spec": spec,
     }
