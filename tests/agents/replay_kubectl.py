@@ -39,6 +39,8 @@ def main(words: list[str]) -> int:
             print((CLUSTER / f"{pod}.log").read_text(), end="")
         case ["delete", *_]:
             (CLUSTER / "deleted").touch()
+            if (CLUSTER / "undeletable").exists():
+                return refuse((CLUSTER / "undeletable").read_text())
         case _:
             return refuse(f"unknown command {words}")
     return 0

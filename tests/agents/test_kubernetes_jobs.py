@@ -71,7 +71,7 @@ class Cluster:
         """Exit code, output and errors of a job, which must have deleted all that it has created."""
         code, out, err = self.site.ends(self.launch(pods, *options, **files))
         assert (self.folder / "deleted").exists(), err
-        deleted = {Path(one.partition("=")[2]).name for one in self.called("delete")[-1][3:]}
+        deleted = {Path(one.partition("=")[2]).name for one in self.called("delete")[0][4:]}
         created = {path.name for path in (self.folder / "created").iterdir()}
         assert deleted == created - {"log-volume.json"}
         return code, out, err
@@ -265,6 +265,15 @@ def test_what_the_cluster_refuses(replay: Cluster) -> None:
     assert code == 2
     assert f"psfleet-launch: kubectl create: {refusal}" in err
     assert (replay.folder / "deleted").exists()
+
+
+def test_a_deletion_that_fails(replay: Cluster) -> None:
+    """The job's exit code stays, and the user is told how to see to it."""
+    (replay.folder / "undeletable").write_text("Unable to connect to the server: EOF")
+    code, _, err = replay.run([*STARTED, *DONE])
+    assert code == 0, err
+    assert "may still be in the cluster (Unable to connect to the server: EOF); delete it: " in err
+    assert "kubectl delete statefulsets,jobs,persistentvolumeclaims,services," in err
 
 
 def test_a_job_that_is_in_the_cluster_already(replay: Cluster) -> None:

@@ -51,7 +51,7 @@ __all__ = ["ENGINE", "KubernetesEngine"]
 _LOOK = 0.25  # seconds between looks at what is due
 _LAST_WORDS = 10.0  # seconds; how long an exit waits for the end of the log
 _AGAIN = 2.0  # seconds until kubectl is started again
-_DELETION = 120.0  # seconds for the cluster to delete a job
+_PATIENCE = "--timeout=2m"  # of kubectl with a deletion
 _STOPPED = -15
 _WATCH = ("--watch", "--output-watch-events", "--output=json")
 
@@ -196,22 +196,17 @@ class KubernetesEngine(Engine):
             self._pods.is_stopping = True
             ours = sorted({*self._files, SECRETS} - {LOG_VOLUME})
             files = [f"--filename={self._folder / one}" for one in ours]
-            words = ("delete", "--ignore-not-found", "--cascade=foreground", *files)
+            words = ("delete", "--ignore-not-found", "--cascade=foreground", _PATIENCE, *files)
             with (self.job.folder / "deletion").open("wb") as log:
                 self._deletion = self._kubectl.start(log, *words)
 
     def sweep(self) -> None:
         self._delete()
         assert self._deletion is not None
-        try:
-            code = self._deletion.wait(_DELETION)
-        except subprocess.TimeoutExpired:
-            self._deletion.kill()
-            code = self._deletion.wait()
-        if code:
-            said = (self.job.folder / "deletion").read_text(errors="replace").split("\n")
+        if self._deletion.wait():
+            said = (self.job.folder / "deletion").read_text(errors="replace")
             print(
-                f"the job may still be in the cluster ({said[0] or 'kubectl takes too long'}); delete it: "
+                f"the job may still be in the cluster ({said.strip()}); delete it: "
                 f"kubectl delete {self._kinds},services,secrets,networkpolicies,pdb {self._selector}",
                 file=sys.stderr,
             )

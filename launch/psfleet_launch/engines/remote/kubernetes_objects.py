@@ -156,7 +156,7 @@ class _Pods:
         if role == "server":
             probe = {"exec": {"command": ["test", "-f", "/tmp/ready"]}, "periodSeconds": 1}
             container |= {
-                "ports": [{"name": "psfleet", "containerPort": _PORT}],
+                "ports": [{"name": "psfleet", "containerPort": _PORT, "protocol": "TCP"}],
                 "startupProbe": probe | {"failureThreshold": 300},  # it may have a long log to read
                 "readinessProbe": probe,
             }
