@@ -10,7 +10,7 @@ JOBS ?= $(shell echo $$((2 * $$(nproc))))
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-ray test-packages docs goldens clean
+.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-packages docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -25,7 +25,6 @@ help:
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   jobs on every engine: ssh, Slurm, Ray, Docker; as root it installs what they need"
-	@echo "make test-ray       the part of it that is Ray's"
 	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
 	@echo "make docs           draw the diagrams, list settings and panels; build the site, strictly, in build/site/html"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
@@ -112,17 +111,14 @@ fuzz-atheris: $(VENV)/.has-test
 	    $(VENV)/bin/python -m tests.fuzz.guided $$kind -max_total_time=$(SECONDS) || exit 1; \
 	done
 
-# An engine that cannot be had is named as skipped.
+# An engine that cannot be had is named as skipped. One process tests under Slurm and one on Ray, with a cluster
+# each; these tests mostly wait.
+ENGINE_TESTS = tests/agents tests/launch/test_compose.py
 test-engines: $(VENV)/.has-test
 	-tools/install_engines
-	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate "ray>=2.30"
-	PSFLEET_TEST_ENGINES=1 $(VENV)/bin/python -m pytest tests/agents $(ARGS)
-	PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest -m docker tests/launch $(ARGS)
-
-# One cluster for all of its tests.
-test-ray: $(VENV)/.has-test
-	-$(VENV)/bin/python -m pip install --quiet "ray>=2.30"
-	PSFLEET_TEST_ENGINES=1 $(VENV)/bin/python -m pytest tests/agents -k ray $(ARGS)
+	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate kubeflow-trainer-api "ray>=2.30"
+	PSFLEET_TEST_ENGINES=1 PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest --numprocesses 3 --dist loadgroup \
+	    $(ENGINE_TESTS) $(ARGS)
 
 test-packages: $(VENV)/.has-test
 	PSFLEET_TEST_PACKAGES=1 $(VENV)/bin/python -m pytest tests/packages $(ARGS)
