@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
             sleep_until("gone")
         case ["get", *_]:
             print("\n".join(load("existing.json")))
-        case ["create", option]:
+        case ["create", option, *_]:
             if (CLUSTER / "refusal").exists():
                 return refuse((CLUSTER / "refusal").read_text())
             for path in Path(option.partition("=")[2]).iterdir():

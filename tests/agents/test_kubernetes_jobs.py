@@ -128,16 +128,6 @@ def test_a_job_from_its_start_to_its_end(replay: Cluster, tmp_path: Path) -> Non
             [f"server 1 failed first: it was taken off its node: Evicted: {LOW}", "host node-1"],
         ),
         (
-            [update("server-1", **evicted(LOW))],
-            137,
-            [f"server 1 failed first: it was taken off its node: Evicted: {LOW}"],
-        ),
-        (
-            [update("server-0", running(), kind="DELETED")],
-            137,
-            ["server 0 failed first: its pod was deleted", "host node-0 · rank 0"],
-        ),
-        (
             [update("worker-1", ended(1), phase="Failed")],
             1,
             [
@@ -147,13 +137,8 @@ def test_a_job_from_its_start_to_its_end(replay: Cluster, tmp_path: Path) -> Non
                 "then stopped: worker 0 (asked to stop, clean)",
             ],
         ),
-        (
-            [update("worker-1", ended(128, "StartError", "exec: python: not found"))],
-            128,
-            ["worker 1 failed first: StartError: exec: python: not found"],
-        ),
     ],
-    ids=["memory", "evicted", "evicted-early", "deleted", "exit-1", "no-program"],
+    ids=["memory", "evicted", "exit-1"],
 )
 def test_the_first_cause(
     fault: list[Any], code: int, sentences: list[str], replay: Cluster

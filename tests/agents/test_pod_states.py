@@ -35,6 +35,35 @@ def test_a_life_is_told_once() -> None:
     assert found.hosts == {SERVER: "node-0"}
 
 
+@pytest.mark.parametrize(
+    ("end", "exited"),
+    [
+        (update("server-0", running(), kind="DELETED"), (-9, "its pod was deleted")),
+        (update("server-0", phase="Failed", reason="NodeLost"), (-9, "NodeLost")),
+        (
+            update("server-0", **evicted("no room")),
+            (-9, "it was taken off its node: Evicted: no room"),
+        ),
+        (
+            update("server-0", ended(128, "StartError", "no psfleet")),
+            (128, "StartError: no psfleet"),
+        ),
+        (
+            update("server-0", ended(137, "OOMKilled")),
+            (-9, "the memory of its container has run out (OOMKilled)"),
+        ),
+        (update("server-0", ended(1)), (1, "")),
+        (update("server-0", ended(143)), (-15, "")),
+    ],
+)
+def test_why_a_server_has_ended(end: Any, exited: tuple[int, str]) -> None:
+    """Signals are negative; there is a cause where the exit code does not say it."""
+    code, cause = exited
+    found = states()
+    play(found, update("server-0", ready()))
+    assert play(found, end) == [ProcessExited(SERVER, code, cause=cause)]
+
+
 def test_a_container_that_has_started_again_before_anybody_saw_it_end() -> None:
     """The end of the life before, its log and the new life are told in this order."""
     found = states(keeps_log=True)

@@ -13,6 +13,7 @@ from psfleet_launch.job.spawn import spawn
 
 __all__ = ["Kubectl", "KubectlStream", "Objects"]
 
+_PATIENCE = "--request-timeout=1m"
 _MISSING = (
     "--engine kubernetes needs kubectl, which is not on the path; install it, or write the files of the job "
     "with --render"
@@ -39,7 +40,7 @@ class Kubectl:
         """
         try:
             done = subprocess.run(
-                [*self._command, *words], capture_output=True, text=True, check=False
+                [*self._command, *words, _PATIENCE], capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
             raise ConfigError(_MISSING) from None
