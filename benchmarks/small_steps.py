@@ -5,6 +5,7 @@ and 2 servers. CPU is that of servers and workers together.
 """
 
 import contextlib
+import os
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from processes import obey, psfleet_crew
 from reporting import Report, arguments, finish
 
 DIM, IDS, ROWS = 16, 8, 100_000
+GROUP = int(os.environ.get("SMALL_STEPS_GROUP", "0")) or None  # servers of the table of rows
 
 
 def work(mode: Any) -> None:
@@ -22,7 +24,7 @@ def work(mode: Any) -> None:
 
     with psfleet.connect(mode=mode) as ps:
         adam = psfleet.optimizer.Adam(1e-3)
-        sparse = ps.sparse_table("rows", DIM, adam)
+        sparse = ps.sparse_table("rows", DIM, adam, servers=GROUP)
         dense = ps.dense_table("bias", np.zeros(64), adam)
         batches = np.random.default_rng(0).integers(0, ROWS, (50, IDS))
         rows, slope = np.full((IDS, DIM), 0.01, np.float32), np.full(64, 0.01, np.float32)

@@ -10,9 +10,9 @@ from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.resharding import rewrite
 from psfleet.checkpoint.row_files import RowFile, sparse_table
 from psfleet.errors import CheckpointError
-from psfleet.kernels.id_routing import owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import RestorePart
+from psfleet.shard.server_group import owned_rows
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 
@@ -49,7 +49,7 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
         snapshot.load(shard)
         found = shard.tables.find(spec.key)
         assert isinstance(found, SparseTable)
-        mine = owned_by(rows.ids, shard.index, shard.servers)
+        mine = owned_rows(spec, rows.ids, shard.index, shard.servers)
         ids = rows.ids[mine]
         columns: dict[str, NDArray[Any]] = {
             "ids": ids,

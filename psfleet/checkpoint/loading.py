@@ -4,7 +4,7 @@ A delta says the changes of the snapshot before it. Of several that build on eac
 file that names a row counts, so a reader takes from each what no later one names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD
 from psfleet.checkpoint.verification import check_content, read_clock
 from psfleet.errors import CheckpointError
 from psfleet.formats.document import exact, reading
-from psfleet.kernels.id_routing import owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, RestorePart
+from psfleet.shard.server_group import located_as, owned_rows
 from psfleet.shard.shard import Shard
+from psfleet.shard.shard_tables import Table
 from psfleet.tables.eviction_stream import EVICTED
 from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import flat
@@ -110,12 +111,20 @@ class Snapshot:
         """What one of its servers was beside the tables."""
         return self._levels[-1][index].server()
 
-    def events(self, server: int, servers: int, own: bool = False) -> Events:
-        """What makes an empty shard, the one of `servers`, hold its part of the tables.
+    def events(
+        self, server: int, servers: int, own: bool = False, there: Mapping[int, Table] | None = None
+    ) -> Events:
+        """What makes a shard, the one of `servers`, hold its part of the tables.
 
-        own: It is the shard that was written; it gets tables that only it had too.
+        Args:
+            server, servers: Which shard.
+            own: It is the shard that was written; it gets tables that only it had too.
+            there: The tables that it has already, by key: they stay on the servers that hold them.
         """
-        specs = self.specs(server if own else None)
+        specs = [
+            located_as(there[spec.key].spec, spec) if there and spec.key in there else spec
+            for spec in self.specs(server if own else None)
+        ]
         for spec in specs:
             dense = spec.kind == "dense"
             low, high = dense_range(spec, server, servers) if dense else (0, 0)
@@ -129,7 +138,7 @@ class Snapshot:
         Raises:
             TableConflict: A table of the snapshot exists with another definition.
         """
-        load_events(shard, self.events(shard.index, shard.servers))
+        load_events(shard, self.events(shard.index, shard.servers, there=shard.tables))
 
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[RestorePart]:
         """What one of `servers` holds of a table, in parts."""
@@ -142,7 +151,7 @@ class Snapshot:
             files = [file for file in level if spec.name in file.entry.steps]
             for file in files:
                 for columns in _pages(file, spec):
-                    mine = owned_by(columns["ids"], server, servers)
+                    mine = owned_rows(spec, columns["ids"], server, servers)
                     mine &= ~np.isin(columns["ids"], later)
                     if mine.any():
                         yield RestorePart(
@@ -151,7 +160,7 @@ class Snapshot:
             later = _named(files, spec, later) if level is not self._levels[0] else later
         waiting = [_waiting(file, spec) for file in self._levels[-1]]
         joined = {n: np.concatenate([part[n] for part in waiting]) for n in _WAITING}
-        mine = owned_by(joined["candidates"], server, servers)
+        mine = owned_rows(spec, joined["candidates"], server, servers)
         if mine.any():
             yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
         yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))

@@ -32,7 +32,8 @@ __all__ = [
     "write_manifest",
 ]
 
-_FORMAT = Format("snapshot")
+_FORMAT = Format("snapshot", also=2)
+_GROUP = "group"  # of the servers that hold a table; only version 2 has it
 _PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
@@ -243,6 +244,9 @@ def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
 def _text(fields: Mapping[str, Any]) -> bytes:
     """The one way to write these fields: any other bytes are damage."""
     said = _FORMAT.document(**fields)
+    tables = fields.get("tables")
+    if isinstance(tables, list) and any(isinstance(t, dict) and _GROUP in t for t in tables):
+        said["version"] = 2
     checksum = hashlib.sha256(json.dumps(said, indent=1, sort_keys=True).encode()).hexdigest()
     return json.dumps({**said, "sha256": checksum}, indent=1, sort_keys=True).encode()
 
@@ -308,7 +312,9 @@ def _file_from_json(said: Any) -> ShardFile:
 
 def _table_to_json(spec: TableSpec) -> dict[str, Any]:
     start, entry = spec.initializer, spec.entry
+    group = {} if spec.servers is None else {_GROUP: {"servers": spec.servers, "first": spec.first}}
     return {
+        **group,
         "name": spec.name,
         "kind": spec.kind,
         "shape": spec.shape,
@@ -325,9 +331,11 @@ def _table_to_json(spec: TableSpec) -> dict[str, Any]:
 def _table_from_json(said: Any) -> TableSpec:
     kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
     more = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
-    name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry = exact(
-        said, "table", **kinds, **more, entry=dict | None
+    grouped = {_GROUP: dict} if _GROUP in said else {}
+    name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry, *group = exact(
+        said, "table", **kinds, **more, entry=dict | None, **grouped
     )
+    servers, first = exact(group[0], _GROUP, servers=int, first=int) if group else (None, 0)
     if any(type(extent) is not int for extent in shape):
         raise TypeError(f"table {name!r} has the shape {shape!r}")
     number = float | int
@@ -341,4 +349,6 @@ def _table_from_json(said: Any) -> TableSpec:
         seed,
         every_row,
         None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),
+        servers=servers,
+        first=first,
     )

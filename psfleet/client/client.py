@@ -80,6 +80,7 @@ class Client:
         seed: int = 0,
         entry: Entry | None = None,
         device: Device | None = None,
+        servers: int | None = None,
     ) -> SparseTable:
         """The table of that name, made if no worker has made it yet.
 
@@ -95,6 +96,8 @@ class Client:
             entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
                 and none.
             device: Whose memory holds it on the servers, "cpu" or "cuda"; None: as their setting says.
+            servers: How many servers hold it, 1 to 1024, so that a step calls fewer; None: all. A table that
+                is there stays where it is.
 
         Raises:
             ConfigError: The servers lack that device.
@@ -123,6 +126,7 @@ class Client:
             optimizer.every_row,
             entry,
             device,
+            servers,
         )
         self.runtime.create(spec)
         return self._opened(SparseTable(self.runtime, spec, optimizer))
@@ -148,10 +152,12 @@ class Client:
         value: ArrayLike | None = None,
         optimizer: Optimizer | None = None,
         device: Device | None = None,
+        servers: int | None = None,
     ) -> DenseTable:
         """The table of that name; if no worker has made it yet, it starts with `value`.
 
-        `optimizer` and `device` as for `sparse_table`; a table without an optimizer needs no value.
+        `optimizer`, `device` and `servers` as for `sparse_table`, but servers=None: as few as its size
+        asks for. A table without an optimizer needs no value.
         """
         if optimizer is None:
             shape = None if value is None else np.shape(value)
@@ -159,7 +165,13 @@ class Client:
         _check(name, optimizer)
         array = np.asarray(as_numbers(value, f"the value of table {name!r}"), np.float32)
         spec = TableSpec(
-            name, "dense", array.shape, optimizer.rule(), optimizer.decay(), device=device
+            name,
+            "dense",
+            array.shape,
+            optimizer.rule(),
+            optimizer.decay(),
+            device=device,
+            servers=servers,
         )
         self.runtime.create(spec, array)
         return self._opened(DenseTable(self.runtime, spec, optimizer))

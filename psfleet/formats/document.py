@@ -32,11 +32,13 @@ class Format:
 
     Attributes:
         name: What its field `format` says.
-        version: What its field `version` says: the only version that is written or read so far.
+        version: What its field `version` says, unless a document needs a later one.
+        also: The later version that is read too; 0: none.
     """
 
     name: str
     version: int = 1
+    also: int = 0
 
     def document(self, **fields: Any) -> dict[str, Any]:
         """A document with these fields, for `json.dumps`."""
@@ -73,10 +75,11 @@ class Format:
             found = said.get("format") if isinstance(said, dict) else said
             raise Misfit(f"is damaged or no {self.name} of psfleet: its format is {found!r:.60}")
         version = said.get("version")
-        if type(version) is not int or version != self.version:
+        if type(version) is not int or version not in (self.version, self.also or self.version):
+            also = f" and {self.also}" if self.also else ""
             raise Misfit(
                 f"has version {version!r:.60} of the format {self.name!r}, and this psfleet reads "
-                f"version {self.version}; {_ADVICE}"
+                f"version {self.version}{also}; {_ADVICE}"
             )
         return {name: value for name, value in said.items() if name not in ("format", "version")}
 

@@ -17,6 +17,7 @@ __all__ = [
     "MAX_AXES",
     "MAX_DIM",
     "MAX_NAME",
+    "MAX_SERVERS",
     "OWN",
     "DecaySpec",
     "Device",
@@ -30,6 +31,7 @@ Device = Literal["cpu", "cuda"]
 """Whose memory holds a table: the host's, or that of an NVIDIA GPU."""
 
 MAX_DIM = 1024
+MAX_SERVERS = 1024
 MAX_NAME = 512  # bytes of a table's name
 OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
 MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
@@ -104,8 +106,11 @@ class TableSpec:
         every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
             row with a zero gradient, as the dense rule would.
         entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
-        device: Which memory of the servers is to hold it; None: as each server's setting says. No part of
-            what a table is: definitions that differ in it alone are equal.
+        device: Which memory of the servers is to hold it; None: as each server's setting says.
+        servers: How many servers hold it at most; None: all, see psfleet.shard.server_group.
+        first: The first of them.
+
+    Definitions that differ only in where a table lies are equal: it stays where it was made.
     """
 
     name: str
@@ -118,6 +123,8 @@ class TableSpec:
     every_row: bool = False
     entry: Entry | None = None
     device: Device | None = field(default=None, compare=False)
+    servers: int | None = field(default=None, compare=False)
+    first: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -139,6 +146,14 @@ class TableSpec:
         if self.device is not None and self.device not in get_args(Device):
             raise ConfigError(
                 f"table {self.name!r}: device is {self.device!r}; it must be cpu or cuda"
+            )
+        if self.servers is not None and not 1 <= self.servers <= MAX_SERVERS:
+            raise ConfigError(
+                f"table {self.name!r}: servers is {self.servers!r}; it must be 1 to {MAX_SERVERS}"
+            )
+        if not 0 <= self.first < 2**31:
+            raise ConfigError(
+                f"table {self.name!r}: its first server is {self.first!r}; it must be in [0, 2**31)"
             )
         if len(self.shape) > MAX_AXES:
             raise ShapeError(

@@ -1,7 +1,7 @@
 """Which part of a dense table lives on which server.
 
-Sparse ids are dealt by psfleet.kernels.dedup.routes. Both deals are pure functions of the table and
-the number of servers, so no process has to ask another.
+psfleet.shard.server_group says which servers hold a table, and what ids they own. Both deals are pure
+functions of the table and the number of servers, so no process has to ask another.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.schema.table import BLOCK, TableSpec
+from psfleet.shard.server_group import group_size
 
 __all__ = ["deal_elements", "dense_range", "dense_ranges"]
 
@@ -17,11 +18,15 @@ __all__ = ["deal_elements", "dense_range", "dense_ranges"]
 def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:
     """The half-open range of the flattened array that `server` holds.
 
-    The array is cut into blocks of BLOCK values which are dealt out in equal, contiguous runs; the
-    run that starts the array goes to a server chosen by the table's key, so that many small tables
-    spread over the fleet. A table whose rule needs the whole array stays on one server.
+    The array is cut into blocks of BLOCK values which are dealt to the servers of the table's group in equal,
+    contiguous runs. Where all servers hold a table, the first run goes to one chosen by the table's key. A
+    table whose rule needs the whole array stays on one server.
     """
-    place = (server - spec.key) % servers
+    first = spec.key if spec.servers is None else spec.first
+    place = (server - first) % servers
+    servers = group_size(spec, servers)
+    if place >= servers:
+        return spec.size, spec.size
     blocks = 1 if spec.rule.unit != "element" else -(-spec.size // BLOCK)
     length = spec.size if blocks <= 1 else BLOCK
     # Rounding up gives a lone block to place 0 rather than to the last one.

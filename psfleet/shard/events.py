@@ -102,7 +102,7 @@ class Push:
     """A worker's gradients for this shard: of its `sequence`-th push, or of round `sequence`.
 
     Sparse gradients carry unique ids; dense ones this server's slice. Every table of the push is
-    named on every server, with no rows where none fall, so that all servers count the same steps.
+    named on every server that holds it, with no rows where none fall, so that all count the same steps.
     In a mode that adds deltas it brings what is to be added to the weights.
 
     Attributes:
@@ -111,6 +111,8 @@ class Push:
         position: Every mode but sync: the worker's position in its leases after this push.
         correction: How a stale push is corrected; None: not at all.
         progress: Every mode but sync: the loop position of its script; empty: unknown.
+        skipped: How many pushes just before this one were not sent to this server.
+        addressed: Server 0: by server the last push that was sent to it; empty: this one, to all.
     """
 
     worker: int
@@ -124,6 +126,13 @@ class Push:
     position: Position | None = None
     correction: Correction | None = None
     progress: str = ""
+    skipped: int = 0
+    addressed: tuple[int, ...] = ()
+
+    @property
+    def follows(self) -> int:
+        """The push before it that was sent to this server."""
+        return self.sequence - 1 - self.skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +238,16 @@ class BeginCut:
 
 @dataclass(frozen=True, slots=True)
 class MarkCut:
-    """A worker's stream is cut after its push `last`."""
+    """A worker's stream is cut after its push `last`.
+
+    `addressed`: Up to that one the last push that was sent to this server; None: that one.
+    """
 
     number: int
     worker: int
     incarnation: int
     last: int
+    addressed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

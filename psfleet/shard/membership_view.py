@@ -94,6 +94,8 @@ class ViewReport:
         sequences: By seat the last push of its present life (async modes).
         positions: By seat how far it is with its data after that push.
         progress: By seat what its present life has said last of how far its script is.
+        addressed: By seat, on server 0: of each server the last push that was sent to it, up to the last one
+            here; nothing where that was sent to all.
     """
 
     mode: str = ""
@@ -105,6 +107,7 @@ class ViewReport:
     sequences: dict[int, int] = field(default_factory=dict)
     positions: dict[int, Position] = field(default_factory=dict)
     progress: dict[int, str] = field(default_factory=dict)
+    addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
         """`what` of this life of the seat; 0: the server knows another life of it."""

@@ -127,8 +127,8 @@ class Shard:
                     return [SendOutcome(call)]
                 case BeginCut():
                     return self._begin_cut(event, call)
-                case MarkCut(number, worker, incarnation, last):
-                    self.cuts.mark(number, worker, incarnation, last)
+                case MarkCut(number, worker, incarnation, last, addressed):
+                    self.cuts.mark(number, worker, incarnation, last, addressed)
                     return [SendOutcome(call), *self._advance()]
                 case EndCut():
                     return self._end_cut(event, call)
@@ -189,6 +189,8 @@ class Shard:
             if event.worker not in self.rounds.left:
                 self._record(event)
                 self.consistency.leave(event.worker)
+                if not self.consistency.declared.has_rounds:
+                    self.workers.ended_at(event.worker, event.last)
                 self.stale_gradients.forget(event.worker)
         elif self.rounds.is_new_rest(event.worker, event.rest):
             self._record(event)
@@ -356,7 +358,8 @@ class Shard:
         """Refuse for now a push behind the mark of a cut that has not been made."""
         if push.cut is not None:
             number, last = push.cut
-            self.cuts.mark(number, push.worker, push.incarnation, last)
+            addressed = None if push.sequence <= last else min(push.follows, last)
+            self.cuts.mark(number, push.worker, push.incarnation, last, addressed)
         if self.cuts.is_behind(push.worker, push.sequence):
             raise Later(
                 f"push {push.sequence} of worker {push.worker} comes after the cut of a snapshot "
@@ -388,7 +391,11 @@ class Shard:
             self.state(),
             self.mode or "",
             self.rounds.closed,
-            {seat: (life, workers.sequences[seat]) for seat, life in workers.lives.items()},
+            {
+                # Pushes up to the mark that were not sent to this server have nothing for it.
+                seat: (life, max(workers.sequences[seat], cutting.marks.get(seat, 0)))
+                for seat, life in workers.lives.items()
+            },
             cutting.since,
         )
         if cutting.remember:

@@ -15,6 +15,7 @@ from psfleet.schema.table import LARGEST, Device, TableSpec
 from psfleet.shard.counters import MOST
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import PartState, Shrink
+from psfleet.shard.server_group import group_size
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.devices import DeviceChoice, device_memory
@@ -87,7 +88,8 @@ class ShardTables(dict[int, Table]):
         device = self.devices.of(spec, may_refuse)
         budget = self._budget_of(device)
         if spec.kind == "sparse":
-            return SparseTable(spec, servers=self.servers, budget=budget, device=device)
+            parts = group_size(spec, self.servers)
+            return SparseTable(spec, servers=parts, budget=budget, device=device)
         low, high = dense_range(spec, self.index, self.servers)
         if value.shape != (high - low,):
             raise ShapeError(

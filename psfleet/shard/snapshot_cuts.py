@@ -23,6 +23,7 @@ class PendingCut:
         round: Sync: cut when this round is closed; None: it is not known yet, close no round.
         members: Otherwise: the lives whose marks are awaited, by seat; None in sync mode.
         marks: By seat the last push in the snapshot.
+        addressed: By seat, up to that one, the last push that was sent to this server.
         since: Only what has changed since the cut of this number is wanted; 0: everything.
         remember: A later cut may ask what has changed since this one.
     """
@@ -31,6 +32,7 @@ class PendingCut:
     round: int | None = None
     members: Mapping[int, int] | None = None
     marks: dict[int, int] = field(default_factory=dict)
+    addressed: dict[int, int] = field(default_factory=dict)
     since: int = 0
     remember: bool = False
 
@@ -80,13 +82,19 @@ class CutState:
             )
         self.under_way = cutting
 
-    def mark(self, number: int, worker: int, incarnation: int, last: int) -> None:
-        """A worker's stream is cut after push `last`. A second mark must say the same."""
+    def mark(
+        self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
+    ) -> None:
+        """A worker's stream is cut after push `last`. A second mark must say the same.
+
+        addressed: Up to that one the last push that was sent to this server; None: that one.
+        """
         now = self.under_way
         if now is None or number != now.number or now.members is None:
             return
         if now.members.get(worker) == incarnation:
             now.marks.setdefault(worker, last)
+            now.addressed.setdefault(worker, last if addressed is None else addressed)
 
     def give_up(self, number: int | None = None) -> None:
         """Nobody waits for this cut any more; None: for none."""
@@ -118,7 +126,11 @@ class CutState:
         if now.members is None:
             return now.round is not None and now.round <= closed
         awaited = set(now.members) - set(left)
-        return all(now.marks.get(seat, -1) == sequences.get(seat, 0) for seat in awaited)
+        return all(
+            # Beyond the mark it has taken a push that does not belong into the cut: it is never made here.
+            seat in now.marks and now.addressed[seat] <= sequences.get(seat, 0) <= now.marks[seat]
+            for seat in awaited
+        )
 
     def made(self) -> int:
         """The cut is made; its number."""

@@ -32,6 +32,8 @@ class Workers:
         promised: The one for which the shard is frozen, or `view`.
         frozen: The shard has just started and waits for a view.
         refused: Lives that the next view will have ended.
+        addressed: On server 0: by server the last push of its life that was sent to it, where that is not the
+            last one for all.
     """
 
     server: int
@@ -47,12 +49,14 @@ class Workers:
     promised: int = 0
     frozen: bool = False
     refused: set[tuple[int, int]] = field(default_factory=set)
+    addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def become(self, other: "Workers") -> None:
         """Take over what the workers of another shard were, but not its views."""
         self.lives, self.newest = other.lives, other.newest
         self.sequences, self.writes = other.sequences, other.writes
         self.positions, self.progress = other.positions, other.progress
+        self.addressed = other.addressed
         self.base = other.base
 
     # -- lives ---------------------------------------------------------------------------------
@@ -112,13 +116,15 @@ class Workers:
         """A life begins."""
         self.lives[worker] = self.newest[worker] = incarnation
         self.sequences[worker], self.writes[worker] = self.base, 0
-        self.positions.pop(worker, None)
-        self.progress.pop(worker, None)
+        self._forget(worker)
 
     def _end(self, worker: int) -> None:
         del self.lives[worker], self.sequences[worker], self.writes[worker]
-        self.positions.pop(worker, None)
-        self.progress.pop(worker, None)
+        self._forget(worker)
+
+    def _forget(self, worker: int) -> None:
+        for known in (self.positions, self.progress, self.addressed):
+            known.pop(worker, None)
 
     # -- how far they are ----------------------------------------------------------------------
 
@@ -129,16 +135,20 @@ class Workers:
             Gap: One before it has not arrived.
         """
         last = self.sequences[push.worker]
-        if push.sequence > last + 1:
+        if push.follows > last:
             raise Gap(
                 f"worker {push.worker} sent push {push.sequence}, "
-                f"but push {last + 1} has not arrived"
+                f"but push {push.follows if push.skipped else last + 1} has not arrived"
             )
         return push.sequence > last
 
     def pushed(self, push: Push) -> None:
         """A new push is applied."""
         self.sequences[push.worker] = push.sequence
+        if push.addressed:
+            self.addressed[push.worker] = push.addressed
+        else:
+            self.addressed.pop(push.worker, None)
         if push.position is not None:
             self.positions[push.worker] = push.position
         self.said(push.worker, push.progress)
@@ -168,6 +178,11 @@ class Workers:
         """Every worker's next push is the one after `last`."""
         self.base = last
         self.sequences = dict.fromkeys(self.sequences, last)
+        self.addressed.clear()
+
+    def ended_at(self, worker: int, last: int) -> None:
+        """The worker makes no push after this one, and this server has what was sent to it."""
+        self.sequences[worker] = max(last, self.sequences[worker])
 
     # -- views ---------------------------------------------------------------------------------
 
@@ -197,6 +212,7 @@ class Workers:
             dict(self.sequences),
             dict(self.positions),
             dict(self.progress),
+            dict(self.addressed),
         )
 
     def check_install(self, event: InstallView) -> None:

@@ -39,6 +39,7 @@ def write_report(report: ViewReport) -> membership_pb2.Standing:
                 leases=report.positions.get(worker, (0, 0))[0],
                 samples=report.positions.get(worker, (0, 0))[1],
                 progress=report.progress.get(worker, ""),
+                addressed=report.addressed.get(worker, ()),
             )
             for worker, incarnation in sorted(report.lives.items())
         ],
@@ -58,6 +59,7 @@ def read_report(message: membership_pb2.Standing) -> ViewReport:
         {worker: seat.sequence for worker, seat in seats.items()},
         {worker: (seat.leases, seat.samples) for worker, seat in seats.items()},
         {worker: seat.progress for worker, seat in seats.items() if seat.progress},
+        {worker: tuple(seat.addressed) for worker, seat in seats.items() if seat.addressed},
     )
 
 

@@ -99,6 +99,9 @@ def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[Outgoing
         writes=workers.writes,
         positions=write_positions(workers.positions),
         progress=workers.progress,
+        addressed={
+            worker: state_pb2.Addressed(pushes=sent) for worker, sent in workers.addressed.items()
+        },
         base=workers.base,
         seats=sorted(rounds.seats),
         closed=rounds.closed,
@@ -125,6 +128,9 @@ def _read_shard(message: state_pb2.ShardState, arrays: Arrays) -> ShardState:
         writes=_sorted(message.writes),
         positions=read_positions(message.positions),
         progress=_sorted(message.progress),
+        addressed={
+            worker: tuple(sent.pushes) for worker, sent in sorted(message.addressed.items())
+        },
         newest=_sorted(message.newest),
         base=message.base,
         view=message.view,

@@ -58,6 +58,8 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
         entry=spec.entry.kind if spec.entry else "",
         entry_values=spec.entry.values() if spec.entry else {},
         device=spec.device or "",
+        servers=spec.servers or 0,
+        first=spec.first,
     )
 
 
@@ -81,6 +83,8 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
         every_row=message.every_row,
         entry=make_entry(message.entry, dict(message.entry_values)),
         device=device,
+        servers=message.servers or None,
+        first=message.first,
     )
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")

@@ -38,6 +38,8 @@ def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
         leases=leases,
         lease_samples=lease_samples,
         progress=push.progress,
+        skipped=push.skipped,
+        addressed=push.addressed,
     )
     return header, pieces
 
@@ -58,6 +60,8 @@ def read_push(
         read_position(header),
         _read_correction(header),
         header.progress,
+        header.skipped,
+        tuple(header.addressed),
     )
 
 

@@ -245,7 +245,7 @@ def test_a_manifest_has_exactly_its_fields(way: Path_, tmp_path: Path) -> None:
         del at(said, way)[name]
         seal(folder, said)
         refused(folder, MANIFEST, f"lacks the field '{name}'")
-    for part, version in (((), 2), (("workers", "0"), "1")):
+    for part, version in (((), 3), (("workers", "0"), "1")):
         said = json.loads(good)
         at(said, part)["version"] = version
         seal(folder, said)

@@ -11,6 +11,7 @@ from psfleet_worker.session.instructions import (
     AwaitMarking,
     AwaitPushes,
     AwaitReads,
+    CutStream,
     Instruction,
     LayOutPush,
     Program,
@@ -47,6 +48,14 @@ def wanted(program: Program[Any]) -> list[Instruction]:
             return found
         marks = isinstance(found[-1], AwaitMarking)
         outcome = Answer() if isinstance(found[-1], SendPull) else (True, 0) if marks else 0
+        if isinstance(found[-1], LayOutPush):
+            outcome = (True, True)
+
+
+def sent(number: int, cut: tuple[int, int], lingers: bool, behind: bool) -> SendPush:
+    """The push of this number to both servers, after the one before."""
+    last = number - 1
+    return SendPush(number, cut, lingers, behind, (last, last), (number, number))
 
 
 def test_a_round_is_committed_when_every_server_holds_its_push() -> None:
@@ -55,7 +64,7 @@ def test_a_round_is_committed_when_every_server_holds_its_push() -> None:
     assert wanted(stream.push()) == [
         AwaitPushes(WINDOW - 1),
         LayOutPush(1, 1),
-        SendPush(1, (0, 0), False, False),
+        sent(1, (0, 0), False, False),
     ]
     assert stream.open == 1
     assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
@@ -69,14 +78,14 @@ def test_two_pushes_without_a_pull_are_two_rounds() -> None:
     wanted(stream.push())
     asked = wanted(stream.push())
     assert asked[:2] == [AwaitPushes(leaves=True), SendPull(commit=1, own=False)]
-    assert asked[-1] == SendPush(2, (0, 0), False, False)
+    assert asked[-1] == sent(2, (0, 0), False, False)
 
 
 def test_one_push_may_overtake_what_is_read_ahead() -> None:
     """Async: a second one waits for the answers."""
     _, stream = stream_in("async")
     assert wanted(stream.pull_ahead()) == [SendPull(ahead=True)]
-    assert wanted(stream.push())[-1] == SendPush(1, (0, 0), True, True)
+    assert wanted(stream.push())[-1] == sent(1, (0, 0), True, True)
     assert wanted(stream.push())[0] == AwaitReads(joined=True)
     assert wanted(stream.push())[0] == AwaitPushes(WINDOW - 1)
 
@@ -89,17 +98,22 @@ def test_a_push_that_cannot_be_laid_out_gets_no_number() -> None:
     with pytest.raises(ServerUnavailable):
         program.throw(ServerUnavailable("no"))
     assert (session.sequence, session.clock) == (0, 0)
-    assert wanted(stream.push())[-1] == SendPush(1, (0, 0), True, False)
+    assert wanted(stream.push())[-1] == sent(1, (0, 0), True, False)
 
 
 def test_pushes_carry_the_cut_that_was_made_before_them() -> None:
     """A snapshot that is asked for while a push is under way comes after it."""
     _, stream = stream_in("async")
     push = stream.push()
-    for _ in range(3):
-        next(push)  # it has its number, and is being sent
+    next(push)
+    next(push)
+    push.send((True, True))  # it has its number, and is being sent
     assert stream.hears(5)
     assert not stream.hears(5)
-    assert wanted(stream.mark(5)) == [AwaitMarking(5), MarkCut(5, 0, 0, 1), ReportState(5, 1)]
+    assert wanted(stream.mark(5)) == [
+        AwaitMarking(5),
+        CutStream(MarkCut(5, 0, 0, 1), (1, 1)),
+        ReportState(5, 1),
+    ]
     push.close()
-    assert wanted(stream.push())[-1] == SendPush(1, (5, 1), True, False)
+    assert wanted(stream.push())[-1] == sent(1, (5, 1), True, False)

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 50502ff6aba0eb097c8ca6411e5ec064e72dd616799311140f9ebc18d7162985
+# From protos/psfleet/v1/membership.proto, SHA-256 f2e1416daa47d89d6380e8c1651aee214102fbae9c9d657ac4a2ddac1e6fdd6d
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -78,7 +78,7 @@ class Standing(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., closed: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatStanding, _Mapping]]] = ...) -> None: ...
 
 class SeatStanding(_message.Message):
-    __slots__ = ("worker", "incarnation", "committed", "rests", "left", "sequence", "leases", "samples", "progress")
+    __slots__ = ("worker", "incarnation", "committed", "rests", "left", "sequence", "leases", "samples", "progress", "addressed")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class SeatStanding(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSED_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     committed: int
@@ -97,7 +98,8 @@ class SeatStanding(_message.Message):
     leases: int
     samples: int
     progress: str
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., committed: _Optional[int] = ..., rests: _Optional[int] = ..., left: bool = ..., sequence: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ..., progress: _Optional[str] = ...) -> None: ...
+    addressed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., committed: _Optional[int] = ..., rests: _Optional[int] = ..., left: bool = ..., sequence: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ..., progress: _Optional[str] = ..., addressed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("boot", "view", "seats")

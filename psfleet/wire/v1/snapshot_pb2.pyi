@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 ec0bf78a1d73ba17fe2842b65d86d7633609918020913def8e55ce391692937e
+# From protos/psfleet/v1/snapshot.proto, SHA-256 2490d53223db6bedfbd8e364f69107f9b54764ea160762c1a37d563a5e5bcbe8
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -53,16 +53,18 @@ class BeginCutReply(_message.Message):
     def __init__(self, mode: _Optional[int] = ..., closed: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., remembered: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MarkRequest(_message.Message):
-    __slots__ = ("number", "worker", "incarnation", "last")
+    __slots__ = ("number", "worker", "incarnation", "last", "addressed")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSED_FIELD_NUMBER: _ClassVar[int]
     number: int
     worker: int
     incarnation: int
     last: int
-    def __init__(self, number: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    addressed: int
+    def __init__(self, number: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., last: _Optional[int] = ..., addressed: _Optional[int] = ...) -> None: ...
 
 class MarkReply(_message.Message):
     __slots__ = ()

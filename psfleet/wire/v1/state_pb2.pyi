@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/state.proto, SHA-256 1a0da3db715b23986cc415cd5e39723a985870e2a6169157a825f6503fb68ccb
+# From protos/psfleet/v1/state.proto, SHA-256 aa8902680136beefbf3a44ebc189181aa004c5827f74fe4a73969506e6c45012
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
@@ -49,8 +49,14 @@ class Position(_message.Message):
     samples: int
     def __init__(self, leases: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
 
+class Addressed(_message.Message):
+    __slots__ = ("pushes",)
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    pushes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, pushes: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ShardState(_message.Message):
-    __slots__ = ("mode", "staleness", "switches", "cut", "view", "lives", "newest", "sequences", "writes", "positions", "progress", "base", "seats", "closed", "first", "committed", "counted", "rests", "resting", "left", "held", "clocks", "lead", "makers")
+    __slots__ = ("mode", "staleness", "switches", "cut", "view", "lives", "newest", "sequences", "writes", "positions", "progress", "base", "seats", "closed", "first", "committed", "counted", "rests", "resting", "left", "held", "clocks", "lead", "makers", "addressed")
     class LivesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +141,13 @@ class ShardState(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class AddressedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Addressed
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Addressed, _Mapping]] = ...) -> None: ...
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +172,7 @@ class ShardState(_message.Message):
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
     MAKERS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSED_FIELD_NUMBER: _ClassVar[int]
     mode: _shard_pb2.Mode
     staleness: int
     switches: int
@@ -183,7 +197,8 @@ class ShardState(_message.Message):
     clocks: _containers.ScalarMap[int, int]
     lead: int
     makers: _containers.ScalarMap[int, int]
-    def __init__(self, mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., switches: _Optional[int] = ..., cut: _Optional[int] = ..., view: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., newest: _Optional[_Mapping[int, int]] = ..., sequences: _Optional[_Mapping[int, int]] = ..., writes: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., progress: _Optional[_Mapping[int, str]] = ..., base: _Optional[int] = ..., seats: _Optional[_Iterable[int]] = ..., closed: _Optional[int] = ..., first: _Optional[_Mapping[int, int]] = ..., committed: _Optional[_Mapping[int, int]] = ..., counted: _Optional[_Mapping[int, int]] = ..., rests: _Optional[_Mapping[int, int]] = ..., resting: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[_Union[_frame_pb2.Header, _Mapping]]] = ..., clocks: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., makers: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    addressed: _containers.MessageMap[int, Addressed]
+    def __init__(self, mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., switches: _Optional[int] = ..., cut: _Optional[int] = ..., view: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., newest: _Optional[_Mapping[int, int]] = ..., sequences: _Optional[_Mapping[int, int]] = ..., writes: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., progress: _Optional[_Mapping[int, str]] = ..., base: _Optional[int] = ..., seats: _Optional[_Iterable[int]] = ..., closed: _Optional[int] = ..., first: _Optional[_Mapping[int, int]] = ..., committed: _Optional[_Mapping[int, int]] = ..., counted: _Optional[_Mapping[int, int]] = ..., rests: _Optional[_Mapping[int, int]] = ..., resting: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[_Union[_frame_pb2.Header, _Mapping]]] = ..., clocks: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., makers: _Optional[_Mapping[int, int]] = ..., addressed: _Optional[_Mapping[int, Addressed]] = ...) -> None: ...
 
 class CoordinatorState(_message.Message):
     __slots__ = ("term", "members", "meetings", "supply")

@@ -370,7 +370,7 @@ class DataDispatch:
             for server, report in reports.items()
             if report.lives.get(worker) == incarnation
         }
-        sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
+        sequences = _reached(worker, own)
         if len(set(sequences.values())) > 1:
             self.torn.append(TornStep(worker, incarnation, sequences))
         position = max(
@@ -392,6 +392,16 @@ class DataDispatch:
                 raise Gap(f"lease {order.lease + 1} is of dataset {number}, not {order.number}")
             return ranges
         return () if self.datasets[order.number - 1].ended else None
+
+
+def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
+    """By server the last push of a life that it has. Later ones that were not sent to it count as there."""
+    sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
+    addressed = own[0].addressed.get(worker, ()) if 0 in own else ()
+    for server, last in enumerate(addressed):
+        if last <= sequences.get(server, -1) <= sequences[0]:
+            sequences[server] = sequences[0]
+    return sequences
 
 
 def _plan(

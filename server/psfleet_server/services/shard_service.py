@@ -135,10 +135,12 @@ class ShardService:
         with self._host.changing():
             self._refuse_if_awaited(spec, len(value))
             self._refuse_if_too_many(spec)
-            self._host.shard.create(spec, value, asked.worker)
+            made = self._host.shard.create(spec, value, asked.worker)
+            tables = self._host.shard.tables
             # By the seat: if the maker dies between two servers, its next life goes on.
-            created = self._host.shard.tables.makers.get(spec.key) == asked.worker
-        return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created))
+            created = tables.makers.get(spec.key) == asked.worker
+            there = None if made else write_spec(tables[spec.key].spec)
+        return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created, spec=there))
 
     def _definition(self, name: str) -> bytes:
         """The answer to whoever wants to read a table and does not know what it is."""
@@ -195,7 +197,8 @@ class ShardService:
         asked = parsed(shard_pb2.LoadRequest, request)
         shard, loaded = self._host.shard, 0
         try:
-            for event in Snapshot(_path(asked.path)).events(shard.index, shard.servers):
+            snapshot = Snapshot(_path(asked.path))
+            for event in snapshot.events(shard.index, shard.servers, there=shard.tables):
                 if isinstance(event, CreateTable):
                     with self._host.changing():
                         shard.create(event.spec, event.value)

@@ -88,7 +88,10 @@ class _SnapshotService:
 
     def mark(self, request: bytes) -> bytes:
         asked = parsed(snapshot_pb2.MarkRequest, request)
-        self._host.ask(MarkCut(asked.number, asked.worker, asked.incarnation, asked.last))
+        addressed = asked.addressed if asked.HasField("addressed") else None
+        self._host.ask(
+            MarkCut(asked.number, asked.worker, asked.incarnation, asked.last, addressed)
+        )
         return encoded(snapshot_pb2.MarkReply())
 
     def finish(self, request: bytes, reply: DeferredReply) -> None:

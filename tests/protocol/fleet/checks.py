@@ -125,9 +125,9 @@ def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes:
     if sync:
         _check_cut_rows(job, parts)
         return
-    for part in parts:
+    for server, part in enumerate(parts):
         inside = _samples(
-            pushes, {(seat, life): (0, last) for seat, (life, last) in part.pushes.items()}
+            pushes, {(seat, life): (0, last) for seat, (life, last) in part.pushes.items()}, server
         )
         if any(round(part.counts.get(sample, 0.0), 5) != 1 for sample in inside):
             raise Broken(f"a push before the cut is missing: {part}")
@@ -261,19 +261,26 @@ def _check_leases(
     torn: Sequence[TornStep],
     pushes: Pushes,
 ) -> None:
-    """On every server pushes 1, 2, 3, ... of each life, no sample twice, and missing are only those of
-    steps that are declared torn."""
-    tops = [_tops(history) for history in histories]
+    """On every server pushes 1, 2, 3, ... of each life as far as they were sent to it, no sample twice, and
+    missing are only those of steps that are declared torn."""
+    tops = [_tops(history, pushes, server) for server, history in enumerate(histories)]
+    highest = {life: max(top[life] for top in tops) for top in tops for life in top}
+    for server, top in enumerate(tops):
+        for life, last in highest.items():
+            while top[life] < last and server not in pushes.sent[*life, top[life] + 1]:
+                top[life] += 1
     declared = {(step.worker, step.incarnation) for step in torn}
     lives = {life for top in tops for life in top}
     if not {life for life in lives if len({top[life] for top in tops}) > 1} <= declared:
         raise Broken(f"servers differ in {tops}, declared torn are {declared}")
     for server, top in enumerate(tops):
-        used = Counter(_samples(pushes, {life: (0, last) for life, last in top.items()}))
+        used = Counter(_samples(pushes, {life: (0, last) for life, last in top.items()}, server))
         if used and max(used.values()) > 1:
             raise Broken(f"server {server} has used samples twice: {used}")
-        furthest = {life: (top[life], max(each[life] for each in tops)) for life in declared}
-        if set(range(job.samples)) - set(used) != set(_samples(pushes, furthest)):
+        furthest = {life: (top[life], highest[life]) for life in declared}
+        everything = _samples(pushes, {life: (0, last) for life, last in top.items()})
+        lacking = {*_samples(pushes, furthest), *everything} - set(used)
+        if set(range(job.samples)) - set(used) != lacking:
             raise Broken(f"server {server} lacks more than torn steps: {used}")
         _check_counts(
             [shards[server]], {sample: float(used[sample]) for sample in range(job.samples)}
@@ -292,13 +299,19 @@ def _check_ways(
     every = [_in_effect(job, history) for history in histories]
     declared = {(step.worker, step.incarnation) for step in torn}
     known = set().union(*every)
+    # What a push after it on another server has passed is torn, too, even if nobody has it.
+    highest = Counter[tuple[int, int]]()
+    for seat, life, number in known:
+        highest[seat, life] = max(number, highest[seat, life])
+    lost = {push for push in pushes if push[:2] in declared and push[2] < highest[push[:2]]}
     for server, own in enumerate(every):
         used = Counter(int(sample) for push in own for sample in pushes[push])
         if used and max(used.values()) > 1:
             raise Broken(f"server {server} has used samples twice: {used}")
-        if not {push[:2] for push in known - own} <= declared:
+        due = {push for push in known if server in pushes.sent[push]}
+        if not {push[:2] for push in due - own} <= declared:
             raise Broken(f"server {server} lacks {known - own}, declared torn are {declared}")
-        lacking = {int(sample) for push in known - own for sample in pushes[push]}
+        lacking = {int(sample) for push in (known | lost) - own for sample in pushes[push]}
         if set(range(job.samples)) - set(used) != lacking:
             raise Broken(f"server {server} lacks more than torn steps: {used}")
 
@@ -324,23 +337,29 @@ def _in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
     return found
 
 
-def _tops(history: History) -> Counter[tuple[int, int]]:
-    """By life its last push."""
+def _tops(history: History, pushes: Pushes, server: int) -> Counter[tuple[int, int]]:
+    """By life its last push on a server."""
     top: Counter[tuple[int, int]] = Counter()
     for record in history:
         if isinstance(record, Push):
             life = (record.worker, record.incarnation)
-            if record.sequence != top[life] + 1:
+            between = range(top[life] + 1, record.sequence)
+            if record.sequence <= top[life] or any(
+                server in pushes.sent[*life, number] for number in between
+            ):
                 raise Broken(f"push {record.sequence} of {life} comes after {top[life]}")
-            top[life] += 1
+            top[life] = record.sequence
     return top
 
 
-def _samples(pushes: Pushes, between: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
-    """The samples of each life's pushes after the first number up to the second."""
+def _samples(
+    pushes: Pushes, between: Mapping[tuple[int, int], tuple[int, int]], server: int | None = None
+) -> list[int]:
+    """The samples of each life's pushes after the first number up to the second; those sent to one server."""
     return [
         int(sample)
         for (seat, life), (low, high) in between.items()
         for number in range(low + 1, high + 1)
+        if server is None or server in pushes.sent[seat, life, number]
         for sample in pushes[seat, life, number]
     ]

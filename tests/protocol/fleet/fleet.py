@@ -37,7 +37,7 @@ class Fleet(Scheduler):
         self.places = [Place(f"S{server}", job.standbys) for server in range(job.servers)]
         self.servers = [name for place in self.places for name in place.names]
         self.workers = [f"w{worker}" for worker in range(job.workers)]
-        self.pushes: Pushes = {}
+        self.pushes = Pushes()
         self.gone: set[str] = set()
         apart = ["C"] if job.apart else []
         names = [*apart, *self.servers, *self.workers]

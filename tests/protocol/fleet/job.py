@@ -57,6 +57,7 @@ class Job:
         removal: Silent workers are removed; some of the dead stay dead.
         standbys: Each server has one.
         snapshots: They are taken all the time.
+        groups: Tables of a push are on some servers only, where the mode lets it skip the others.
         size, batch, epochs: Of the dataset.
         staleness: Of ssp.
         wishes: The job's mode is wished for from outside, all the time. `wished`: what has been so far, as
@@ -70,6 +71,7 @@ class Job:
     removal: bool = False
     standbys: bool = False
     snapshots: bool = False
+    groups: bool = False
     size: int = 24
     batch: int = 2
     epochs: int = 1
@@ -110,6 +112,10 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "switch standbys": ("sync", "async", "ssp", "sync"),
     "sync wishes": ("sync",),
     "async wishes": ("async",),
+    "async groups removal": ("async",),
+    "async groups standbys": ("async",),
+    "async groups snapshots": ("async",),
+    "async groups wishes": ("async",),
 }
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 
@@ -128,6 +134,7 @@ def job_of(suite: str, dice: random.Random) -> Job:
         removal="removal" in suite,
         standbys="standbys" in suite,
         snapshots="snapshots" in suite,
+        groups="groups" in suite,
         wishes="wishes" in suite,
         size=dice.choice([12, 24, 47]),
         epochs=dice.choice([1, 2]),

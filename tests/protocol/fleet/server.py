@@ -250,7 +250,7 @@ class Server:
                 case Finish(number, cut):
                     self._answer(call, self._finished(number, cut))
                 case BeginCut(cutting):  # marks are the shard's, not the message's
-                    self._event(BeginCut(replace(cutting, marks={})), call)
+                    self._event(BeginCut(replace(cutting, marks={}, addressed={})), call)
                 case Register() | Arrival() | Depart() | Deal():
                     assert self.coordinator is not None
                     self._coordinate(self.coordinator, call, content)

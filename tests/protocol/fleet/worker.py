@@ -14,7 +14,7 @@ from psfleet.data.assignment import RoundPlan
 from psfleet.errors import Fenced, ProtocolError, PsfleetError
 from psfleet.kernels.id_routing import owned_by
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
+from psfleet.shard.events import Join, Leave, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_worker.session.collectives import Collectives
@@ -24,6 +24,7 @@ from psfleet_worker.session.instructions import (
     AwaitPushes,
     AwaitReads,
     CollectiveResult,
+    CutStream,
     DataReply,
     FlushPushes,
     Instruction,
@@ -70,8 +71,16 @@ from tests.protocol.scheduler import Instruction as Action
 
 __all__ = ["Pushes", "Script", "Worker"]
 
-Pushes = dict[tuple[int, int, int], Ids]
-"""By worker, life and sequence the samples that a push brings."""
+
+class Pushes(dict[tuple[int, int, int], Ids]):
+    """By worker, life and sequence the samples that a push brings.
+
+    `sent`: Likewise the servers to which it was sent.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: dict[tuple[int, int, int], frozenset[int]] = {}
 
 
 class Worker:
@@ -103,7 +112,7 @@ class Worker:
         self._steps = 0
         self._samples = np.zeros(0, np.int64)  # of the next push
         self._gradient: Rows | None = None
-        self._waiting: list[Push] | None = None  # a push that waits for company
+        self._waiting: dict[str, Push] | None = None  # a push that waits for company
         self._under_way: deque[list[Asked]] = deque()
         self._ahead: Pulled | None = None
         self._markings: dict[int, Asked] = {}  # by snapshot: the wait until it is to be marked
@@ -227,7 +236,7 @@ class Worker:
             case SendPull():
                 return (yield from self._read(wanted))
             case LayOutPush():
-                pass
+                return self._holders()
             case AwaitMarking() | ReportState():
                 return (yield from self._snapshot(wanted))
             case SendPush():
@@ -240,8 +249,11 @@ class Worker:
                 return [asked.answer for asked in joined]
             case Leave():
                 yield self.ask_all(wanted)
-            case MarkCut():
-                yield [self.ask(f"marks {name}", wanted) for name in self.servers]
+            case CutStream():
+                yield [
+                    self.ask(f"marks {name}", wanted.to(server))
+                    for server, name in enumerate(self.servers)
+                ]
             case Pause():
                 pass  # what follows is asked again and again
             case RegisterWorker() | JoinCollective() | RequestData():
@@ -288,30 +300,42 @@ class Worker:
             case ReportState(number, last):
                 self._told[number] = Delivered(number, self.seat, life, last)
 
+    def _holders(self) -> list[bool]:
+        """Which servers hold a table of the next push, or hear of all pushes."""
+        count = self.job.servers
+        if not self.job.groups or self.session.declared.pulls_wait:
+            return [True] * count
+        return [True, *(self.dice.random() < 0.5 for _ in range(count - 1))]
+
     def _push(self, send: SendPush) -> None:
-        """Each server's part of the gradient, and a use of each sample, on every server."""
+        """Each server's part of the gradient, and a use of each sample, on every server that it goes to."""
         self._send_waiting()
         session, samples = self.session, self._samples
+        there = [server for server in range(self.job.servers) if send.goes_to(server)]
         self.pushes[self.seat, session.incarnation, send.sequence] = samples
+        self.pushes.sent[self.seat, session.incarnation, send.sequence] = frozenset(there)
         zeros = np.zeros((len(IDS), 2), np.float32)
         values = zeros if self._gradient is None else self._gradient
         uses = np.full((len(samples), 1), -1, np.float32)
-        self._waiting = [
-            Push(
+        owned = self._owned()
+        self._waiting = {
+            self.servers[server]: Push(
                 self.seat,
                 session.incarnation,
                 send.sequence,
                 (
-                    Gradient(ROWS.key, values[mine], IDS[mine], 0.1),
+                    Gradient(ROWS.key, values[owned[server]], IDS[owned[server]], 0.1),
                     Gradient(COUNTS.key, uses, samples, 1.0),
                 ),
                 len(samples),
                 clock=session.clock + 1,
                 cut=send.cut if send.cut[0] else None,
                 position=self.position(),
+                skipped=send.skipped(server),
+                addressed=send.addressed if send.skips and server == 0 else (),
             )
-            for mine in self._owned()
-        ]
+            for server in there
+        }
         if not send.lingers:
             self._send_waiting()
 
@@ -325,7 +349,7 @@ class Worker:
     def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            self._under_way.append(list(map(self.ask, self.servers, waiting)))
+            self._under_way.append([self.ask(name, push) for name, push in waiting.items()])
             assert len(self._under_way) <= WINDOW + 1
 
     def _settle(self, under_way: int, leaves: bool) -> Script:

@@ -1,7 +1,7 @@
 """One call to one server: its tensors laid out where they will travel."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,11 @@ class ServerRequest:
         return self._reads
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has neither gradients nor reads."""
+        return not self._pieces
+
+    @property
     def held(self) -> LaneMemory | None:
         """The memory that is shared with the server, if any."""
         return self._held
@@ -89,6 +94,10 @@ class ServerRequest:
         """Set fields of the header."""
         for name, value in fields.items():
             setattr(self._header, name, value)
+
+    def say_addressed(self, pushes: Sequence[int]) -> None:
+        """Say which push was sent last to each server."""
+        self._header.addressed.extend(pushes)
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
         """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""

@@ -5,6 +5,7 @@ back what came of each. Whoever runs it makes the calls (`connection`, `stream`)
 protocol run it under a scheduler that loses messages and kills processes.
 """
 
+import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ __all__ = [
     "AwaitPushes",
     "AwaitReads",
     "CollectiveResult",
+    "CutStream",
     "DataReply",
     "FlushPushes",
     "HearStages",
@@ -165,7 +167,10 @@ class SendPull:
 
 @dataclass(frozen=True, slots=True)
 class LayOutPush:
-    """Lay out the caller's gradients as the push of this number and clock."""
+    """Lay out the caller's gradients as the push of this number and clock.
+
+    Answered with whether it is sent to each server.
+    """
 
     sequence: int
     clock: int
@@ -179,12 +184,29 @@ class SendPush:
         cut: The last snapshot that the worker has marked, and its last push in it.
         lingers: It may wait.
         behind: It waits for the answers of what is read ahead, too.
+        before: By server the last push before it that was sent there.
+        addressed: By server the last push up to it that is.
     """
 
     sequence: int
     cut: tuple[int, int]
     lingers: bool
     behind: bool
+    before: tuple[int, ...]
+    addressed: tuple[int, ...]
+
+    def goes_to(self, server: int) -> bool:
+        """Whether it is sent to the server."""
+        return self.addressed[server] == self.sequence
+
+    def skipped(self, server: int) -> int:
+        """How many pushes just before it were not sent there."""
+        return self.sequence - 1 - self.before[server]
+
+    @property
+    def skips(self) -> bool:
+        """Whether it is not sent to all servers."""
+        return min(self.addressed) < self.sequence
 
 
 # -- snapshots ------------------------------------------------------------------------------------------
@@ -196,6 +218,24 @@ class AwaitMarking:
     to mark the stream of pushes, else the last round in the snapshot)."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutStream:
+    """Tell all servers of the mark.
+
+    Attributes:
+        cut: The mark.
+        addressed: By server the last push up to it that was sent there; empty: all were sent to all.
+    """
+
+    cut: MarkCut
+    addressed: tuple[int, ...] = ()
+
+    def to(self, server: int) -> MarkCut:
+        """What one server is told."""
+        addressed = self.addressed[server] if self.addressed else None
+        return dataclasses.replace(self.cut, addressed=addressed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +316,7 @@ Instruction = (
     | LayOutPush
     | SendPush
     | AwaitMarking
-    | MarkCut
+    | CutStream
     | ReportState
     | RequestData
     | TrainStep

@@ -8,6 +8,7 @@ Pure: its programs say what is to be done; the arrays are with whoever runs them
 (`psfleet_worker.stream.transfers`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from psfleet.shard.events import MarkCut
@@ -15,6 +16,7 @@ from psfleet_worker.session.instructions import (
     AwaitMarking,
     AwaitPushes,
     AwaitReads,
+    CutStream,
     LayOutPush,
     Program,
     ReportState,
@@ -36,6 +38,10 @@ _WINDOW_FREE, _READ_AHEAD = AwaitPushes(WINDOW - 1), SendPull(ahead=True)
 class Stream:
     """The stream of one life. A program that ends with an error has changed nothing.
 
+    Where no pull waits for other workers, a push is sent only to servers that hold one of its tables, and to
+    server 0. It says how many pushes before it a server has not been sent, so that the server can tell them
+    from lost ones. Server 0 is told what was sent to whom, in case that this life ends between two servers.
+
     Args:
         session: The life.
 
@@ -52,6 +58,8 @@ class Stream:
         self._heard = 0  # the last snapshot that is wanted
         self._ahead = False  # something is read ahead that may be under way
         self._overtaken = False  # and a push has been made after it
+        self._addressed: tuple[int, ...] = ()  # by server the last push that was sent to it
+        self._begun_to: tuple[int, ...] = ()  # likewise, of those that have got their number
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""
@@ -114,9 +122,14 @@ class Stream:
         yield _WINDOW_FREE
         sequence, clock = session.sequence + 1, session.clock + 1
         is_held = session.declared.has_rounds
-        yield LayOutPush(sequence, clock)
-        self._begun = sequence
-        ticket = yield SendPush(sequence, self.cut, not is_held, self._ahead)
+        sent: Sequence[bool] = yield LayOutPush(sequence, clock)
+        before = self._addressed or (sequence - 1,) * len(sent)
+        addressed = tuple(
+            sequence if to_it else last for to_it, last in zip(sent, before, strict=True)
+        )
+        self._begun, self._begun_to = sequence, addressed
+        ticket = yield SendPush(sequence, self.cut, not is_held, self._ahead, before, addressed)
+        self._addressed = addressed
         self._overtaken = self._ahead
         session.sequence, session.clock = sequence, clock
         session.progress.made()
@@ -149,5 +162,6 @@ class Stream:
         if marks:
             last = max(self._begun, session.sequence)
             self.cut = number, last
-            yield MarkCut(number, session.worker, session.incarnation, last)
+            cut = MarkCut(number, session.worker, session.incarnation, last)
+            yield CutStream(cut, self._begun_to)
         yield ReportState(number, last)

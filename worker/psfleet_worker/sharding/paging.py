@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.id_routing import owned_by
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
+from psfleet.shard.server_group import owned_rows
 from psfleet.wire import segments
 from psfleet.wire.segments import OutgoingSegment, PartState
 
@@ -81,7 +81,7 @@ def _deal_rows(spec: TableSpec, state: TableState, servers: int) -> Iterator[lis
     scores = None if state.scores is None else np.asarray(state.scores, np.float32)
     for start in range(0, max(len(ids), 1), _PAGE_ROWS):
         page = slice(start, start + _PAGE_ROWS)
-        owned = [owned_by(ids[page], server, servers) for server in range(servers)]
+        owned = [owned_rows(spec, ids[page], server, servers) for server in range(servers)]
         yield [
             segments.write_state(
                 PartState(

@@ -12,7 +12,8 @@ from psfleet.kernels.streaming import copy_over
 from psfleet.runtime.interface import Read
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_ranges
+from psfleet.shard.dense_partition import dense_range
+from psfleet.shard.server_group import servers_of
 from psfleet.wire.compression import CompressedValues
 from psfleet_worker.connection.request import ServerRequest, Values
 from psfleet_worker.connection.tensor_memory import LEND_FROM, LentArray
@@ -35,26 +36,38 @@ class RoutingPlans:
     def __init__(self, servers: int) -> None:
         self.servers = servers
         self._made: dict[int, deque[tuple[Ids, UniqueIds]]] = {}
-        self._recent: deque[tuple[Ids, UniqueIds]] = deque(maxlen=_KEPT)  # of any table
-        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        self._recent: dict[int, deque[tuple[Ids, UniqueIds]]] = {}  # of any table, by servers
+        self._groups: dict[int, list[int]] = {}
+        self._ranges: dict[int, list[tuple[int, int, int]]] = {}
 
-    def ranges(self, spec: TableSpec) -> list[tuple[int, int]]:
-        """Which part of a dense table each server holds."""
-        known = self._ranges.get(spec.key)
+    def group(self, spec: TableSpec) -> list[int]:
+        """The servers that hold a table."""
+        known = self._groups.get(spec.key)
         if known is None:
-            known = self._ranges[spec.key] = dense_ranges(spec, self.servers)
+            known = self._groups[spec.key] = servers_of(spec, self.servers)
         return known
 
-    def of(self, table: int, ids: Ids) -> UniqueIds:
-        """The distinct ids [n] of a batch, dealt to the servers."""
-        own = self._made.setdefault(table, deque(maxlen=_KEPT))  # the last one first
+    def ranges(self, spec: TableSpec) -> list[tuple[int, int, int]]:
+        """Of each server that holds a dense table its number and its part: first and end."""
+        known = self._ranges.get(spec.key)
+        if known is None:
+            known = self._ranges[spec.key] = [
+                (server, *dense_range(spec, server, self.servers)) for server in self.group(spec)
+            ]
+        return known
+
+    def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
+        """The distinct ids [n] of a batch, dealt to the servers of the table's group."""
+        own = self._made.setdefault(spec.key, deque(maxlen=_KEPT))  # the last one first
         found = _among(own, ids)
         if found is None:
             # Tables of one model are often looked up with the same ids, one after the other.
-            found = _among(self._recent, ids)
+            parts = len(self.group(spec))
+            recent = self._recent.setdefault(parts, deque(maxlen=_KEPT))
+            found = _among(recent, ids)
             if found is None:
-                found = ids.copy(), dedup(ids, self.servers)  # the caller may change its array
-                self._recent.appendleft(found)
+                found = ids.copy(), dedup(ids, parts)  # the caller may change its array
+                recent.appendleft(found)
             own.appendleft(found)
         return found[1]
 
@@ -87,16 +100,16 @@ class DenseRead:
         """Add the read to the parcel of each server that has a part; which ones have."""
         if 4 * self._spec.size >= LEND_FROM and not parcels[0].packs:
             self._lent = self._borrow(parcels)
-        for parcel, (low, high) in zip(parcels, self._ranges, strict=True):
+        asked = [False] * len(parcels)
+        for server, low, high in self._ranges:
             if high > low:
-                parcel.read_values(self._spec, low, high, self._lent)
-        return [high > low for low, high in self._ranges]
+                parcels[server].read_values(self._spec, low, high, self._lent)
+                asked[server] = True
+        return asked
 
     def _borrow(self, parcels: Sequence[ServerRequest]) -> LentArray | None:
         """The whole array, if all servers that have a part share the memory that it is in."""
-        parts = [
-            parcel for parcel, (low, high) in zip(parcels, self._ranges, strict=True) if high > low
-        ]
+        parts = [parcels[server] for server, low, high in self._ranges if high > low]
         held = parts[0].held
         if held is None or any(parcel.held is not held for parcel in parts):
             return None
@@ -109,7 +122,8 @@ class DenseRead:
         out = (
             np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
         )
-        for (low, high), value in zip(self._ranges, values, strict=True):
+        for server, low, high in self._ranges:
+            value = values[server]
             if isinstance(value, CompressedValues):
                 value.unpack(out[low:high])
             elif value is not None and address_of(value) != address_of(out[low:high]):
@@ -124,18 +138,22 @@ class SparseRead:
         ids = check_ids(spec, read.ids)
         self._spec = spec
         self._shape = ids.shape
-        self._plan = plans.of(spec.key, ids.reshape(-1))
+        self._plan = plans.of(spec, ids.reshape(-1))
+        self._group = plans.group(spec)
 
     def ask(self, parcels: Sequence[ServerRequest]) -> list[bool]:
         """Add the read to the parcel of each server that has a part; which ones have."""
-        for parcel, mine in zip(parcels, self._plan.unique, strict=True):
+        asked = [False] * len(parcels)
+        for server, mine in zip(self._group, self._plan.unique, strict=True):
             if len(mine):
-                parcel.read_rows(self._spec, mine)
-        return [len(mine) > 0 for mine in self._plan.unique]
+                parcels[server].read_rows(self._spec, mine)
+                asked[server] = True
+        return asked
 
     def join(self, values: Sequence[Values | None]) -> Floats:
         """One row per id that was asked for, from what each server gave."""
         nothing = np.empty((0, self._spec.dim), np.float32)
+        found = [values[server] for server in self._group]
         rows = self._plan.expand(
             [
                 nothing
@@ -143,7 +161,7 @@ class SparseRead:
                 else value.unpack()
                 if isinstance(value, CompressedValues)
                 else value
-                for value in values
+                for value in found
             ]
         )
         return rows.reshape(*self._shape, self._spec.dim)

@@ -61,7 +61,9 @@ def add_gradients(
     packer: GradientCompressor,
     look: Callable[[Iterable[tuple[str, Floats, Ids | None]]], None],
 ) -> None:
-    """Add the gradients' parts for every server, empty ones too: all servers count the same steps.
+    """Add the gradients' parts for the servers that hold their tables, empty ones too.
+
+    All of these count the same steps.
 
     Args:
         parcels: One per server.
@@ -100,8 +102,8 @@ def _pack_values(
     plans: RoutingPlans,
     packer: GradientCompressor,
 ) -> None:
-    for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
-        shape = (high - low,)
+    for server, low, high in plans.ranges(part.spec):
+        parcel, shape = parcels[server], (high - low,)
         room = parcel.reserve(
             part.segment(segments.VALUES, high - low), CompressedValues.size_of(part.form, shape)
         )
@@ -116,8 +118,9 @@ def _pack_rows(
     plans: RoutingPlans,
     packer: GradientCompressor,
 ) -> None:
-    plan = plans.of(part.spec.key, ids)
-    for parcel, mine, rows in zip(parcels, plan.unique, plan.merge(part.values), strict=True):
+    plan = plans.of(part.spec, ids)
+    holders = _holders(parcels, part, plans)
+    for parcel, mine, rows in zip(holders, plan.unique, plan.merge(part.values), strict=True):
         room = parcel.reserve(
             part.segment(segments.ID_ROWS, len(mine)),
             mine.nbytes + CompressedValues.size_of(part.form, rows.shape),
@@ -132,26 +135,36 @@ def _sum(
 ) -> list[tuple[Floats, Ids]]:
     """Sum the rows of each id where they leave; for each server the sums and their ids."""
     assert part.ids is not None
-    plan = plans.of(part.spec.key, part.ids)
+    plan = plans.of(part.spec, part.ids)
     sums = [
         parcel.rows(part.spec, mine, part.gradient.learning_rate)
-        for parcel, mine in zip(parcels, plan.unique, strict=True)
+        for parcel, mine in zip(_holders(parcels, part, plans), plan.unique, strict=True)
     ]
     plan.merge_into(part.values, sums)
     return list(zip(sums, plan.unique, strict=True))
 
 
+def _holders(
+    parcels: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans
+) -> list[ServerRequest]:
+    """The parcels of the servers that hold the table."""
+    return [parcels[server] for server in plans.group(part.spec)]
+
+
 def _add(parcels: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans) -> None:
     if part.gradient.precision == "float32" and part.ids is None:
-        for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
-            parcel.values(part.spec, part.values[low:high], part.gradient.learning_rate)
+        for server, low, high in plans.ranges(part.spec):
+            parcels[server].values(part.spec, part.values[low:high], part.gradient.learning_rate)
         return
-    for parcel, short in zip(parcels, _short(part, plans), strict=True):
+    for parcel, short in zip(_holders(parcels, part, plans), _short(part, plans), strict=True):
         parcel.packed(*short)
 
 
 def _short(part: _GradientPart, plans: RoutingPlans) -> Iterator[tuple[Any, ...]]:
-    """Of each server the segment and its arrays, for what amp sends in 16 bits, or dgc by elements."""
+    """Of each server that holds the table the segment and its arrays.
+
+    For what amp sends in 16 bits, or dgc by elements.
+    """
     gradient = part.gradient
     for content, where, mine in _shares(part, plans):
         segment = part.segment(content, len(mine))
@@ -165,13 +178,13 @@ def _short(part: _GradientPart, plans: RoutingPlans) -> Iterator[tuple[Any, ...]
 def _shares(
     part: _GradientPart, plans: RoutingPlans
 ) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
-    """Of each server the content, what says where its values belong, and the values."""
+    """Of each of these servers the content, what says where its values belong, and the values."""
     spec, values, ids = part.spec, part.values, part.ids
-    ranges = plans.ranges(spec) if spec.kind == "dense" else []
+    ranges = [part[1:] for part in plans.ranges(spec)] if spec.kind == "dense" else []
     if ids is None:
         yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
     elif spec.kind == "sparse":
-        plan = plans.of(spec.key, ids)
+        plan = plans.of(spec, ids)
         for mine, rows in zip(plan.unique, plan.merge(values), strict=True):
             yield segments.ID_ROWS, (mine,), rows
     else:

@@ -13,6 +13,7 @@ from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_spec_value
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
+from psfleet.shard.server_group import located_as, placed
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import PartState
 from psfleet.wire.table_messages import read_evictions, read_spec, write_spec
@@ -59,20 +60,27 @@ class WorkerTables:
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
         flat = check_spec_value(spec, value)
-        parts = [flat] * len(self._fleet.clients)
-        if spec.kind == "dense":
-            parts = [flat[low:high] for low, high in dense_ranges(spec, len(self._fleet.clients))]
+        spec = placed(spec, self.specs.values())
         first, *others = self._fleet.clients
-        [answer] = wait_all([self._create_on(first, spec, parts[0])])
-        mine = shard_pb2.CreateTableReply.FromString(answer).created
+        [answer] = wait_all([self._create_on(first, spec, self._parts(spec, flat)[0])])
+        reply = shard_pb2.CreateTableReply.FromString(answer)
+        if reply.HasField("spec"):
+            spec = located_as(read_spec(reply.spec), spec)
         wait_all(
             [
-                self._create_on(client, spec, part if mine else part[:0])
-                for client, part in zip(others, parts[1:], strict=True)
+                self._create_on(client, spec, part if reply.created else part[:0])
+                for client, part in zip(others, self._parts(spec, flat)[1:], strict=True)
             ]
         )
         self.specs[spec.key] = spec
         return spec.key
+
+    def _parts(self, spec: TableSpec, flat: Floats) -> list[Floats]:
+        """Of a table's first value what each server gets."""
+        servers = len(self._fleet.clients)
+        if spec.kind == "sparse":
+            return [flat] * servers
+        return [flat[low:high] for low, high in dense_ranges(spec, servers)]
 
     def _create_on(self, client: ServerClient, spec: TableSpec, part: Floats) -> Call:
         request = shard_pb2.CreateTableRequest(
@@ -165,7 +173,8 @@ class WorkerTables:
                 seconds=self._fleet.patience.wait,
             )
         )
-        self.specs |= {spec.key: spec for spec in specs}
+        for spec in specs:  # a table that was there before has stayed where it was
+            self.open(spec.name)
 
     def _header(self) -> Header:
         return self._fleet.header(sequence=self._writes)

@@ -25,10 +25,13 @@ LINGER = 0.005
 
 
 class FleetPush:
-    """A push to every server, under way or about to leave."""
+    """A push under way or about to leave: a parcel for each server, and whether it goes there."""
 
-    def __init__(self, pushes: "PushQueue", parcels: Sequence[ServerRequest]) -> None:
+    def __init__(
+        self, pushes: "PushQueue", parcels: Sequence[ServerRequest], goes_to: Sequence[bool]
+    ) -> None:
         self.parcels = parcels
+        self.goes_to = goes_to
         self.bytes = sum(parcel.bytes for parcel in parcels)
         self.calls: list[Call] = []
         self._pushes = pushes
@@ -66,15 +69,22 @@ class PushQueue:
         self._thread: threading.Thread | None = None
 
     def add(
-        self, parcels: Sequence[ServerRequest], *, linger: bool, behind: FleetPull | None = None
+        self,
+        parcels: Sequence[ServerRequest],
+        goes_to: Sequence[bool],
+        *,
+        linger: bool,
+        behind: FleetPull | None = None,
     ) -> FleetPush:
         """Send a push after those before it.
 
         Args:
+            parcels: One for each server.
+            goes_to: Whether it is sent there.
             linger: It waits a moment for company.
             behind: The moment begins with the answers of this pull.
         """
-        ticket = FleetPush(self, parcels)
+        ticket = FleetPush(self, parcels, goes_to)
         with self.lock:
             self.send()
             self._waiting, self._behind = ticket, behind
@@ -108,7 +118,10 @@ class PushQueue:
                         client.start(
                             "Shard/Push", parcel.request(), cargo=parcel, small=parcel.is_small
                         )
-                        for client, parcel in zip(self._clients, ticket.parcels, strict=True)
+                        for client, parcel, sent in zip(
+                            self._clients, ticket.parcels, ticket.goes_to, strict=True
+                        )
+                        if sent
                     ],
                 )
 

@@ -16,7 +16,7 @@ from psfleet.wire.v1 import snapshot_pb2
 from psfleet.wire.v1.membership_pb2 import BeatReply
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.session.instructions import AwaitMarking, Instruction, ReportState
+from psfleet_worker.session.instructions import AwaitMarking, CutStream, Instruction, ReportState
 
 __all__ = ["SnapshotMarks"]
 
@@ -103,10 +103,9 @@ class SnapshotMarks:
                 answer = self._call(0, "SnapshotLead/Ready", asked)
                 ready = snapshot_pb2.ReadyReply.FromString(answer)
                 return ready.mark, ready.round
-            case MarkCut(number):
-                mark = snapshot_pb2.MarkRequest(number=number, last=wanted.last, **who)
+            case CutStream():
                 for server in range(len(self._fleet.clients)):
-                    self._call(server, "Snapshots/Mark", mark)
+                    self._call(server, "Snapshots/Mark", _mark_request(wanted.to(server)))
             case ReportState(number, last):
                 state = self.state_at(last)
                 kept = snapshot_pb2.KeepRequest(number=number, state=state, **who)
@@ -125,3 +124,13 @@ class SnapshotMarks:
                 return self._fleet.clients[server].attempt(method, message, left)
             except ServerUnavailable:
                 time.sleep(_PAUSE)
+
+
+def _mark_request(mark: MarkCut) -> snapshot_pb2.MarkRequest:
+    return snapshot_pb2.MarkRequest(
+        number=mark.number,
+        worker=mark.worker,
+        incarnation=mark.incarnation,
+        last=mark.last,
+        addressed=mark.addressed,
+    )

@@ -17,7 +17,7 @@ from psfleet.strategy import WireSettings
 from psfleet_worker.connection.call import Call
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.request import ServerRequest
-from psfleet_worker.session.instructions import LayOutPush
+from psfleet_worker.session.instructions import LayOutPush, SendPush
 from psfleet_worker.stream.pushes import FleetPush
 from psfleet_worker.stream.transfers import Transfers
 
@@ -29,13 +29,15 @@ class _PushTrace:
 
     Args:
         tracing: Makes them.
-        calls: How many calls carry the push.
+
+    Attributes:
+        calls: How many calls that carry the push have not ended.
     """
 
-    def __init__(self, tracing: Tracing, calls: int) -> None:
+    def __init__(self, tracing: Tracing) -> None:
         self.span = tracing.tracer.start_span("push")
         self._tracing = tracing
-        self._calls = calls
+        self.calls = 0
         self._lock = threading.Lock()
 
     def leave(self, request: ServerRequest) -> Span:
@@ -53,8 +55,8 @@ class _PushTrace:
         """A call has ended. The push ends with its last call, and fails with the first that fails."""
         _end(span, error)
         with self._lock:
-            self._calls -= 1
-            over = not self._calls
+            self.calls -= 1
+            over = not self.calls
         if error is not None:
             self.fail(error)
         elif over:
@@ -136,7 +138,7 @@ class TracedTransfers(Transfers):
         position: tuple[int, int],
     ) -> FleetPush:
         """See Transfers.push."""
-        self._trace = _PushTrace(self._tracing, len(self._fleet.clients))
+        self._trace = _PushTrace(self._tracing)
         try:
             return super().push(gradients, samples, loss, position)
         except BaseException as error:
@@ -153,3 +155,11 @@ class TracedTransfers(Transfers):
             assert isinstance(parcel, _TracedRequest)
             parcel.trace = self._trace
         return parcels
+
+    def _send(self, send: SendPush) -> FleetPush:
+        self._trace.calls = send.addressed.count(send.sequence)
+        for parcel, last in zip(self._parcels, send.addressed, strict=True):
+            if last < send.sequence:  # a pull from there does not carry the push
+                assert isinstance(parcel, _TracedRequest)
+                parcel.trace = None
+        return super()._send(send)

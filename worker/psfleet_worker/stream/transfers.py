@@ -182,7 +182,7 @@ class Transfers:
                 case LayOutPush():
                     assert lay is not None
                     self._parcels = lay(wanted)
-                    return None
+                    return [*map(self._is_sent, self._parcels)]
                 case SendPush():
                     return self._send(wanted)
                 case AwaitReads(joined):
@@ -191,6 +191,11 @@ class Transfers:
                     return self._fleet.perform(wanted, timeout)
 
         return self._fleet.run(program, perform, timeout)
+
+    def _is_sent(self, parcel: ServerRequest) -> bool:
+        """Whether a push goes to a server: all do where pulls wait for other workers, and all to server 0."""
+        waits = self._session.declared.pulls_wait
+        return waits or parcel is self._parcels[0] or not parcel.is_empty
 
     def _land(self, joined: bool) -> int:
         """Let the answers of what was read ahead be here; whoever waits for them may join them later.
@@ -234,12 +239,14 @@ class Transfers:
             )
             asked = [deal.ask(parcels) for deal in dealt]
             calls = {
-                server: self._call(server, parcel, ticket is not None, ahead, timeout)
+                server: self._call(server, parcel, ticket, ahead, timeout)
                 for server, parcel in enumerate(parcels)
-                if parcel.reads or ticket or commit
+                if parcel.reads or commit or (ticket and ticket.goes_to[server])
             }
             if ticket:
-                self._pushes.sent(ticket, list(calls.values()))
+                self._pushes.sent(
+                    ticket, [call for server, call in calls.items() if ticket.goes_to[server]]
+                )
         return FleetPull(calls, parcels, dealt, asked, self._spec_of)
 
     def _empty(self, **fields: Any) -> list[ServerRequest]:
@@ -254,10 +261,15 @@ class Transfers:
         ]
 
     def _call(
-        self, server: int, parcel: ServerRequest, pushes: bool, ahead: bool, timeout: float | None
+        self,
+        server: int,
+        parcel: ServerRequest,
+        push: FleetPush | None,
+        ahead: bool,
+        timeout: float | None,
     ) -> Call:
         method = "Shard/Pull"
-        if pushes:
+        if push is not None and push.goes_to[server]:
             method = "Shard/Exchange" if parcel.reads else "Shard/Push"
         seconds = self._fleet.patience.wait if timeout is None else timeout
         return self._fleet.clients[server].start(
@@ -308,10 +320,13 @@ class Transfers:
 
     def _send(self, send: SendPush) -> FleetPush:
         parcels, self._parcels = self._parcels, []
-        for parcel in parcels:
-            parcel.say(cut=send.cut[0], cut_after=send.cut[1])
+        for server, parcel in enumerate(parcels):
+            parcel.say(cut=send.cut[0], cut_after=send.cut[1], skipped=send.skipped(server))
+        if send.skips:
+            parcels[0].say_addressed(send.addressed)
         lingers = send.lingers and all(
             not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels
         )
         behind = self._ahead if send.behind else None
-        return self._pushes.add(parcels, linger=lingers, behind=behind)
+        goes_to = [*map(send.goes_to, range(len(parcels)))]
+        return self._pushes.add(parcels, goes_to, linger=lingers, behind=behind)
