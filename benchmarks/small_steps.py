@@ -5,7 +5,6 @@ and 2 servers. CPU is that of servers and workers together.
 """
 
 import contextlib
-import os
 import sys
 from typing import Any
 
@@ -15,16 +14,15 @@ from processes import obey, psfleet_crew
 from reporting import Report, arguments, finish
 
 DIM, IDS, ROWS = 16, 8, 100_000
-GROUP = int(os.environ.get("SMALL_STEPS_GROUP", "0")) or None  # servers of the table of rows
 
 
-def work(mode: Any) -> None:
-    """A worker of a fleet in this mode."""
+def work(mode: Any, group: str) -> None:
+    """A worker of a fleet in this mode. `group`: how many servers hold the table of rows, or all."""
     import psfleet
 
     with psfleet.connect(mode=mode) as ps:
         adam = psfleet.optimizer.Adam(1e-3)
-        sparse = ps.sparse_table("rows", DIM, adam, servers=GROUP)
+        sparse = ps.sparse_table("rows", DIM, adam, servers=None if group == "all" else int(group))
         dense = ps.dense_table("bias", np.zeros(64), adam)
         batches = np.random.default_rng(0).integers(0, ROWS, (50, IDS))
         rows, slope = np.full((IDS, DIM), 0.01, np.float32), np.full(64, 0.01, np.float32)
@@ -40,6 +38,7 @@ def work(mode: Any) -> None:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--transports", default="http2,grpcio", help="what to compare")
+    parser.add_argument("--groups", default="1,all", help="how many servers hold the table of rows")
     parser.add_argument("--servers", default="1,2,4,8", help="of the asynchronous fleets")
     options = parser.parse_args()
     report = Report("small_steps", f"Steps of {IDS} ids and 64 dense values")
@@ -50,27 +49,29 @@ def main() -> None:
             crews = [
                 stack.enter_context(
                     psfleet_crew(
-                        transport,
-                        [__file__, "--worker", mode],
+                        f"{transport}, rows on {group}",
+                        [__file__, "--worker", mode, group],
                         servers=servers,
                         workers=workers,
                         variables={"PSFLEET_TRANSPORT": transport},
                     )
                 )
                 for transport in options.transports.split(",")
+                for group in options.groups.split(",")
+                if servers > 1 or group == "all"
             ]
             found = in_turn(crews, warm=100, steps=steps, runs=options.runs)
         report.rows += [
-            row(f"{mode}, {servers} x {workers}", transport, summary, steps * workers)
-            for transport, summary in found.items()
+            row(f"{mode}, {servers} x {workers}", name, summary, steps * workers)
+            for name, summary in found.items()
         ]
     finish(report, options.json)
 
 
-def row(fleet: str, transport: str, found: Summary, steps: int) -> dict[str, Any]:
+def row(fleet: str, name: str, found: Summary, steps: int) -> dict[str, Any]:
     return {
         "fleet": fleet,
-        "transport": transport,
+        "contender": name,
         "CPU us / step": found.cpu / steps * 1e6,
         "of it servers": found.parts["servers"] / steps * 1e6,
         "steps / s": steps / found.wall,
@@ -82,6 +83,6 @@ def row(fleet: str, transport: str, found: Summary, steps: int) -> dict[str, Any
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        work(sys.argv[-1])
+        work(*sys.argv[-2:])
     else:
         main()

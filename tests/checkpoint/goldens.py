@@ -1,14 +1,15 @@
 """Writes the golden files of the formats that psfleet.formats guards: one small file of each kind.
 
-    python -m tests.checkpoint.goldens FOLDER       (make goldens: the folder of the present version)
+    python -m tests.checkpoint.goldens              (make goldens: those that are not there)
 
-The folder must not exist: golden files of a version are written once, and every later psfleet reads them or
-names the version that can. tests/checkpoint/test_goldens.py builds the same content and compares.
+A folder that exists is left alone: golden files of a version are written once, and every later psfleet reads
+them or names the version that can. tests/checkpoint/test_goldens.py builds the same content and compares.
 """
 
 import contextlib
 import json
-import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEn
 from psfleet.execution.inference import save_inference
 from psfleet.formats.mode_request import write_answer, write_request
 from psfleet.formats.ready_file import write_ready
-from psfleet.kernels.id_routing import owned_by
 from psfleet.optimizer.lr import StepDecay
 from psfleet.program.names import guard as names_guard
 from psfleet.program.operation import Op
@@ -43,12 +43,14 @@ from psfleet.runtime.interface import Gradient, use
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
+from psfleet.shard.server_group import owned_rows
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
 
-__all__ = ["SPECS", "VERSION", "build", "names", "shards"]
+__all__ = ["SPECS", "VERSION", "VERSION_2", "build", "build_groups", "names", "shards"]
 
-VERSION = Path(__file__).parents[1] / "goldens" / "formats" / "v1" / "checkpoint"
+_FORMATS = Path(__file__).parents[1] / "goldens" / "formats"
+VERSION, VERSION_2 = (_FORMATS / version / "checkpoint" for version in ("v1", "v2"))
 _ENTRY = (
     CountFilterEntry(2, candidates=64)
     & ShowClickEntry("shows", "clicks")
@@ -69,15 +71,19 @@ SPECS = (
     ),
     TableSpec("plain", "sparse", (2,), Adam(), seed=5, every_row=True),
 )
+_GROUPED = tuple(
+    replace(spec, servers=servers, first=first)
+    for spec, servers, first in zip(SPECS, (1, 1, None), (0, 3, 0), strict=True)
+)
 
 
-def shards(pushes: int, servers: int = 2) -> list[Shard]:
+def shards(pushes: int, servers: int = 2, specs: Sequence[TableSpec] = SPECS) -> list[Shard]:
     """A fleet of two workers after some pushes of worker 0; one of table `plain` loses rows at the end."""
     fleet = [Shard(index, servers, workers=2) for index in range(servers)]
     for shard in fleet:
         for worker in range(2):
             shard.handle(Join(worker, 7, "async"), "join")
-        for spec in SPECS:
+        for spec in specs:
             low, high = dense_range(spec, shard.index, servers) if spec.kind == "dense" else (0, 0)
             shard.create(spec, np.arange(low, high, dtype=np.float32))
     for number in range(1, pushes + 1):
@@ -94,12 +100,13 @@ def push(fleet: list[Shard], number: int) -> None:
         np.abs(dice.standard_normal((len(ids), spec.push_width), np.float32)) for spec in SPECS[1:]
     ]
     for shard in fleet:
-        low, high = dense_range(SPECS[0], shard.index, shard.servers)
-        mine = owned_by(ids, shard.index, shard.servers)
-        gradients = [Gradient(SPECS[0].key, dense[low:high], None, 0.1)]
+        weights, *others = specs = [table.spec for table in shard.tables.values()]
+        low, high = dense_range(weights, shard.index, shard.servers)
+        owned = [owned_rows(spec, ids, shard.index, shard.servers) for spec in specs]
+        gradients = [Gradient(weights.key, dense[low:high], None, 0.1)]
         gradients += [
             Gradient(spec.key, values[mine], ids[mine], 0.1)
-            for spec, values in zip(SPECS[1:], rows, strict=True)
+            for spec, values, mine in zip(others, rows, owned[1:], strict=True)
         ]
         [answer] = shard.handle(Push(0, 7, number, tuple(gradients), 8, 0.5), "push")
         assert not hasattr(answer, "error"), answer
@@ -131,7 +138,8 @@ def save(
                 pushes = dict(frozen.pushes)
         cut = CutPosition(cutting.number, "async", 0, pushes)
         states = {0: worker_state(), 1: worker_state()}
-        draft.finish(Manifest(SPECS, tuple(files), cut, base, states))
+        specs = tuple(table.spec for table in fleet[0].tables.values())
+        draft.finish(Manifest(specs, tuple(files), cut, base, states))
 
 
 def names() -> dict[str, Any]:
@@ -171,6 +179,12 @@ def build(folder: Path) -> None:
     _build_job(folder / "job")
     text = json.dumps(names(), indent=1, sort_keys=True)
     (folder / "names.json").write_text(text + "\n")
+
+
+def build_groups(folder: Path) -> None:
+    """Write what version 2 can say: the same tables on groups of servers."""
+    folder.mkdir(parents=True)
+    save(shards(4, specs=_GROUPED), folder / "base", PendingCut(1, remember=True))
 
 
 def _build_model(folder: Path) -> None:
@@ -224,9 +238,8 @@ def _build_job(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else VERSION
-    if target.exists():
-        sys.exit(
-            f"{str(target)!r} is there, and golden files are never replaced; see docs/formats.md"
-        )
-    build(target)
+    for target, write in ((VERSION, build), (VERSION_2, build_groups)):
+        if target.exists():
+            print(f"{str(target)!r} is there; golden files are never replaced, see docs/formats.md")
+        else:
+            write(target)

@@ -35,7 +35,7 @@ from psfleet.formats.mode_request import read_answer, read_request
 from psfleet.formats.ready_file import read_ready
 from psfleet.runtime.interface import use
 from psfleet.shard.shard import Shard
-from tests.checkpoint.goldens import VERSION, build, names
+from tests.checkpoint.goldens import VERSION, VERSION_2, build, build_groups, names
 from tests.fuzz.files import of_folder
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +102,22 @@ def test_snapshots_load_as_they_were(built: Path, name: str) -> None:
     for servers in (1, 3):
         for index in range(servers):
             load_shard(VERSION / name, Shard(index, servers))
+
+
+def test_version_2_says_where_tables_are(tmp_path: Path) -> None:
+    """Tables on groups of servers: the same bytes, and the content that version 1 has of all servers."""
+    build_groups(tmp_path / "new")
+    assert of_folder(tmp_path / "new") == of_folder(VERSION_2)
+    base = VERSION_2 / "base"
+    assert all(one.is_equal for one in compare(str(base), str(VERSION / "base")))
+    groups = [(spec.servers, spec.first) for spec in read_manifest(base).tables]
+    assert groups == [(1, 0), (1, 3), (None, 0)]
+    said = json.loads((base / MANIFEST).read_text())
+    assert said["version"] == 2
+    folder = shutil.copytree(base, tmp_path / "m")
+    seal(folder, said | {"version": 1})
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_manifest(folder)
 
 
 @pytest.mark.usefixtures("fleet")

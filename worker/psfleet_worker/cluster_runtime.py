@@ -401,7 +401,7 @@ class ClusterRuntime:
     # -- the rest ------------------------------------------------------------------------------
 
     def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats. Each server counts every push, so samples are equal on all."""
+        """See Runtime.stats. Server 0 counts every push, the others those that they are sent."""
         return [
             figures_of(shard_pb2.StatusReply.FromString(answer))
             for answer in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))

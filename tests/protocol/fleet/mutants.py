@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from psfleet.shard.events import Push
 from psfleet.shard.membership_view import Incarnation, PrepareView
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard import Shard
@@ -242,13 +243,28 @@ def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CutState, "is_due", is_due)
 
 
+@without("a mark says what was sent to a server: the cut waits for it", "async groups snapshots")
+def _wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    mark = CutState.mark
+
+    def hasty(cuts: CutState, number: int, worker: int, incarnation: int, *last: Any) -> None:
+        mark(cuts, number, worker, incarnation, last[0], 0)
+
+    patch.setattr(CutState, "mark", hasty)
+
+
+@without("a push says which one it follows on a server", "async groups removal")
+def _take_any_push(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Push, "follows", property(lambda push: 0))
+
+
 @without("R12: marks of earlier snapshots are ignored", "async snapshots")
 def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
     mark = CutState.mark
 
-    def lenient(cuts: CutState, number: int, worker: int, incarnation: int, last: int) -> None:
+    def lenient(cuts: CutState, number: int, *said: Any) -> None:
         now = cuts.under_way
-        mark(cuts, now.number if now else number, worker, incarnation, last)
+        mark(cuts, now.number if now else number, *said)
 
     patch.setattr(CutState, "mark", lenient)
 
