@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from psfleet.errors import UsageError
+from psfleet.optimizer import program_access
 from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.optimizer import Optimizer
@@ -27,8 +28,9 @@ class DistributedOptimizer:
         strategy: A DistributedStrategy, or settings in the form of a strategy file; what the launcher
             says has the last word. None: the one that `fleet.init` was given. Its dgc, lars and lamb
             put another optimizer in place of this one; its gradient_merge makes one push of several
-            steps' gradients; its amp sends them in 16 bits; its recompute drops activations and
-            computes them again; its pipeline cuts the program for stages.
+            steps' gradients; its amp sends them, and multiplies a program's matrices, in 16 bits;
+            its recompute drops activations and computes them again; its pipeline cuts the program
+            for stages.
 
     Attributes:
         optimizer: The optimizer that does the work.
@@ -83,6 +85,7 @@ class DistributedOptimizer:
             The update operations.
         """
         operations: list[Any] = self.optimizer.apply_gradients(params_grads)
+        self._set_products(operations)
         return operations
 
     def minimize(
@@ -111,7 +114,13 @@ class DistributedOptimizer:
             parameter_list,
             no_grad_set,
         )
+        self._set_products(result[0])
         return result
+
+    def _set_products(self, operations: list[Any]) -> None:
+        """Let the program that has these updates multiply as the strategy's amp says."""
+        if operations and self.settings.amp is not None:
+            program_access.set_products(self.settings.amp)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "optimizer":

@@ -11,6 +11,7 @@ from psfleet.parameters.gradients import densify
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.parameters.placement import has_any_id
 from psfleet.parameters.regularizer import L1Decay, WeightDecay
+from psfleet.strategy import AMPSettings
 from psfleet.validation.annotations import Must, NonNegative, check
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "parameters_of",
     "reader",
     "regularized",
+    "set_products",
     "symbolic",
     "training_program",
     "value_of",
@@ -231,6 +233,14 @@ def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> A
     return program.add_update(
         optimizer, [(parameter_of(p), gradient) for p, gradient in pairs], loss
     )
+
+
+def set_products(settings: AMPSettings) -> None:
+    """Let runs of the program in training multiply matrices as the strategy's part amp says."""
+    from psfleet.program.matrix_products import products_under
+    from psfleet.program.program import default_main_program
+
+    default_main_program().products = products_under(settings)
 
 
 def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | None) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import UsageError
 from psfleet.parameters.parameter import Parameter
+from psfleet.program.matrix_products import FLOAT32, MatrixProducts
 from psfleet.program.operation import Record
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Program:
         memory: What operations such as auc remember from one run to the next, by variable name.
         observed: What operations such as batch_norm have seen in this run, by variable name: (parameter,
             momentum, value) of each moving average. A run that updates takes it.
+        products: How runs in training multiply matrices.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -67,6 +69,7 @@ class Program:
     step: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
     observed: dict[str, list[tuple[Parameter, float, Any]]] = field(default_factory=dict)
+    products: MatrixProducts = FLOAT32
     version: int = field(default_factory=lambda: next(_numbers))
 
     def add(self, variable: "Variable") -> None:
@@ -121,6 +124,7 @@ class Program:
             [] if for_test else list(self.after_step),
             self.random_seed,
             for_test or self.for_test,
+            products=FLOAT32 if for_test else self.products,
         )
 
     def variable(self, name: str, what: str = "variable") -> "Variable":

@@ -16,12 +16,18 @@ _least_1: Any = partial(setting, least=1, most=2**100, wanted="at least 1 and at
 
 @dataclass(frozen=True)
 class AMPSettings:
-    """Gradients travel in 16 bits."""
+    """Gradients travel, and programs multiply matrices, in 16 bits."""
 
     dtype: str = setting(
         "bfloat16",
         "How gradients travel: bfloat16 has the range of float32, float16 more digits and loss scaling",
         one_of("bfloat16", "float16"),
+    )
+    compute: str = setting(
+        "auto",
+        "Precision of a program's matrix products; auto: bfloat16 where `dtype` is bfloat16 and "
+        "torch and the processor multiply in it, else float32",
+        one_of("auto", "bfloat16", "float32"),
     )
     init_loss_scaling: float = _least_1(
         32768.0, "What float16 gradients are multiplied by on their way, at the start"
@@ -44,7 +50,7 @@ class AMPSettings:
             self._refuse_scaling()
 
     def _refuse_scaling(self) -> None:
-        for one in settings_of(type(self))[1:]:
+        for one in settings_of(type(self))[2:]:
             if getattr(self, one.name) != one.default:
                 raise ConfigError(
                     f"amp {one.name} is {getattr(self, one.name)} and dtype is bfloat16, "

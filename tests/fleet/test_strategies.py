@@ -1,6 +1,7 @@
 """One trainer script under each strategy, through the launcher: same bits, fewer bytes, it learns."""
 
 import dataclasses
+import importlib.util
 import subprocess
 import sys
 import typing
@@ -17,12 +18,13 @@ from psfleet.strategy import Settings
 SCRIPT = Path(__file__).parent / "scripts" / "strategies.py"
 STRATEGIES = {
     "plain": "",
-    "bfloat16": "[amp]\n",
+    "bfloat16": "[amp]\ncompute = 'bfloat16'\n",
     "float16": "[amp]\ndtype = 'float16'\n[gradient_merge]\nk_steps = 2\n",
     "dgc": "[dgc]\nsparsity = [0.999]\n",
     "merged dgc": "[dgc]\nsparsity = [0.99]\nrampup_begin_step = 2\n[gradient_merge]\nk_steps = 2\n",
     "localsgd": "[localsgd]\nk_steps = 3\nbegin_step = 2\n",
-    "merged localsgd": "[localsgd]\nk_steps = 2\n[gradient_merge]\nk_steps = 2\n[amp]\n[recompute]\n",
+    "merged localsgd": "[localsgd]\nk_steps = 2\n[gradient_merge]\nk_steps = 2\n"
+    "[amp]\ncompute = 'float32'\n[recompute]\n",
 }
 DENSE = 104 * 600 + 600 + 600 + 1  # values of all dense tables
 Train = Callable[..., dict[str, Any]]
@@ -34,6 +36,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     known: dict[tuple[str, int, int], dict[str, Any]] = {}
 
     def run(name: str, servers: int, workers: int) -> dict[str, Any]:
+        if name == "bfloat16" and importlib.util.find_spec("torch") is None:
+            pytest.skip("PyTorch is not installed: pip install psfleet[torch]")
         if (name, servers, workers) not in known:
             folder = tmp_path_factory.mktemp("run")
             (folder / "strategy.toml").write_text(STRATEGIES[name])
@@ -72,6 +76,14 @@ def test_number_of_servers_does_not_change_bits(train: Train, name: str) -> None
     for key, value in one.items():
         assert key == "bytes" or value.tobytes() == two[key].tobytes(), key
     assert one["losses"][-4:].mean() < one["losses"][:4].mean()
+
+
+def test_products_in_bfloat16(train: Train) -> None:
+    """The loss of the first step is that of rounded products; 4 servers end with the bits of 1."""
+    one, four = train("bfloat16", 1, 2), train("bfloat16", 4, 2)
+    assert one["losses"][0] != train("plain", 1, 2)["losses"][0]
+    for key, value in one.items():
+        assert key == "bytes" or value.tobytes() == four[key].tobytes(), key
 
 
 def test_bytes(train: Train) -> None:

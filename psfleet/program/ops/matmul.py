@@ -55,27 +55,29 @@ class MatMul(Op, saved="matmul transpose_x transpose_y"):
         return (*lead, *rows, *columns), x.dtype
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
-        context.save(x, y)
+        products = context.program.products.suited(x, y)
+        x, y = products.factor(x), products.factor(y)
+        context.save(products, x, y)
         left = _swap(x) if self.transpose_x and x.ndim > 1 else x
         right = _swap(y) if self.transpose_y and y.ndim > 1 else y
-        out: Array = np.matmul(left, right)
-        return out
+        return products.multiply(left, right)
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        x, y = context.saved
+        products, x, y = context.saved
         left = x[None, :] if x.ndim == 1 else x
         right = y[:, None] if y.ndim == 1 else y
         if x.ndim == 1:
             gradient = gradient[..., None, :] if y.ndim > 1 else gradient[..., None]
         if y.ndim == 1:
             gradient = gradient[..., None]
+        gradient = products.factor(gradient)
         flip_x, flip_y = self.transpose_x and x.ndim > 1, self.transpose_y and y.ndim > 1
         dx = dy = None
         if context.needs[0]:
-            dx = gradient @ (right if flip_y else _swap(right))
+            dx = products.multiply(gradient, right if flip_y else _swap(right))
             dx = unbroadcast(_swap(dx) if flip_x else dx, left.shape).reshape(x.shape)
         if context.needs[1]:
-            dy = (left if flip_x else _swap(left)) @ gradient
+            dy = products.multiply(left if flip_x else _swap(left), gradient)
             dy = unbroadcast(_swap(dy) if flip_y else dy, right.shape).reshape(y.shape)
         return dx, dy
 
@@ -107,25 +109,32 @@ class Affine(Op, saved="affine axes relu"):
 
     def forward(self, context: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         flat = x.reshape(-1, w.shape[0])
-        out: Array = flat @ w
+        products = context.program.products.suited(flat, w)
+        flat, w = products.factor(flat), products.factor(w)
+        out = products.multiply(flat, w)
         if b is not None:
             out += b
         if self.relu:
             np.maximum(out, 0, out=out)
         needs_x, needs_w = context.needs[:2]
         context.save(
-            x.shape, flat if needs_w else None, w if needs_x else None, out if self.relu else None
+            products,
+            x.shape,
+            flat if needs_w else None,
+            w if needs_x else None,
+            out if self.relu else None,
         )
         return out.reshape(*x.shape[: self.axes], w.shape[1])
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        shape, flat, w, out = context.saved
+        products, shape, flat, w, out = context.saved
         gradient = gradient.reshape(-1, gradient.shape[-1])
         if out is not None:
             gradient = gradient * (out > 0)
+        factor = products.factor(gradient)
         parts: list[Gradient | None] = [
-            (gradient @ w.T).reshape(shape) if context.needs[0] else None,
-            flat.T @ gradient if context.needs[1] else None,
+            products.multiply(factor, w.T).reshape(shape) if context.needs[0] else None,
+            products.multiply(flat.T, factor) if context.needs[1] else None,
         ]
         if len(context.needs) > 2:
             parts.append(gradient.sum(axis=0) if context.needs[2] else None)
