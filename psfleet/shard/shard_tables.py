@@ -89,7 +89,9 @@ class ShardTables(dict[int, Table]):
         budget = self._budget_of(device)
         if spec.kind == "sparse":
             parts = group_size(spec, self.servers)
-            return SparseTable(spec, servers=parts, budget=budget, device=device)
+            return SparseTable(
+                spec, servers=parts, budget=self.budget, device=device, device_budget=budget
+            )
         low, high = dense_range(spec, self.index, self.servers)
         if value.shape != (high - low,):
             raise ShapeError(

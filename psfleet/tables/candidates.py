@@ -4,10 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.schema.entry import CountFilterEntry
-from psfleet.schema.table import Device
 from psfleet.tables import expiry
+from psfleet.tables.index import RowIndex
 from psfleet.tables.row_data import CandidateData
-from psfleet.tables.row_update import row_memory
 
 __all__ = ["CandidateIds"]
 
@@ -15,17 +14,17 @@ Ids = NDArray[np.int64]
 
 
 class CandidateIds:
-    """The candidates of one table on one server. Not thread-safe.
+    """The candidates of one table on one server, in host memory wherever its rows are. Not thread-safe.
 
     Attributes:
         index: Their counts, as rows of one uint32.
         capacity: How many are remembered.
     """
 
-    def __init__(self, entry: CountFilterEntry, servers: int, device: Device) -> None:
+    def __init__(self, entry: CountFilterEntry, servers: int) -> None:
         self._needed = entry.count_filter
         self.capacity = -(-entry.candidates // servers)
-        self.index = row_memory(1, self.capacity, False, device)
+        self.index = RowIndex(1, self.capacity, marks=False)
 
     @property
     def room(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
-from psfleet.tables.row_memory import EVERY, Listed, RowMemory
+from psfleet.tables.row_memory import EVERY, Listed, RowStore
 
 __all__ = ["PAGE", "FrozenArrays", "FrozenRows"]
 
@@ -32,7 +32,7 @@ Page = tuple[Ids, Floats, Ids]
 
 
 class FrozenRows:
-    """The rows that a memory of rows had when this was made.
+    """The rows that one memory had when this was made. Close it when it is read.
 
     Args:
         rows: The memory.
@@ -45,11 +45,7 @@ class FrozenRows:
     """
 
     def __init__(
-        self,
-        rows: RowMemory,
-        lock: threading.Lock,
-        step: Callable[[], int],
-        only: Ids | None = None,
+        self, rows: RowStore, lock: threading.Lock, step: Callable[[], int], only: Ids | None = None
     ) -> None:
         self._rows = rows
         self._lock = lock
@@ -71,6 +67,12 @@ class FrozenRows:
             np.invert(self._done, self._done)
             self._done[0] |= np.uint64(1)
         self._left = self.count
+        rows.views.append(self)
+
+    def close(self) -> None:
+        """The memory need not remember the moment any more. Safe to call twice."""
+        if self in self._rows.views:
+            self._rows.views.remove(self)
 
     def keep(self, ids: Ids) -> None:
         """Rows of these ids are about to change or to go. The caller has the lock."""

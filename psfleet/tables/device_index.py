@@ -40,9 +40,8 @@ class DeviceIndex:
         return _ENTRY_BYTES * self._size
 
     def bytes_with(self, rows: int) -> int:
-        """What it takes at most while it grows to so many rows."""
-        grown = _ENTRY_BYTES * (4 * rows + SEGMENT_COUNT * _FEWEST + 1)
-        return self.bytes + grown if grown > self.bytes else self.bytes
+        """What it takes at most with so many rows while it is rebuilt, when it is there twice."""
+        return 2 * max(self.bytes, _ENTRY_BYTES * (4 * rows + SEGMENT_COUNT * _FEWEST + 1))
 
     def _allocate(self, sizes: Ids) -> None:
         ends = 1 + np.cumsum(sizes)

@@ -39,6 +39,11 @@ class MergedRows:
         launch(cuda_rows.gather, len(values), self.values, self._width, places, len(values), values)
         return MergedRows(values, self._width, self._buffers)
 
+    def to_host(self) -> Floats:
+        """See DeviceValues."""
+        copied: Floats = self.values.copy_to_host()
+        return copied.reshape(-1, self._width)
+
 
 class DeviceRowUpdate:
     """See psfleet.tables.row_update.RowUpdate.

@@ -11,7 +11,7 @@ from psfleet.kernels import cuda_rows
 from psfleet.kernels.cuda import DeviceBuffers, launch
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.tables.device_index import DeviceIndex
-from psfleet.tables.row_memory import EVERY, Listed, RowMemory
+from psfleet.tables.row_memory import EVERY, Listed, RowStore
 
 __all__ = ["DeviceRowMemory"]
 
@@ -22,8 +22,8 @@ _FEWEST_ROWS = 256
 _PAGE = 1 << 20  # rows that are copied between host and device at a time
 
 
-class DeviceRowMemory(RowMemory):
-    """See RowMemory. The rows are one array, which becomes half as large again when it is full.
+class DeviceRowMemory(RowStore):
+    """See RowStore. The rows are one array, which becomes half as large again when it is full.
 
     Attributes:
         rows: float32 on the device, flat.
@@ -37,8 +37,8 @@ class DeviceRowMemory(RowMemory):
     def __init__(self, width: int, max_rows: int, marks: bool) -> None:
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
+        super().__init__()
         self.max_rows = max_rows
-        self.views = []
         self.width = width
         self._index = DeviceIndex()
         self._buffers = DeviceBuffers()
@@ -58,12 +58,17 @@ class DeviceRowMemory(RowMemory):
         return self._index.bytes + self._slots * self._slot_bytes
 
     @property
-    def next_slot(self) -> int:
+    def device_bytes(self) -> int:
         """See RowMemory."""
+        return self.bytes
+
+    @property
+    def next_slot(self) -> int:
+        """See RowStore."""
         return self._next
 
     def free_slots(self) -> Ids:
-        """See RowMemory."""
+        """See RowStore."""
         found: Ids = self._free[: self._freed].copy_to_host().astype(np.int64)
         return found
 
@@ -91,7 +96,7 @@ class DeviceRowMemory(RowMemory):
         return 4 * self.width + 4 + self._has_marks
 
     def _taken(self, more: int, slots: int) -> int:
-        index = self._index.bytes_with(self._live + more) if more else self._index.bytes
+        index = self._index.bytes_with(self._live + more)
         grown = self._grown(self._next + slots)
         moved = grown if grown > self._slots else 0
         return index + (self._slots + moved) * self._slot_bytes
@@ -180,14 +185,6 @@ class DeviceRowMemory(RowMemory):
         """See RowMemory."""
         found, touched = self.find(self.send(ids), now=step)
         return ids, found.copy_to_host(), touched.copy_to_host()
-
-    def count(self, ids: Ids, step: int, needed: int) -> None:
-        """See RowMemory."""
-        known = self.locate(ids)[0] != 0
-        slots = self.place(ids, np.full(len(ids), step))
-        counts = np.where(known, self.gather(slots).view(np.uint32)[:, 0], 0) + 1
-        self.scatter(slots, counts.astype(np.uint32).view(np.float32).reshape(-1, 1))
-        self.remove(ids[counts >= needed])
 
     def restamp(self, old: int, new: int) -> None:
         """See RowMemory."""

@@ -33,7 +33,7 @@ from psfleet.kernels.hash_index import (
 )
 from psfleet.kernels.initial_values import address_of
 from psfleet.tables.arena import Arena
-from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowMemory, RowView
+from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowStore
 
 __all__ = ["RowIndex"]
 
@@ -47,8 +47,8 @@ _CHUNK_BYTES = CHUNK_LINES * 64
 _LINES = 8  # reserved for each row; a table whose hashes are not alike takes half of one
 
 
-class RowIndex(RowMemory):
-    """See RowMemory.
+class RowIndex(RowStore):
+    """See RowStore.
 
     Attributes:
         address: Of the descriptor, for kernels. Whoever changes rows by it tells the views with `keep`.
@@ -61,6 +61,7 @@ class RowIndex(RowMemory):
         """
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
+        super().__init__()
         self._width = width
         max_rows = min(max_rows, _most_rows(width * 4 + ROW_BYTES))
         self._marks = marks
@@ -74,7 +75,6 @@ class RowIndex(RowMemory):
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
         self._d[[NEXT_SLOT, SHIFT, STRIDE]] = 1, FIRST_LEVEL, width * 4
         self.address = address_of(self._d)
-        self.views: list[RowView] = []
         self._kernels = static_kernels("index")
         self._freezing = static_kernels("freezing")
         self._kernels.make(self.address)
@@ -89,11 +89,11 @@ class RowIndex(RowMemory):
 
     @property
     def next_slot(self) -> int:
-        """See RowMemory."""
+        """See RowStore."""
         return int(self._d[NEXT_SLOT])
 
     def free_slots(self) -> Ids:
-        """See RowMemory."""
+        """See RowStore."""
         slots = np.empty(self.free, np.int64)
         self._kernels.freed(self.address, address_of(slots))
         return slots
@@ -186,7 +186,7 @@ class RowIndex(RowMemory):
         return int(self._kernels.forget(self.address, address_of(ids), len(ids)))
 
     def count(self, ids: Ids, step: int, needed: int) -> None:
-        """See RowMemory."""
+        """Rows are one uint32: add 1 to each, from 0; forget ids that have reached `needed`."""
         self.expect(len(ids))
         passed = np.empty(len(ids), np.int64)
         self._kernels.count(

@@ -1,6 +1,7 @@
-"""Rows of a sparse table by id, in host memory or on a device: what both do, and what they share."""
+"""Rows of a sparse table by id, in host memory, on a device or in both: what each of these does."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import hash_ids
 
-__all__ = ["EVERY", "ROW_BYTES", "Listed", "RowMemory", "RowView"]
+__all__ = ["EVERY", "ROW_BYTES", "Listed", "RowMemory", "RowStore", "RowView"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -40,15 +41,11 @@ class RowMemory(ABC):
 
     Attributes:
         max_rows: The most rows it can hold.
-        listed_at_once: How many segments a view should ask for at a time: a power of two.
-        views: Of moments whose rows are being read; told of every change before it is made. Whoever
-            changes rows otherwise than by a method of this class tells them with `keep`.
+        stores: The memories in which its rows are, each row in one of them.
     """
 
-    listed_at_once: ClassVar[int] = 1
-
     max_rows: int
-    views: list[RowView]
+    stores: "Sequence[RowStore]"
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -61,23 +58,19 @@ class RowMemory(ABC):
         """Memory in use by rows and index."""
 
     @property
-    @abstractmethod
-    def next_slot(self) -> int:
-        """The first slot that no row has had; slot 0 is none."""
+    def device_bytes(self) -> int:
+        """How much of it is a device's."""
+        return 0
 
     @property
+    @abstractmethod
     def spare(self) -> int:
-        """Slots that no row has had: at least so many rows can be added. Costs nothing to ask."""
-        return self.max_rows + 1 - self.next_slot
+        """At least so many rows can be added. Costs nothing to ask."""
 
     @property
-    def free(self) -> int:
-        """Slots of rows that were removed."""
-        return self.next_slot - 1 - len(self)
-
     @abstractmethod
-    def free_slots(self) -> Ids:
-        """The slots below `next_slot` that have no row; slot 0 is not among them."""
+    def free(self) -> int:
+        """So many rows can be added without more memory: there are slots of rows that were removed."""
 
     @abstractmethod
     def has_lines(self, count: int) -> bool:
@@ -106,7 +99,10 @@ class RowMemory(ABC):
 
     @abstractmethod
     def locate(self, ids: Ids) -> tuple[Ids, int]:
-        """The slot of each id, 0 for an unknown one, and how many were unknown."""
+        """The slot of each id, 0 for an unknown one, and how many were unknown.
+
+        Slots are of use until the next update: rows may move.
+        """
 
     @abstractmethod
     def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
@@ -123,10 +119,6 @@ class RowMemory(ABC):
     @abstractmethod
     def recall(self, ids: Ids, step: int) -> Listed:
         """The rows of these ids; slot and step 0 for an unknown one. `step`: of the table."""
-
-    @abstractmethod
-    def count(self, ids: Ids, step: int, needed: int) -> None:
-        """Rows are one uint32: add 1 to each, from 0; forget ids that have reached `needed`."""
 
     @abstractmethod
     def restamp(self, old: int, new: int) -> None:
@@ -192,13 +184,51 @@ class RowMemory(ABC):
 
     def keep(self, ids: Ids) -> None:
         """Rows of these ids are about to change."""
-        for view in self.views:
-            view.keep(ids)
+        for store in self.stores:
+            for view in store.views:
+                view.keep(ids)
 
     def keep_segments(self, first: int, last: int) -> None:
         """Any row of segments first to last - 1 may be about to change."""
-        for view in self.views:
-            view.keep_segments(first, last)
+        for store in self.stores:
+            for view in store.views:
+                view.keep_segments(first, last)
+
+
+class RowStore(RowMemory):
+    """Rows in one memory, where each stays in its slot until it is removed.
+
+    Attributes:
+        listed_at_once: How many segments a view should ask for at a time: a power of two.
+        views: Of moments whose rows are being read; told of every change before it is made. Whoever
+            changes rows otherwise than by a method of this class tells them with `keep`.
+    """
+
+    listed_at_once: ClassVar[int] = 1
+    views: list[RowView]
+
+    def __init__(self) -> None:
+        self.views = []
+        self.stores = (self,)
+
+    @property
+    @abstractmethod
+    def next_slot(self) -> int:
+        """The first slot that no row has had; slot 0 is none."""
+
+    @property
+    def spare(self) -> int:
+        """See RowMemory."""
+        return self.max_rows + 1 - self.next_slot
+
+    @property
+    def free(self) -> int:
+        """See RowMemory."""
+        return self.next_slot - 1 - len(self)
+
+    @abstractmethod
+    def free_slots(self) -> Ids:
+        """The slots below `next_slot` that have no row; slot 0 is not among them."""
 
     def listed(self, first: int, last: int, step: int) -> Listed:
         """The rows of segments first to last - 1. `step`: of the table."""

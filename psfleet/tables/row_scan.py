@@ -32,7 +32,7 @@ class RowScan:
         self._rests = rests
         self.dropped = 0
         self._history = ChangeHistory()
-        self._entries: tuple[Ids, Ids] | None = None
+        self._ids: Ids | None = None
 
     def drop(self, ids: Ids, step: int, cause: EvictionCause | None) -> int:
         """Remove rows that are there at this step of the table; how many they are.
@@ -43,7 +43,7 @@ class RowScan:
             return 0
         if self._stream is not None and cause is not None:
             self._stream.add(ids, step, cause)
-        self._entries = None
+        self._ids = None
         self._history.add(removed=ids)
         gone = self._index.remove(ids)
         self.dropped += gone
@@ -57,11 +57,11 @@ class RowScan:
         """The table's step was set: steps before it say nothing about order any more."""
         self._history.era += 1
 
-    def ascending(self) -> tuple[Ids, Ids]:
-        """Every id in order, and its slot; kept for the next page."""
-        if self._entries is None or len(self._entries[0]) != len(self._index):
-            self._entries = self._index.entries()
-        return self._entries
+    def ascending(self) -> Ids:
+        """Every id in order; kept for the next page."""
+        if self._ids is None or len(self._ids) != len(self._index):
+            self._ids = self._index.entries()[0]
+        return self._ids
 
     def mark(self, step: int) -> HistoryPoint:
         """See SparseTable.mark."""

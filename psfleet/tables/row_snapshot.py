@@ -1,6 +1,7 @@
 """Tables as a snapshot reads them: named columns of known shape, filled page by page."""
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,12 +43,11 @@ class FrozenSparseTable:
         self,
         spec: TableSpec,
         clock: TableClock,
-        rows: FrozenRows,
+        rows: Sequence[FrozenRows],
         candidates: CandidateData,
         removed: Ids | None,
         evictions: Mapping[str, NDArray[Any]],
         as_rows: Callable[[Ids, Floats, Ids], RowData],
-        forget: Callable[[FrozenRows], None],
     ) -> None:
         self.spec = spec
         self.clock = clock
@@ -56,11 +56,11 @@ class FrozenSparseTable:
         self._removed = removed
         self._evictions = evictions
         self._as_rows = as_rows
-        self._forget: Callable[[FrozenRows], None] | None = forget
 
     def columns(self) -> Columns:
         """See FrozenTable."""
-        n, waiting, spec = self._rows.count, len(self._candidates), self.spec
+        waiting, spec = len(self._candidates), self.spec
+        n = sum(rows.count for rows in self._rows)
         columns: Columns = {
             "ids": (np.int64, (n,)),
             "rows": (np.float32, (n, spec.dim * (1 + len(spec.rule.slots)))),
@@ -78,7 +78,7 @@ class FrozenSparseTable:
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         """See FrozenTable."""
-        for page in self._rows.pages():
+        for page in itertools.chain.from_iterable(rows.pages() for rows in self._rows):
             rows = self._as_rows(*page)
             found: dict[str, NDArray[Any]] = {
                 "ids": rows.ids,
@@ -101,9 +101,8 @@ class FrozenSparseTable:
 
     def close(self) -> None:
         """See FrozenTable."""
-        if self._forget is not None:
-            self._forget(self._rows)
-            self._forget = None
+        for rows in self._rows:
+            rows.close()
 
 
 class FrozenDenseTable:

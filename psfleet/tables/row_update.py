@@ -11,7 +11,9 @@ from psfleet.kernels.generate import sparse_kernels
 from psfleet.kernels.initial_values import address_of, initializer_arguments
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.schema.table import Device, TableSpec
+from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.index import RowIndex
+from psfleet.tables.packed_rows import PackedRows
 from psfleet.tables.row_memory import RowMemory
 
 __all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues", "row_memory", "row_update"]
@@ -25,6 +27,9 @@ class DeviceValues(Protocol):
 
     def __getitem__(self, kept: NDArray[np.bool_]) -> "DeviceValues":
         """Some of the rows. What they were chosen from is of no use any more."""
+
+    def to_host(self) -> Floats:
+        """A copy of the rows in host memory."""
 
 
 RowValues = Floats | DeviceValues
@@ -62,28 +67,35 @@ class RowUpdate(Protocol):
         """Update every row that the push of this step did not name, with a zero gradient."""
 
 
-def row_memory(width: int, max_rows: int, marks: bool, device: Device) -> RowMemory:
-    """Memory for rows of `width` float32; `marks`: every update changes every row.
+def row_memory(
+    spec: TableSpec,
+    max_rows: int,
+    device: Device,
+    budget: MemoryBudget,
+    device_budget: MemoryBudget | None,
+) -> RowMemory:
+    """Memory for the rows of a table.
 
     Raises:
         UsageError: There is too little, or `max_rows` is none.
     """
+    host = RowIndex(PackedRows(spec).width, max_rows, spec.every_row)
     if device == "cpu":
-        return RowIndex(width, max_rows, marks)
-    from psfleet.tables.device_rows import DeviceRowMemory  # loads numba.cuda
+        return host
+    from psfleet.tables.tiered_rows import TieredRowMemory  # loads numba.cuda
 
-    return DeviceRowMemory(width, max_rows, marks)
+    return TieredRowMemory(spec, host, budget, device_budget or MemoryBudget())
 
 
 def row_update(spec: TableSpec, rows: RowMemory) -> RowUpdate:
     """The table's rule for these rows, which `row_memory` made."""
     if isinstance(rows, RowIndex):
         return HostRowUpdate(spec, rows)
-    from psfleet.tables.device_row_update import DeviceRowUpdate
-    from psfleet.tables.device_rows import DeviceRowMemory
+    from psfleet.tables.tiered_row_update import TieredRowUpdate
+    from psfleet.tables.tiered_rows import TieredRowMemory
 
-    assert isinstance(rows, DeviceRowMemory)
-    return DeviceRowUpdate(spec, rows)
+    assert isinstance(rows, TieredRowMemory)
+    return TieredRowUpdate(spec, rows)
 
 
 class HostRowUpdate:

@@ -66,6 +66,7 @@ class SparseTable:
         servers: int = 1,
         budget: MemoryBudget | None = None,
         device: Device = "cpu",
+        device_budget: MemoryBudget | None = None,
     ) -> None:
         """An empty table.
 
@@ -73,8 +74,9 @@ class SparseTable:
             spec: Its definition.
             max_rows: The most rows this part can hold, whatever the entry says.
             servers: How many parts the table has; limits of the entry are dealt to them.
-            budget: The memory that this table shares with others; None: it takes what there is.
+            budget: The host memory that this table shares with others; None: it takes what there is.
             device: Whose memory holds it.
+            device_budget: The same of the device. Rows for which it has no room are in host memory.
 
         Raises:
             UsageError: There is no memory for it.
@@ -87,18 +89,17 @@ class SparseTable:
         capacity = part_of(spec.entry, CapacityEntry)
         if capacity is not None:
             max_rows = min(max_rows, _limit(capacity, 4 * packed.width + ROW_BYTES, servers))
-        self._index = index = row_memory(packed.width, max_rows, spec.every_row, device)
+        budget = MemoryBudget() if budget is None else budget
+        self._index = index = row_memory(spec, max_rows, device, budget, device_budget)
         self._rule = row_update(spec, index)
         self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
         filter_ = part_of(spec.entry, CountFilterEntry)
-        self._waiting = waiting = CandidateIds(filter_, servers, device) if filter_ else None
+        self._waiting = waiting = CandidateIds(filter_, servers) if filter_ else None
         asked = part_of(spec.entry, EvictionStreamEntry)
         stream = None if asked is None else EvictionStream(spec.name, -(-asked.keep // servers))
         self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
         self._census = census = RowScan(index, spec.every_row, stream)
-        self._room = MemoryAccount(
-            spec, index, waiting, self._stream_bytes, MemoryBudget() if budget is None else budget
-        )
+        self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget)
         self._admission = AdmissionFilter(spec, index, census, self._room, waiting, ranking)
         self._lifetime = RowLifetime(spec, index, census, waiting, packed.scores, ranking)
         self._counts = spec.counts_frequency
@@ -112,6 +113,16 @@ class SparseTable:
         """Memory of rows, state and index, and of the ids that wait for a row."""
         waiting = 0 if self._waiting is None else self._waiting.index.bytes
         return self._index.bytes + waiting + self._stream_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """How much of that is a device's memory."""
+        return self._index.device_bytes
+
+    @property
+    def spilled(self) -> int:
+        """Rows of a table on a device that are in host memory, for displays."""
+        return sum(map(len, self._index.stores[1:]))
 
     @property
     def dropped(self) -> int:
@@ -310,7 +321,7 @@ class SparseTable:
     def ids(self) -> Ids:
         """Of every row, ascending: int64 [n]."""
         with self._lock:
-            return self._census.ascending()[0].copy()
+            return self._census.ascending().copy()
 
     def rows(self, ids: Ids) -> RowData:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
@@ -374,15 +385,15 @@ class SparseTable:
     def page(self, offset: int, limit: int) -> RowData:
         """Some of `rows`, in ascending order of id."""
         with self._lock:
-            ids = self._census.ascending()[0][offset : offset + limit].copy()
+            ids = self._census.ascending()[offset : offset + limit].copy()
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
         """A page of ids and `RowData.values`, in ascending order of id."""
         with self._lock:
-            ids, slots = (array[offset : offset + limit] for array in self._census.ascending())
-            rows = self._index.gather(slots)
-        return ids.copy(), self._packed.values(rows)
+            ids = self._census.ascending()[offset : offset + limit].copy()
+            rows = self._index.gather(self._index.locate(ids)[0])
+        return ids, self._packed.values(rows)
 
     def restore(
         self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
@@ -405,13 +416,11 @@ class SparseTable:
         """
         with self._lock:
             waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
-            rows = FrozenRows(self._index, self._lock, lambda: self.step, only)
-            self._index.views.append(rows)
-            clock, forget = self.clock, self._index.views.remove
+            stores, clock = self._index.stores, self.clock
+            rows = [FrozenRows(one, self._lock, lambda: self.step, only) for one in stores]
             evictions = {} if self.evictions is None else self.evictions.columns()
-        return FrozenSparseTable(
-            self.spec, clock, rows, waiting, removed, evictions, self._packed.unpack, forget
-        )
+        unpack = self._packed.unpack
+        return FrozenSparseTable(self.spec, clock, rows, waiting, removed, evictions, unpack)
 
     # -- what has changed ----------------------------------------------------------------------
 

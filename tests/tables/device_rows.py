@@ -1,9 +1,11 @@
 """Run in a process of its own with NUMBA_ENABLE_CUDASIM=1: sparse tables on the device and in host memory.
 
 Seeded programs of pushes, pulls, removals, time, shrinks and snapshots run on both. What each call says and
-what is known of every row afterwards must have the same bits.
+what is known of every row afterwards must have the same bits. Each program runs twice: the device has room
+for every row, and for a few, so that the others are in host memory.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +24,17 @@ from psfleet.errors import UsageError
 from psfleet.rules import ASGD, RULES, SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, Rule
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.device_rows import DeviceRowMemory
+from psfleet.tables.packed_rows import PackedRows
 from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
+from psfleet.tables.tiered_rows import TieredRowMemory
 
+PLACE = "the GPU's memory"
 EDGES = np.array([0, -1, 1, 2**63 - 1, -(2**63)])
 Tables = tuple[SparseTable, SparseTable]
 Dice = np.random.Generator
+spilled: dict[int | None, int] = {}  # most rows in host memory at a time, by the room on the device
 
 
 def spec(rule: Rule, dim: int = 3, **more: Any) -> TableSpec:
@@ -156,10 +163,17 @@ STEPS: list[Callable[[Dice, SparseTable], Any]] = [
 ]  # fmt: skip
 
 
-def moved(table: SparseTable, device: Any) -> SparseTable:
-    """Another table with what a snapshot of this one holds."""
+def on_device(spec: TableSpec, room: int | None) -> SparseTable:
+    """A table on a device that has room for so many of its rows; None: for all."""
+    width, limit = PackedRows(spec).width, None
+    if room is not None:
+        limit = DeviceRowMemory(width, 1000, spec.every_row).taken(room)
+    return SparseTable(spec, device="cuda", device_budget=MemoryBudget(limit, place=PLACE))
+
+
+def moved(table: SparseTable, again: SparseTable) -> SparseTable:
+    """The other table with what a snapshot of this one holds."""
     view = table.freeze()
-    again = SparseTable(table.spec, device=device)
     refill(again, view.clock, {})
     for page in view.pages():
         refill(again, view.clock, page)
@@ -167,26 +181,32 @@ def moved(table: SparseTable, device: Any) -> SparseTable:
     return again
 
 
-def run(tables: Tables, seed: int, steps: int) -> str:
-    """A program on both; the name of the first step after which they differ."""
+def run(tables: Tables, seed: int, steps: int, room: int | None) -> str:
+    """A program on both; the name of the first step after which they differ, or after which the second one
+    has more rows on its device than there is room for."""
     dice = np.random.default_rng(seed)
     for _ in range(steps):
         step, number = STEPS[dice.integers(len(STEPS))], int(dice.integers(2**31))
         said = [step(np.random.default_rng(number), table) for table in tables]
         if said[0] != said[1] or of_all(tables[0]) != of_all(tables[1]):
             return step.__name__
+        most = spilled.get(room, 0)
+        spilled[room] = max(most, tables[1].spilled)
+        if room is not None and len(tables[1]) - tables[1].spilled > room:
+            return f"{step.__name__}, too many rows on the device"
     return ""
 
 
-def differ(number: int, seed: int) -> str:
+def differ(number: int, seed: int, room: int | None) -> str:
     """How tables differ, some also after each has taken the other's snapshot; empty: they do not."""
-    host, device = SparseTable(SPECS[number]), SparseTable(SPECS[number], device="cuda")
+    spec = SPECS[number]
+    host, device = SparseTable(spec), on_device(spec, room)
     steps = 3 if number < len(RULE_CASES) else 8
-    wrong = run((host, device), seed, steps)
+    wrong = run((host, device), seed, steps, room)
     if not wrong and number % 3 == 0:
-        there, back = moved(host, "cuda"), moved(device, "cpu")
-        wrong = run((back, there), seed + 1000, steps // 2) and "after a snapshot"
-    return wrong and f"{SPECS[number].rule} {SPECS[number].entry}: {wrong}"
+        there, back = moved(host, on_device(spec, room)), moved(device, SparseTable(spec))
+        wrong = run((back, there), seed + 1000, steps // 2, room) and "after a snapshot"
+    return wrong and f"{spec.rule} {spec.entry}, room for {room}: {wrong}"
 
 
 def grow() -> bool:
@@ -206,27 +226,54 @@ def grow() -> bool:
     return equal and of_all(tables[0]) == of_all(tables[1])
 
 
+def come_back() -> bool:
+    """Whether the rows pushed the longest time ago are those that leave the device, and come back with the
+    next push that names them."""
+    table = on_device(spec(Adam()), 8)
+    for first in range(0, 40, 2):
+        table.push(np.arange(first, first + 2), np.ones((2, 3), np.float32), 0.1)
+    rows = table._index
+    assert isinstance(rows, TieredRowMemory)
+    newest = (rows.device.locate(np.arange(32, 40))[0] != 0).all() and table.spilled == 32
+    table.push(np.arange(2), np.ones((2, 3), np.float32), 0.1)
+    back = (rows.device.locate(np.arange(2))[0] != 0).all() and table.spilled == 32
+    return bool(newest and back and len(table) == 40)
+
+
 def is_refused() -> bool:
-    """Whether a table that has used up its part of the GPU's memory refuses a push and stays as it is."""
-    budget = MemoryBudget(60_000, place="the GPU's memory")
-    table = SparseTable(spec(Adam()), budget=budget, device="cuda")
-    table.push(np.arange(200), np.ones((200, 3), np.float32), 0.1)
-    before = of_all(table)
+    """Whether a table that has used up its part of the device's memory and of the host's refuses a push and
+    stays as it is. Until then it takes no more than its part of either."""
+    budget, device = MemoryBudget(400_000), MemoryBudget(90_000, place=PLACE)
+    table = SparseTable(spec(Adam()), budget=budget, device="cuda", device_budget=device)
+    for count in itertools.count(500, 500):
+        before = of_all(table)
+        ids = np.arange(count)
+        try:
+            table.push(ids, np.ones((count, 3), np.float32), 0.1)
+        except UsageError as error:
+            told = "'t' was asked to add 500 rows" in str(error) and of_all(table) == before
+            return told and table.spilled > 500
+        if budget.room() < 0 or device.room() < 0:
+            return False
+    return False
+
+
+def is_too_small() -> bool:
+    """Whether a device without memory for an empty table says so."""
     try:
-        table.push(np.arange(2000), np.ones((2000, 3), np.float32), 0.1)
+        on_device(spec(Adam()), 0)._index.reserve(1)
+        SparseTable(spec(Adam()), device="cuda", device_budget=MemoryBudget(9, place=PLACE))
     except UsageError as error:
-        text = str(error)
-        return (
-            "'t' was asked to add 1800 rows" in text
-            and "the GPU's memory" in text
-            and (of_all(table) == before)
-        )
+        return "'t' was asked to be made" in str(error) and PLACE in str(error)
     return False
 
 
 if __name__ == "__main__":
     first = int(sys.argv[1]) if sys.argv[1:] else 0  # other programs
-    found = [wrong for number in range(len(SPECS)) if (wrong := differ(number, number + first))]
-    found += [check.__name__ for check in (grow, is_refused) if not check()]
-    print(f"{len(SPECS)} tables, wrong: {found}")
-    sys.exit(bool(found))
+    programs = itertools.product(range(len(SPECS)), (None, 5))
+    found = [wrong for n, room in programs if (wrong := differ(n, n + first, room))]
+    found += [
+        check.__name__ for check in (grow, come_back, is_refused, is_too_small) if not check()
+    ]
+    print(f"{len(SPECS)} tables, most rows in host memory by room: {spilled}, wrong: {found}")
+    sys.exit(bool(found) or spilled[None] > 0 or spilled[5] < 20)

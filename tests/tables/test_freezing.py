@@ -103,7 +103,7 @@ def test_changes_meanwhile_are_not_seen(kind: str, seed: int) -> None:
         change(table, dice)
     assert content(read(also)) == expected
     assert content(read(table.freeze())) != expected
-    assert not table._index.views
+    assert not table._index.stores[0].views
 
 
 def test_only_what_has_changed() -> None:
@@ -135,7 +135,7 @@ def test_kernels_say_what_the_tables_own_columns_say() -> None:
     for _ in range(20):
         change(table, dice)
     rows = table.rows(np.arange(400))
-    index, expected = table._index, dict(zip(rows.ids, rows.touched, strict=True))
+    index, expected = table._index.stores[0], dict(zip(rows.ids, rows.touched, strict=True))
     found: dict[int, tuple[int, int]] = {}
     for number in range(*EVERY):
         ids, slots, touched = index.listed(number, number + 1, table.step)
@@ -144,7 +144,7 @@ def test_kernels_say_what_the_tables_own_columns_say() -> None:
     ids = dice.permutation(500).astype(np.int64)
     named, slots, touched = index.recall(ids, table.step)
     assert [*zip(slots, touched, strict=True)] == [found.get(i, (0, 0)) for i in named]
-    view = table.freeze()._rows
+    view = table.freeze()._rows[0]
     known = named[slots != 0]
     for part in (ids[:200], ids):  # the second time the first are claimed already
         got, _, _ = view._claim(index.recall(part, table.step))

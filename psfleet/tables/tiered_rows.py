@@ -1,0 +1,229 @@
+"""The rows of a sparse table on a device, and those for which it has no room in host memory."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.schema.table import TableSpec
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.device_rows import DeviceRowMemory
+from psfleet.tables.index import RowIndex
+from psfleet.tables.memory_accounting import MemoryAccount
+from psfleet.tables.packed_rows import PackedRows
+from psfleet.tables.row_memory import EVERY, Listed, RowMemory, RowStore
+
+__all__ = ["TieredRowMemory"]
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+_BATCH = 16  # at least one in so many rows of the device moves to the host at a time
+_PAGE = 1 << 16  # rows that are copied at a time
+
+
+class TieredRowMemory(RowMemory):
+    """See RowMemory. A row is on the device or in host memory, and is read and updated where it is.
+
+    Both give the same bits, so where a row is matters to speed alone: `fetch` brings the rows of a push to
+    the device and makes room there by moving those that were pushed the longest time ago to host memory.
+    A slot on the host is negative.
+
+    Args:
+        spec: Of the table.
+        host: Has no row yet.
+        budget: The host memory that the table shares with others.
+        device_budget: The device's likewise.
+
+    Raises:
+        UsageError: The device has too little memory for an empty table.
+    """
+
+    def __init__(
+        self, spec: TableSpec, host: RowIndex, budget: MemoryBudget, device_budget: MemoryBudget
+    ) -> None:
+        self.host = host
+        self.max_rows = host.max_rows
+        self.device = DeviceRowMemory(PackedRows(spec).width, self.max_rows, spec.every_row)
+        self.stores = (self.device, self.host)
+        self._account = MemoryAccount(spec, self.device, None, 0, device_budget)
+        self._budget = budget
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.device) + len(self.host)
+
+    @property
+    def bytes(self) -> int:
+        """See RowMemory."""
+        return self.device.bytes + self.host.bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """See RowMemory."""
+        return self.device.bytes
+
+    @property
+    def spare(self) -> int:
+        """See RowMemory."""
+        return self.max_rows - len(self)
+
+    @property
+    def free(self) -> int:
+        """See RowMemory."""
+        return self.host.free
+
+    def has_lines(self, count: int) -> bool:
+        """See RowMemory."""
+        return self.host.has_lines(count)
+
+    def taken(self, more: int) -> int:
+        """See RowMemory; in host memory alone."""
+        return self.host.taken(more - self._room(more) if more else 0)
+
+    def taken_at_most(self, more: int) -> int:
+        """See RowMemory; in host memory alone, as if the device had room for no row."""
+        return self.host.taken_at_most(more)
+
+    def keep_ahead(self, room: int | None = None) -> None:
+        """See RowMemory."""
+        self._account.account()
+        if len(self.host):
+            self.host.keep_ahead(room)
+
+    def reserve(self, rows: int) -> None:
+        """See RowMemory."""
+        on_device = len(self.device) + self._room(max(rows - len(self), 0))
+        self.device.reserve(on_device)
+        if rows > on_device:
+            self.host.reserve(rows - on_device)
+
+    def _room(self, most: int) -> int:
+        """How many rows, `most` at most, the device has room for."""
+        if self._account.surely_fit(most):
+            return most
+        return min(self._account.affordable(most), self.max_rows - len(self.device))
+
+    # -- where rows are ------------------------------------------------------------------------
+
+    def fetch(self, ids: Ids, step: int) -> Mask:
+        """Have the rows of a push on the device as far as there is room.
+
+        Args:
+            ids: int64 [n], no id twice.
+            step: Of the push.
+
+        Returns:
+            Which ids have a row in host memory all the same, or get it there because it is new.
+        """
+        if self._room(len(ids)) < len(ids):
+            missing = self.device.touch(ids, step)[1]  # those that are there are no longer old
+            if self._room(missing) < missing:
+                self._spill(missing, step)
+        named = ids[self.on_host(ids)]
+        self._move(named[: self._room(len(named))], self.host, self.device, step)
+        return self._beyond(ids)
+
+    def _spill(self, least: int, step: int) -> None:
+        """Move so many of the oldest rows of the device or more to host memory, if that has room for them."""
+        count = max(len(self.device) // _BATCH, least)
+        limit, more = self._budget.limit, self.host.taken(count) - self.host.taken(0)
+        if limit is None or more <= self._budget.room():
+            self._move(self.device.oldest(step, count, least=1), self.device, self.host, step)
+
+    def _move(self, ids: Ids, source: RowStore, target: RowStore, step: int) -> None:
+        for start in range(0, len(ids), _PAGE):
+            part, slots, touched = source.recall(ids[start : start + _PAGE], step)
+            rows = source.gather(slots)
+            target.scatter(target.place(part, touched), rows)
+            source.remove(part)
+
+    def on_host(self, ids: Ids) -> Mask:
+        """Which ids have a row in host memory."""
+        if not len(self.host):
+            return np.zeros(len(ids), np.bool_)
+        found: Mask = self.host.locate(ids)[0] != 0
+        return found
+
+    def _beyond(self, ids: Ids) -> Mask:
+        """Which ids have a row in host memory, or get it there because it is new."""
+        found = self.on_host(ids)
+        room = self._room(len(ids))
+        if room < len(ids):
+            new = ~found & (self.device.locate(ids)[0] == 0)
+            found |= new & (np.cumsum(new) > room)
+        return found
+
+    # -- ids -----------------------------------------------------------------------------------
+
+    def locate(self, ids: Ids) -> tuple[Ids, int]:
+        """See RowMemory."""
+        slots, unknown = self.device.locate(ids)
+        on_host, missing = self.host.locate(ids)
+        return slots - on_host, unknown + missing - len(ids)
+
+    def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
+        """See RowMemory."""
+        slots, unknown = self.device.touch(ids, step)
+        on_host, missing = self.host.touch(ids, step)
+        return slots - on_host, unknown + missing - len(ids)
+
+    def place(self, ids: Ids, steps: Ids) -> Ids:
+        """See RowMemory."""
+        slots, on_host = np.empty(len(ids), np.int64), self._beyond(ids)
+        slots[on_host] = -self.host.place(ids[on_host], steps[on_host])
+        slots[~on_host] = self.device.place(ids[~on_host], steps[~on_host])
+        return slots
+
+    def remove(self, ids: Ids) -> int:
+        """See RowMemory."""
+        return self.device.remove(ids) + self.host.remove(ids)
+
+    def recall(self, ids: Ids, step: int) -> Listed:
+        """See RowMemory."""
+        _, slots, touched = self.device.recall(ids, step)
+        _, on_host, earlier = self.host.recall(ids, step)
+        return ids, slots - on_host, touched + earlier
+
+    def restamp(self, old: int, new: int) -> None:
+        """See RowMemory."""
+        for store in self.stores:
+            store.restamp(old, new)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def aged(
+        self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
+    ) -> Listed:
+        """See RowMemory."""
+        ids, slots, ages = self.device.aged(step, least, segments, most)
+        also, on_host, their = self.host.aged(step, least, segments, most)
+        return np.append(ids, also), np.append(slots, -on_host), np.append(ages, their)
+
+    def histogram(self, step: int, shift: int, bins: int) -> Ids:
+        """See RowMemory."""
+        return self.device.histogram(step, shift, bins) + self.host.histogram(step, shift, bins)
+
+    def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
+        """See RowMemory."""
+        return np.concatenate([store.decay(place, factors, least) for store in self.stores])
+
+    def gather(self, slots: Ids) -> Floats:
+        """See RowMemory."""
+        out = np.empty((len(slots), self.device.width), np.float32)
+        for store, part, own in self._parts(slots):
+            out[part] = store.gather(own)
+        return out
+
+    def scatter(self, slots: Ids, rows: Floats) -> None:
+        """See RowMemory."""
+        for store, part, own in self._parts(slots):
+            store.scatter(own, rows[part])
+
+    def _parts(self, slots: Ids) -> Iterator[tuple[RowStore, Mask, Ids]]:
+        """Of each memory, which of the slots are there, and what they are called there."""
+        on_host = slots < 0
+        yield self.device, ~on_host, slots[~on_host]
+        yield self.host, on_host, -slots[on_host]
