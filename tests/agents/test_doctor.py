@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,32 @@ def test_a_missing_program(
     assert "! engine kubernetes calls it: put it on the path" in capsys.readouterr().out
 
 
+def test_versions_of_cuda(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is the one that nvidia-smi names. A machine with a GPU but no numba-cuda gets advice."""
+    installed = {"cuda-toolkit": "13.5.0", "numba-cuda": "0.30.4"}
+
+    def version(package: str) -> str:
+        if package not in installed and package in ("cuda-toolkit", "numba-cuda"):
+            raise PackageNotFoundError
+        return installed.get(package, "1.0")
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setenv("PATH", str(root))
+    assert looked_at("local", root)["CUDA"].value == (
+        "no driver, cuda-toolkit 13.5.0, numba-cuda 0.30.4"
+    )
+    program = root / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n[ $1 = --query-gpu=name ] && echo NVIDIA H100 || echo 580.65.06\n"
+    )
+    program.chmod(0o755)
+    del installed["numba-cuda"]
+    found = looked_at("local", root)
+    assert found["GPUs"].value == "NVIDIA H100"
+    assert found["CUDA"].value == "driver 580.65.06, cuda-toolkit 13.5.0"
+    assert "pip install 'psfleet[cuda]'" in found["CUDA"].advice
+
+
 def test_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused with the names of those that there are."""
     assert main(["doctor", "--engine", "cloud"]) == 2
@@ -97,7 +124,7 @@ def test_this_machine() -> None:
     names = [line[:14].strip() for line in done.stdout.splitlines() if line[0] != " "]
     assert names == [
         *("versions", "clock", "open files", "memory", "huge pages", "kernel cache"),
-        *("BLAS threads", "GPUs"),
+        *("BLAS threads", "GPUs", "CUDA"),
     ]
 
 

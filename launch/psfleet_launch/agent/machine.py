@@ -9,7 +9,7 @@ from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_messages import versions
 
-__all__ = ["describe", "describe_gpus", "memory_kills"]
+__all__ = ["describe", "describe_gpus", "gpu_drivers", "memory_kills"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PATIENCE = 5.0  # seconds for nvidia-smi
@@ -40,9 +40,18 @@ def describe(name: str, address: str, launcher: str) -> pb.Hello:
 
 def describe_gpus() -> list[str]:
     """Names of the GPUs that the driver knows."""
+    return _of_each_gpu("name")
+
+
+def gpu_drivers() -> list[str]:
+    """Versions of their drivers, without repeats."""
+    return sorted({*_of_each_gpu("driver_version")})
+
+
+def _of_each_gpu(field: str) -> list[str]:
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=_PATIENCE,

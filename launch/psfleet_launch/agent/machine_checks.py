@@ -8,18 +8,19 @@ import resource
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import UserSettings
-from psfleet_launch.agent.machine import describe_gpus
+from psfleet_launch.agent.machine import describe_gpus, gpu_drivers
 from psfleet_launch.engines.remote.addresses import own_address
 
 __all__ = ["Finding", "check_machine"]
 
+_CUDA_PACKAGES = ("cuda-toolkit", "numba-cuda")
 _PACKAGES = ("psfleet", "numpy", "numba", "grpcio", "protobuf")
 _FEW_FILES = 4096  # each connection of a server takes one
 _LITTLE_MEMORY = 1 << 30
@@ -70,17 +71,37 @@ def check_machine(engine: str, root: Path = Path("/")) -> Iterator[Finding]:
     yield _blas_threads()
     gpus = describe_gpus()
     yield Finding("GPUs", ", ".join(gpus) or "none that nvidia-smi names")
+    yield _cuda(bool(gpus))
 
 
 def _versions() -> Finding:
-    found, missing = [f"Python {platform.python_version()}"], []
-    for package in _PACKAGES:
+    found, missing = _installed(_PACKAGES)
+    advice = f"install {' and '.join(missing)}" if missing else ""
+    value = ", ".join([f"Python {platform.python_version()}", *found])
+    return Finding("versions", value, advice, is_fatal=bool(missing))
+
+
+def _installed(packages: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of these packages those that are there, with their versions, and those that are missing."""
+    found, missing = [], []
+    for package in packages:
         try:
             found.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(package)
-    advice = f"install {' and '.join(missing)}" if missing else ""
-    return Finding("versions", ", ".join(found), advice, is_fatal=bool(missing))
+    return found, missing
+
+
+def _cuda(has_gpu: bool) -> Finding:
+    """What servers need to hold tables on a GPU."""
+    found, missing = _installed(_CUDA_PACKAGES)
+    drivers = [f"driver {version}" for version in gpu_drivers()] or ["no driver"]
+    advice = (
+        "for tables on the GPU: pip install 'psfleet[cuda]'"
+        if has_gpu and "numba-cuda" in missing
+        else ""
+    )
+    return Finding("CUDA", ", ".join([*drivers, *found]), advice)
 
 
 def _programs(engine: str) -> Iterator[Finding]:
