@@ -145,6 +145,14 @@ class JobSettings:
         one_of("cpu", "cuda", "auto"),
         names="--device PSFLEET_DEVICE servers.device",
     )
+    device_memory: int = setting(
+        0,
+        "Memory of its GPU that each server may use for tables, as in 40G; sparse rows beyond it are in host "
+        "memory. By default, and at most, seven eighths of what is free",
+        BYTES,
+        names="--device-memory PSFLEET_DEVICE_MEMORY servers.device_memory",
+        metavar="SIZE",
+    )
     tensorboard: str = setting(
         "",
         "Write what fleet.log is given, and the figures of the job, as TensorBoard's event files into a "

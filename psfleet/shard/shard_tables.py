@@ -18,7 +18,7 @@ from psfleet.shard.events import PartState, Shrink
 from psfleet.shard.server_group import group_size
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.devices import DeviceChoice, device_memory
+from psfleet.tables.devices import DeviceChoice
 from psfleet.tables.packed_rows import check_rows
 from psfleet.tables.sparse import SparseTable
 
@@ -108,7 +108,7 @@ class ShardTables(dict[int, Table]):
         if device == "cpu":
             return self.budget
         if self.device_budget.limit is None:  # nothing of psfleet's is there yet
-            self.device_budget.limit = device_memory()
+            self.device_budget.limit = self.devices.memory_limit()
         return self.device_budget
 
     # -- read ----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class DenseTable:
         count: How many weights the slice has.
         device: Which memory holds it.
         bytes: Memory of weights and state, there.
+        device_bytes: How much of it is a device's.
     """
 
     def __init__(self, spec: TableSpec, value: Floats, device: Device = "cpu") -> None:
@@ -40,6 +41,7 @@ class DenseTable:
         self._memory = dense_memory(spec, value, self._width, device)
         self.device = device
         self.bytes = self._memory.bytes
+        self.device_bytes = 0 if device == "cpu" else self.bytes
         self._views: list[FrozenArrays] = []
         self._lock = threading.Lock()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psfleet.errors import ConfigError, UsageError
 from psfleet.schema.table import Device, TableSpec
 
-__all__ = ["DeviceChoice", "check_device_memory", "device_memory", "why_no_gpu"]
+__all__ = ["DeviceChoice", "check_device_memory", "why_no_gpu"]
 
 
 @functools.cache
@@ -33,14 +33,16 @@ class DeviceChoice:
     Attributes:
         default: For tables that name no device.
         has_gpu: Whether this process may use one: only servers and whoever trains embedded.
+        memory: Bytes of the GPU's memory that tables may take; 0: what is free, but for an eighth.
     """
 
     default: Device = "cpu"
     has_gpu: bool = False
+    memory: int = 0
 
     @classmethod
-    def of_setting(cls, setting: str) -> "DeviceChoice":
-        """What the setting `device` says: cpu, cuda or auto.
+    def of_setting(cls, setting: str, memory: int = 0) -> "DeviceChoice":
+        """What the setting `device` says: cpu, cuda or auto. `memory`: see the attribute.
 
         Raises:
             ConfigError: It says cuda and there is no GPU.
@@ -50,7 +52,15 @@ class DeviceChoice:
             raise ConfigError(
                 f"PSFLEET_DEVICE is 'cuda', but {why}. Say auto or cpu to hold tables in host memory"
             )
-        return cls("cpu" if setting == "cpu" or why else "cuda", has_gpu=True)
+        return cls("cpu" if setting == "cpu" or why else "cuda", True, memory)
+
+    def memory_limit(self) -> int | None:
+        """Bytes of the GPU's memory that tables may take in all, before there is any; None: no limit.
+
+        An eighth of what is free is left for the gradients, ids and sums of the calls under way.
+        """
+        limit = min(_free_memory() * 7 / 8, self.memory or math.inf)
+        return int(limit) if math.isfinite(limit) else None
 
     def of(self, spec: TableSpec, may_refuse: bool = True) -> Device:
         """Where the table is to be.
@@ -81,12 +91,12 @@ class DeviceChoice:
         )
 
 
-def device_memory() -> int | None:
-    """Bytes of the GPU's memory that are free; None: nobody can say, as under a simulator."""
+def _free_memory() -> float:
+    """Bytes of the GPU's memory that are free; under a simulator infinitely many."""
     from numba import cuda
 
     free, _ = cuda.current_context().get_memory_info()  # type: ignore[no-untyped-call]
-    return int(free) if math.isfinite(free) else None
+    return float(free)
 
 
 def check_device_memory(table: str, wanted: int) -> None:

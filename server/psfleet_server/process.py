@@ -233,7 +233,9 @@ class Server:
 
     def _prepare(self) -> None:
         warm_up()
-        self._shard.tables.devices = DeviceChoice.of_setting(self.environment.device)
+        self._shard.tables.devices = DeviceChoice.of_setting(
+            self.environment.device, self.environment.device_memory
+        )
         self._shard.tables.budget.limit = table_limit(self.environment.memory)
         self._log = open_log(self.environment, self._tell, self._make_log)
         if self._log is not None:

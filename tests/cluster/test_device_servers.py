@@ -13,28 +13,42 @@ from psfleet.runtime.interface import Gradient, Runtime, TableState
 from psfleet.schema.table import Device, InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
+from tests.observability.test_processes import collect
 
 SHORT = TrainingWorkload(
     steps=3, shape=(9, 7)
 )  # the simulator runs a Python thread for each weight
 LARGE = TrainingWorkload(steps=1, shape=(70, 61))  # two blocks, so that each server has one
+LITTLE = "48K"  # room for some twenty rows of SHORT
 Work = Callable[[Runtime], None]
 
 
 class DeviceFleet(LocalFleet):
-    """Server i is told PSFLEET_DEVICE=devices[i]; there is a simulated GPU, or none at all."""
+    """Server i is told PSFLEET_DEVICE=devices[i]; there is a simulated GPU, or none at all.
 
-    def __init__(self, *devices: str, simulated: bool = True, **settings: str) -> None:
+    memory: of it that the tables of a server may take.
+    """
+
+    def __init__(
+        self, *devices: str, simulated: bool = True, memory: str = "", **settings: str
+    ) -> None:
         super().__init__(len(devices), 2, **settings)  # type: ignore[arg-type]
         self._devices = devices
         self._simulated = simulated
+        self._memory = memory
 
     def spawn(self, index: int, standby: int = 0, follows: bool = True):  # type: ignore[no-untyped-def]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PSFLEET_DEVICE", self._devices[index])
+            patch.setenv("PSFLEET_DEVICE_MEMORY", self._memory)
             patch.setenv("NUMBA_ENABLE_CUDASIM", str(int(self._simulated)))
             patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
             return super().spawn(index, standby, follows)
+
+
+def rows_in_host_memory(fleet: LocalFleet) -> float:
+    """How many rows of the table of SHORT server 0 has no room for on its GPU."""
+    return collect(fleet)["server", "0"][f"psfleet_spilled_rows{{{SHORT.sparse.name}}}"]
 
 
 def train(
@@ -102,19 +116,29 @@ def test_snapshots_move_between_devices(
         same_bits(train(fleet), expected[1])
 
 
-def test_a_server_with_a_log_comes_back_on_its_device(expected: list[list[TableState]]) -> None:
-    """A server with a GPU that is killed in the midst of training goes on from its log with the same bits."""
+@pytest.mark.parametrize("memory", ["", LITTLE])
+def test_a_server_with_a_log_comes_back_on_its_device(
+    memory: str, expected: list[list[TableState]], tmp_path: Path
+) -> None:
+    """A server with a GPU that is killed in the midst of training goes on from its log with the same bits.
+    So does one whose GPU has room for few of the rows; a snapshot of these, too, goes on without a GPU."""
+    path, spilled = str(tmp_path / "snapshot"), []
 
     def crossed(runtime: Runtime) -> None:
         SHORT.run(runtime)
         runtime.barrier()
         if runtime.worker_index == 0:
+            spilled.append(rows_in_host_memory(fleet))
             fleet.kill(0)
         runtime.barrier()
 
-    with DeviceFleet("cuda", durability="log") as fleet, fleet.reviving():
-        same_bits(train(fleet, crossed), expected[0])
+    with DeviceFleet("cuda", durability="log", memory=memory) as fleet, fleet.reviving():
+        same_bits(train(fleet, crossed, save=path), expected[0])
         assert fleet.restarts == 1
+    assert (spilled[0] > 50) == bool(memory)
+    if memory:
+        with LocalFleet(1, 2, resume=path) as fleet:
+            same_bits(train(fleet), expected[1])
 
 
 def test_a_missing_gpu_is_one_sentence() -> None:

@@ -59,6 +59,7 @@ def test_what_is_written_is_read_again() -> None:
         replicas=1,
         memory=1 << 33,
         device="cuda",
+        device_memory=1 << 35,
         insecure=True,
         rules=("my_rules", "more.rules"),
         rules_folder="/scripts",

@@ -253,12 +253,16 @@ def test_amounts_of_memory() -> None:
 
 
 def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
-    """--server-memory reaches servers and no worker."""
+    """--server-memory reaches servers and no worker; --device-memory reaches servers."""
     script = tmp_path / "train.py"
     script.touch()
-    job = Job(JobRequest(str(script), memory=2 << 30), "j", "token", tmp_path, tmp_path)
-    assert (
-        child_environment(job, Member("server", 0), ["unix:/a"], {})["PSFLEET_MEMORY"]
-        == "2147483648"
+    request = JobRequest(str(script), memory=2 << 30, device_memory=1 << 30)
+    job = Job(request, "j", "token", tmp_path, tmp_path)
+    server, worker = (
+        child_environment(job, Member(role, 0), ["unix:/a"], {}) for role in ("server", "worker")
     )
-    assert "PSFLEET_MEMORY" not in child_environment(job, Member("worker", 0), ["unix:/a"], {})
+    assert (server["PSFLEET_MEMORY"], server["PSFLEET_DEVICE_MEMORY"]) == (
+        "2147483648",
+        "1073741824",
+    )
+    assert "PSFLEET_MEMORY" not in worker

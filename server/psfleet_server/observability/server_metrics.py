@@ -141,7 +141,7 @@ def _shard(shard: Shard) -> "Iterator[Metric]":
 def _tables(shard: Shard) -> "Iterator[Metric]":
     tables = {table.spec.name: table for table in shard.tables.values()}
     sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
-    on_host = sum(table.bytes for table in tables.values() if table.device == "cpu")
+    on_host = sum(table.bytes - table.device_bytes for table in tables.values())
     used = on_host + shard.tables.budget.held
     yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
     yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})
@@ -157,6 +157,11 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
         "candidate_ids",
         "Ids pushed too seldom for a row so far",
         {n: t.waiting for n, t in sparse.items()},
+    )
+    yield gauge(
+        "spilled_rows",
+        "Rows of a table on a GPU that are in host memory, for which the GPU has no room",
+        {n: t.spilled for n, t in sparse.items() if t.device == "cuda"},
     )
     yield gauge("memory_used_bytes", "Host memory of tables and of pushes that are held", used)
     yield gauge(
