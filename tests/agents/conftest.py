@@ -193,26 +193,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
 
 
-_ALWAYS = ("test_sync_mode_gives_the_same_bits", "test_a_requeued_job_goes_on_from_its_snapshot")
+_CLUSTERS = ("slurm", "ray")  # one for all tests, for each takes long to start
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most tests of Slurm and Ray to `make test-engines`: there every process is a new interpreter.
+    """Leave ssh, Slurm and Ray to `make test-engines`: there every process is a new interpreter.
 
-    Those of one cluster are a group, so that it is made once however many processes test.
+    Tests of one cluster are a group, so that it is made once however many processes test.
     """
     runs_all = bool(os.environ.get("PSFLEET_TEST_ENGINES"))
     for item in items:
         made = getattr(item, "callspec", None)
         name = made and made.params.get("engine")
-        if name in ("slurm", "ray"):
+        if "lab" in getattr(item, "fixturenames", ()):
+            name = "ssh"
+        if name in _CLUSTERS:
             item.add_marker(pytest.mark.timeout(600))
             item.add_marker(pytest.mark.xdist_group(name))
-            if not runs_all and (name == "ray" or not item.name.startswith(_ALWAYS)):
-                item.add_marker(
-                    pytest.mark.skip(f"engine {name}: make test-engines runs this test")
-                )
+        if not runs_all and name in ("ssh", *_CLUSTERS):
+            item.add_marker(pytest.mark.skip(f"engine {name}: make test-engines runs this test"))
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,6 @@ def test_a_cut_network_ends_the_job(site: Site) -> None:
     assert "failed first: the agent on host beta is lost: " in err
 
 
-@pytest.mark.skipif("PSFLEET_TEST_ENGINES" not in os.environ, reason="make test-engines runs it")
 @pytest.mark.timeout(600)
 def test_chaos_on_several_machines(site: Site) -> None:
     """Servers and standbys are killed, paused and hang on both machines: every promise is kept."""
