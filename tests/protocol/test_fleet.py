@@ -19,6 +19,7 @@ SEEDS = 12 + MORE
 HAPPENS = {
     "removal": ("silences",),
     "standbys": ("takeovers", "deposed"),
+    "machines": ("without power", "cut off"),
     "snapshots": ("snapshots",),
     "wishes": ("changes",),
 }
@@ -29,9 +30,10 @@ HAPPENS = {
 @pytest.mark.parametrize("suite", SUITES)
 def test_promises_hold(suite: str) -> None:
     """Messages are lost, doubled and late, processes die before and after every record, workers are
-    removed alive. Sync: the bits of these rounds without faults, each sample in one round; else: each
-    push counted once on every server, missing only what is declared torn; ssp: the bound; it ends. Where
-    modes are wished for from outside: each sample once, whether in a round or in a lease."""
+    removed alive, machines are lost with all their servers or come back after a takeover. Sync: the bits
+    of these rounds without faults, each sample in one round; else: each push counted once on every server,
+    missing only what is declared torn; ssp: the bound; it ends. Where modes are wished for from outside:
+    each sample once, whether in a round or in a lease."""
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):
         try:

@@ -74,6 +74,10 @@ class Fleet(Scheduler):
             self.disks[name] = self.first_disk(name)
             place.follows(name)
         super().start(name)
+        if (
+            place is not None and name == place.primary
+        ):  # whoever followed the one before has ended with it
+            self.do(name, Release(place.attach))
 
     def crash(self, name: str) -> None:
         """See Scheduler. The launcher knows it at once, and decides."""
@@ -81,8 +85,13 @@ class Fleet(Scheduler):
         place = self._place_of(name)
         if place is None:
             return
+        if name == place.primary and place.orphan:
+            super().crash(place.orphan)
+            place.orphan = ""
         if name == place.deposed:
             place.deposed = ""
+        elif name == place.orphan:
+            place.orphan = ""
         elif name == place.standby:
             place.standby = ""
             self.do(place.primary, Release(place.attach))
@@ -113,6 +122,9 @@ class Fleet(Scheduler):
         if self.job.wishes and self.dice.random() < 0.3:
             self._wish()
             return
+        if self.job.machines and self.dice.random() < 0.3:
+            self._lose_machine(self.dice.randrange(2))
+            return
         kind = self.dice.choice(["server", "worker", "restart", "restart", "silence", "takeover"])
         if kind == "restart" and self.crashed:
             self.start(self.dice.choice(sorted(self.crashed)))
@@ -140,6 +152,27 @@ class Fleet(Scheduler):
         if ready and self.fault(f"{place.primary} is deposed"):
             self.counts["deposed"] += 1
             self._promote(place)
+
+    def _lose_machine(self, machine: int) -> None:
+        """One of two machines, each with a process of every place, loses its power or is cut off."""
+        ours = [(place, place.names[(at + machine) % 2]) for at, place in enumerate(self.places)]
+        if self.dice.random() < 0.5:
+            if self.fault(f"machine {machine} loses its power"):
+                self.counts["without power"] += 1
+                for name in sorted({name for _, name in ours} - self.crashed):
+                    self.crash(name)
+        elif self.fault(f"machine {machine} is cut off"):
+            self.counts["cut off"] += 1
+            for place, name in ours:
+                self._give_up(place, name)
+
+    def _give_up(self, place: Place, name: str) -> None:
+        """The launcher does without a process that may live, and speak again; others hear it as before."""
+        if name == place.standby:
+            place.standby, place.orphan = "", name
+            self.do(place.primary, Release(place.attach))
+        elif name == place.primary:
+            self._depose(place)
 
     def _kill(self, kind: str) -> None:
         apart = ["C"] if self.job.apart else []

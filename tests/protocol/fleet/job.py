@@ -56,6 +56,7 @@ class Job:
         apart: The coordinator is a process of its own, not within server 0.
         removal: Silent workers are removed; some of the dead stay dead.
         standbys: Each server has one.
+        machines: Whole machines lose their power or are cut off.
         snapshots: They are taken all the time.
         groups: Tables of a push are on some servers only, where the mode lets it skip the others.
         size, batch, epochs: Of the dataset.
@@ -70,6 +71,7 @@ class Job:
     apart: bool = False
     removal: bool = False
     standbys: bool = False
+    machines: bool = False
     snapshots: bool = False
     groups: bool = False
     size: int = 24
@@ -103,6 +105,8 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "async removal": ("async",),
     "sync standbys": ("sync",),
     "async standbys": ("async",),
+    "sync standbys machines": ("sync",),
+    "async standbys machines": ("async",),
     "sync snapshots": ("sync",),
     "async snapshots": ("async",),
     "async snapshots removal": ("async",),
@@ -133,6 +137,7 @@ def job_of(suite: str, dice: random.Random) -> Job:
         apart=dice.random() < 0.4,
         removal="removal" in suite,
         standbys="standbys" in suite,
+        machines="machines" in suite,
         snapshots="snapshots" in suite,
         groups="groups" in suite,
         wishes="wishes" in suite,

@@ -30,6 +30,9 @@ from psfleet_server.snapshots.snapshot_events import SnapshotRequested
 from psfleet_worker.session.instructions import Program
 from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.worker_session import Session
+from tests.protocol.fleet.calls import Release
+from tests.protocol.fleet.fleet import Fleet
+from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.fleet.server import Server
 
@@ -111,6 +114,21 @@ without("R1: a record takes effect when the standby has it", "async standbys")(
 without("R10: a standby that is gone is required no more", "sync standbys", "async standbys")(
     replaced(LogShipping, "release", lambda feed, attach: None)
 )
+
+
+@without("R10: who is given up alive waits for its standby for ever", "sync standbys machines")
+@without(
+    "R10: who is given up alive waits for its standby for ever", "async standbys machines", first=42
+)
+def _release_the_deposed(patch: pytest.MonkeyPatch) -> None:
+    promote = Fleet._promote
+
+    def careless(fleet: Fleet, place: Place) -> None:
+        promote(fleet, place)
+        if place.deposed:
+            fleet.do(place.deposed, Release(place.attach))
+
+    patch.setattr(Fleet, "_promote", careless)
 
 
 # -- rounds and views ---------------------------------------------------------------------------------

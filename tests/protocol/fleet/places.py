@@ -10,6 +10,7 @@ class Place:
         names: Of the processes.
         primary, standby: Names; no standby: empty.
         deposed: A primary that lives although its standby has taken over, which it has not heard.
+        orphan: A standby that lives although its primary was released from it; it ends with that one.
         attach: Number of the last standby.
     """
 
@@ -17,7 +18,7 @@ class Place:
         self.address = address
         self.names = [f"{address}.0", f"{address}.1"] if has_standbys else [f"{address}.0"]
         self.primary = self.names[0]
-        self.standby = self.deposed = ""
+        self.standby = self.deposed = self.orphan = ""
         self.attach = 0
 
     def follows(self, name: str) -> None:
