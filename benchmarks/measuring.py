@@ -1,5 +1,6 @@
 """How a figure is taken: contenders in turn, CPU seconds of all processes, medians and spread."""
 
+import math
 import os
 import statistics
 import time
@@ -7,7 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Sample", "Subject", "Summary", "cpu_seconds", "in_turn", "machine", "summarize"]
+__all__ = [
+    "Sample",
+    "Subject",
+    "Summary",
+    "cpu_seconds",
+    "in_turn",
+    "machine",
+    "paired_ratio",
+    "samples_in_turn",
+    "summarize",
+]
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -71,13 +82,32 @@ class Subject(Protocol):
 
 def in_turn(subjects: Sequence[Subject], *, warm: int, steps: int, runs: int) -> dict[str, Summary]:
     """Measure every subject `runs` times, one after the other, round by round."""
+    samples = samples_in_turn(subjects, warm=warm, steps=steps, runs=runs)
+    return {name: summarize(taken) for name, taken in samples.items()}
+
+
+def samples_in_turn(
+    subjects: Sequence[Subject], *, warm: int, steps: int, runs: int
+) -> dict[str, list[Sample]]:
+    """The samples themselves, by the subject's name. Every second round goes the other way round."""
     for subject in subjects:
         subject.run(warm)
     samples: dict[str, list[Sample]] = {subject.name: [] for subject in subjects}
-    for _ in range(runs):
-        for subject in subjects:
+    for number in range(runs):
+        for subject in subjects[:: -1 if number % 2 else 1]:
             samples[subject.name].append(_measure(subject, steps))
-    return {name: summarize(taken) for name, taken in samples.items()}
+    return samples
+
+
+def paired_ratio(of: Sequence[Sample], to: Sequence[Sample]) -> tuple[float, float, float]:
+    """The median ratio of the CPU of two subjects in the same round, and the bounds of its 95 % interval.
+
+    Rounds lie close together in time, so what else the machine does cancels out in most ratios. The
+    bounds are order statistics (Hahn and Meeker, Statistical Intervals, 1991, chapter 5).
+    """
+    ratios = sorted(one.total / other.total for one, other in zip(of, to, strict=True))
+    out = max(math.floor((len(ratios) - 1.96 * math.sqrt(len(ratios))) / 2), 0)
+    return statistics.median(ratios), ratios[out], ratios[-1 - out]
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:

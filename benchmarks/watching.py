@@ -1,7 +1,8 @@
 """What the metrics of a job cost its servers and workers: W1 unwatched, and with a look every 2 s.
 
 A look is what a launcher does for `--watch`: it asks every server, and workers send their metrics with their
-beats. With `--against` another checkout takes part, such as one from before a metric was added.
+beats. With `--against` another checkout takes part, such as one from before a metric was added. Many short
+runs alternate; a ratio is the median of those of each round, with its 95 % interval.
 
 What looks cost is less than the noise of such runs. So both crews then make one step a second, and one is
 looked at in each: the difference is the cost of the looks, without that of the launcher.
@@ -11,13 +12,13 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import processes
 from data import W1_IDS
-from measuring import Summary, cpu_seconds, in_turn
+from measuring import Sample, cpu_seconds, paired_ratio, samples_in_turn, summarize
 from processes import Crew, psfleet_crew
 from reporting import Report, arguments, finish
 
@@ -35,24 +36,31 @@ class Watched:
 
         self.name = crew.name
         self.processes = crew.processes
-        self._crew = crew
+        self.crew = crew
         self._reader = FleetReader("w1", crew.endpoints, Environment(), JobCounters())
+        self._wait = 0.0  # of the crew's own time until the next look
 
     def run(self, steps: int) -> list[dict[str, Any]]:
         """See Crew.run."""
         over = threading.Event()
-        looks = threading.Thread(target=self._look, args=(over,))
+        looks = threading.Thread(target=self._look_until, args=(over,))
         looks.start()
         try:
-            return self._crew.run(steps)
+            return self.crew.run(steps)
         finally:
             over.set()
             looks.join()
 
-    def _look(self, over: threading.Event) -> None:
+    def look(self) -> None:
+        """Look once."""
         self._reader.read()
-        while not over.wait(EVERY):
-            self._reader.read()
+
+    def _look_until(self, over: threading.Event) -> None:
+        due = time.monotonic() + self._wait
+        while not over.wait(max(due - time.monotonic(), 0.0)):
+            self.look()
+            due += EVERY
+        self._wait = due - time.monotonic()
 
 
 @contextlib.contextmanager
@@ -87,9 +95,9 @@ def main() -> None:
         crews: list[Any] = [crew("unwatched", here), Watched(crew("watched", here))]
         if options.against:
             crews.append(crew("the other checkout", options.against.resolve()))
-        found = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
+        found = samples_in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
         looks = cost_of_looks(crews[0], crews[1], options.looks)
-    usual = found["unwatched"]
+    usual = summarize(found["unwatched"])
     for group, seconds in looks.items():
         rate = usual.parts[group] / usual.wall
         line = {"a look at": group, "CPU ms": seconds * 1e3, "of W1's CPU": seconds / EVERY / rate}
@@ -104,7 +112,8 @@ def cost_of_looks(unwatched: Any, watched: Any, seconds: int) -> dict[str, float
     for _ in range(seconds):
         began = time.monotonic()
         unwatched.run(1)
-        watched.run(1)
+        watched.crew.run(1)
+        watched.look()
         time.sleep(max(began + 1 - time.monotonic(), 0.0))
     without, looked_at = (
         {group: cpu - was[group] for group, cpu in _cpu(crew).items()}
@@ -117,18 +126,20 @@ def _cpu(crew: Any) -> dict[str, float]:
     return {group: cpu_seconds(pids) for group, pids in crew.processes().items()}
 
 
-def lines(found: dict[str, Summary], steps: int) -> Sequence[dict[str, Any]]:
-    usual = found["unwatched"].cpu
-    return [
-        {
+def lines(found: dict[str, list[Sample]], steps: int) -> Iterator[dict[str, Any]]:
+    """A line for each contender."""
+    for name, samples in found.items():
+        one = summarize(samples)
+        ratio, low, high = paired_ratio(samples, found["unwatched"])
+        yield {
             "contender": name,
             "CPU us / step": one.cpu / steps * 1e6,
             "of it servers": one.parts["servers"] / steps * 1e6,
-            "against unwatched": one.cpu / usual,
+            "against unwatched": ratio,
+            "at least": low,
+            "at most": high,
             **one.noise,
         }
-        for name, one in found.items()
-    ]
 
 
 if __name__ == "__main__":
