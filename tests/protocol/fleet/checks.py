@@ -271,7 +271,7 @@ def _check_leases(
                 top[life] += 1
     declared = {(step.worker, step.incarnation) for step in torn}
     lives = {life for top in tops for life in top}
-    if not {life for life in lives if len({top[life] for top in tops}) > 1} <= declared:
+    if {life for life in lives if len({top[life] for top in tops}) > 1} != declared:
         raise Broken(f"servers differ in {tops}, declared torn are {declared}")
     for server, top in enumerate(tops):
         used = Counter(_samples(pushes, {life: (0, last) for life, last in top.items()}, server))

@@ -271,9 +271,14 @@ def _wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CutState, "mark", hasty)
 
 
-@without("a push says which one it follows on a server", "async groups removal")
-def _take_any_push(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Push, "follows", property(lambda push: 0))
+@without("server 0 knows what was sent to whom", "async groups removal")
+def _forget_addressed(patch: pytest.MonkeyPatch) -> None:
+    pushed = Workers.pushed
+
+    def forgetful(workers: Workers, push: Push) -> None:
+        pushed(workers, replace(push, addressed=()))
+
+    patch.setattr(Workers, "pushed", forgetful)
 
 
 @without("R12: marks of earlier snapshots are ignored", "async snapshots")
