@@ -69,7 +69,7 @@ def test_training_goes_on_after_interrupts(mode: str) -> None:
         asked = "async" if mode == "embedded" else mode
         ps = stack.enter_context(psfleet.connect(environment, mode=asked))  # type: ignore[arg-type]
         users = ps.sparse_table("users", dim=4, optimizer=Adam(0.01))
-        total = ps.dense_table("total", np.zeros(90), optimizer=SGD(1.0))
+        total = ps.dense_table("total", np.zeros(90), optimizer=SGD(1.0), servers=2)
         ids, grads = np.arange(64), np.ones((64, 4))
 
         def step() -> None:
