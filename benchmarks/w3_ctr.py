@@ -5,6 +5,7 @@ every batch once, so that every row is there, as it is in a table that has been 
 """
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ DIM, HIDDEN, BATCHES = 16, 400, 40
 INLINE = {"PSFLEET_LANE": "inline"}
 
 
-def work_program() -> None:
+def work_program(amp: bool = False) -> None:
     """A worker of psfleet whose dense part is the built-in program."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
@@ -36,7 +37,7 @@ def work_program() -> None:
     hidden = layers.fc(hidden, HIDDEN, act="relu", name="second")
     logit = layers.fc(hidden, 1, name="last")
     loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
-    strategy = fleet.DistributedStrategy(a_sync=True)
+    strategy = fleet.DistributedStrategy(a_sync=True, amp=amp)
     fleet.distributed_optimizer(optimizer.Adam(1e-3), strategy=strategy).minimize(loss)
     executor = ps.Executor()
     batches = [
@@ -56,7 +57,7 @@ def _flush() -> None:
     interface.active().flush()
 
 
-def work_torch() -> None:
+def work_torch(amp: bool = False) -> None:
     """A worker of psfleet whose dense part is PyTorch."""
     import torch
     from peers.torch_model import Ctr
@@ -79,20 +80,28 @@ def work_torch() -> None:
 
     def step(_: int) -> None:
         ids, wind, label = next(ahead)
-        loss_of(model(ids, wind), label).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            loss = loss_of(model(ids, wind), label)
+        loss.backward()
         opt.step()
         opt.clear_grad()
 
     obey(step, _flush)
 
 
-WORK: dict[str, Callable[[], None]] = {"program": work_program, "torch": work_torch}
+WORK: dict[str, Callable[[], None]] = {
+    "program": work_program,
+    "program-bf16": functools.partial(work_program, amp=True),
+    "torch": work_torch,
+    "torch-bf16": functools.partial(work_torch, amp=True),
+}
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--psfleet-torch", action="store_true", help="psfleet through torch too")
+    parser.add_argument("--bf16", action="store_true", help="contenders that multiply in bfloat16")
     options = parser.parse_args()
     report = Report(
         "w3_ctr",
@@ -110,11 +119,12 @@ def main() -> None:
                     variables=variables,
                 )
             )
-            for name, kind, tcp, variables in contenders(options.psfleet_torch)
+            for name, kind, tcp, variables in contenders(options.psfleet_torch, options.bf16)
         ]
         peers = [
             attendance.torch("w3", options.workers),
             attendance.Peer("torch, one process", "torch", torch_alone),
+            *(_bf16_peers(options.workers) if options.bf16 else ()),
             attendance.tensorflow("w3", options.workers, "adagrad"),
             attendance.tensorflow("w3", options.workers, "adam"),
             attendance.paddle("w3", options.workers, "adam"),
@@ -127,13 +137,29 @@ def main() -> None:
     finish(report, options.json)
 
 
-def contenders(through_torch: bool) -> list[tuple[str, str, bool, dict[str, str]]]:
+def contenders(through_torch: bool, bf16: bool) -> list[tuple[str, str, bool, dict[str, str]]]:
     """(name, worker, over TCP, environment) of each psfleet contender."""
     found = [
         ("psfleet", "program", False, {}),
         ("psfleet over TCP, no shared memory", "program", True, INLINE),
     ]
-    return found + ([("psfleet through torch", "torch", False, {})] if through_torch else [])
+    if bf16:
+        found.append(("psfleet, bf16", "program-bf16", False, {}))
+    if through_torch:
+        found.append(("psfleet through torch", "torch", False, {}))
+    if through_torch and bf16:
+        found.append(("psfleet through torch, bf16", "torch-bf16", False, {}))
+    return found
+
+
+def _bf16_peers(workers: int) -> list[attendance.Peer]:
+    """torch with autocast, over rpc and in one process."""
+    rpc = attendance.torch("w3-bf16", workers)
+    alone = functools.partial(torch_alone, amp=True)
+    return [
+        attendance.Peer("torch rpc, bf16", "torch", rpc.crew),
+        attendance.Peer("torch, one process, bf16", "torch", alone),
+    ]
 
 
 def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:

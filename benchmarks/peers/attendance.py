@@ -32,7 +32,7 @@ class Peer:
 
 
 def torch(workload: str, workers: int) -> Peer:
-    """torch.distributed.rpc: w1, w2-sgd, w2-adam or w3."""
+    """torch.distributed.rpc: w1, w2-sgd, w2-adam, w3 or w3-bf16."""
     return Peer("torch rpc", "torch", lambda name: torch_crew(name, workload, workers))
 
 

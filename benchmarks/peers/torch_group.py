@@ -18,7 +18,7 @@ _SERVERS = 2
 
 @contextlib.contextmanager
 def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
-    """Servers and workers of `workload`: w1, w2-sgd, w2-adam or w3."""
+    """Servers and workers of `workload`: w1, w2-sgd, w2-adam, w3 or w3-bf16."""
     with contextlib.ExitStack() as stack:
         processes = []
         [port] = free_ports(1)
@@ -48,11 +48,13 @@ def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
 
 
 @contextlib.contextmanager
-def torch_alone(name: str) -> Iterator[Crew]:
-    """W3 in one process without a cluster."""
+def torch_alone(name: str, amp: bool = False) -> Iterator[Crew]:
+    """W3 in one process without a cluster; with `amp` under autocast."""
     script = str(_SCRIPT.with_name("torch_single.py"))
     with contextlib.ExitStack() as stack:
-        process = start(stack, [sys.executable, "-W", "ignore", script], environment())
+        process = start(
+            stack, [sys.executable, "-W", "ignore", script, *["bf16"] * amp], environment()
+        )
         stack.callback(release, [process])
         wait_ready(process)
         yield Crew(name, [], [process])

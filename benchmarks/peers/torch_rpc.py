@@ -1,6 +1,6 @@
 """A parameter server in torch.distributed.rpc, as its users write one: one process of the group.
 
-Arguments: workload (w1, w2-sgd, w2-adam, w3), rank, servers, workers. Ranks below `servers` serve.
+Arguments: workload (w1, w2-sgd, w2-adam, w3, w3-bf16), rank, servers, workers. Ranks below `servers` serve.
 Each push waits until it is applied. Server s holds the ids that are s modulo `servers`.
 """
 
@@ -153,8 +153,8 @@ def w2(servers: Servers, kind: str) -> Callable[[int], None]:
     return step
 
 
-def w3(servers: Servers, rank: int) -> Callable[[int], None]:
-    """The step of W3."""
+def w3(servers: Servers, rank: int, amp: bool) -> Callable[[int], None]:
+    """The step of W3; with `amp` under autocast."""
     shapes = [
         (FIELDS * DIM + W3_DENSE, HIDDEN),
         (HIDDEN,),
@@ -183,12 +183,14 @@ def w3(servers: Servers, rank: int) -> Callable[[int], None]:
         rows = servers.pull(chosen, places).requires_grad_()
         got = [iter(future.wait()) for future in pending]
         weights = [next(got[owner]).requires_grad_() for owner in owners]
-        hidden = torch.cat([nn.functional.embedding(inverse, rows).flatten(1), wind], 1)
-        for layer in range(3):
-            hidden = torch.addmm(weights[2 * layer + 1], hidden, weights[2 * layer])
-            if layer < 2:
-                hidden = torch.relu(hidden)
-        loss_of(hidden, labels).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            hidden = torch.cat([nn.functional.embedding(inverse, rows).flatten(1), wind], 1)
+            for layer in range(3):
+                hidden = torch.addmm(weights[2 * layer + 1], hidden, weights[2 * layer])
+                if layer < 2:
+                    hidden = torch.relu(hidden)
+            loss = loss_of(hidden, labels)
+        loss.backward()
         gradients = [
             [w.grad for w, owner in zip(weights, owners, strict=True) if owner == s]
             for s in range(count)
@@ -227,8 +229,8 @@ def main() -> None:
         obey(
             w1(servers, seat)
             if workload == "w1"
-            else w3(servers, seat)
-            if workload == "w3"
+            else w3(servers, seat, amp=workload == "w3-bf16")
+            if workload.startswith("w3")
             else w2(servers, workload.removeprefix("w2-"))
         )
     rpc.shutdown()

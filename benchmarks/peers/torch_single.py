@@ -1,4 +1,6 @@
-"""W3 in plain PyTorch: one process, one thread, no cluster."""
+"""W3 in plain PyTorch: one process, one thread, no cluster; with the argument bf16 under autocast."""
+
+import sys
 
 import torch
 from data import W3_IDS, batches_w3
@@ -18,7 +20,9 @@ def main() -> None:
         ids, wind, label = batches[number % len(batches)]
         sparse.zero_grad()
         dense.zero_grad()
-        loss_of(model(ids, wind), label).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in sys.argv):
+            loss = loss_of(model(ids, wind), label)
+        loss.backward()
         sparse.step()
         dense.step()
 

@@ -15,7 +15,7 @@ from psfleet.strategy import AMPSettings
 
 __all__ = ["FLOAT32", "MatrixProducts", "has_bfloat16", "products_under"]
 
-_WORTHWHILE = 2**16  # values of both factors, below which converting costs more than it saves
+_WORTHWHILE = 2**16  # below this, converting costs more than it saves
 _FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))  # of x86-64; the last one of 64-bit Arm
 
 
@@ -53,12 +53,18 @@ class Bfloat16Products:
     """Products of torch: factors and results in bfloat16, sums in float32.
 
     A factor is an array of uint16, the bits of its values, rounded to the nearest, ties to even.
+
+    Args:
+        worthwhile: Two factors with fewer values than this together are multiplied in float32.
     """
+
+    def __init__(self, worthwhile: int = _WORTHWHILE) -> None:
+        self._worthwhile = worthwhile
 
     def suited(self, left: Array, right: Array) -> MatrixProducts:
         """See MatrixProducts."""
         whole = left.dtype == right.dtype == np.float32
-        return self if whole and left.size + right.size >= _WORTHWHILE else FLOAT32
+        return self if whole and left.size + right.size >= self._worthwhile else FLOAT32
 
     def factor(self, values: Array) -> Array:
         """See MatrixProducts."""

@@ -36,15 +36,17 @@ class Context:
         program: The program that runs: its seed, step, memory and whether it trains.
         record: The record.
         needs: For each input whether a gradient is wanted. None is: nothing need be saved.
+        products: How to multiply matrices.
         saved: What `forward` keeps for `backward`.
     """
 
-    __slots__ = ("needs", "program", "record", "saved")
+    __slots__ = ("needs", "products", "program", "record", "saved")
 
     def __init__(self, program: "Program", record: "Record", needs: tuple[bool, ...]) -> None:
         self.program = program
         self.record = record
         self.needs = needs
+        self.products = program.products
         self.saved: tuple[Any, ...] = ()
 
     def save(self, *values: Any) -> None:

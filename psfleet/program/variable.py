@@ -11,6 +11,7 @@ from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.dtypes import dtype_of, usual_dtype
 from psfleet.program.gradient import BackwardPass, ancestors, dense_rows, summed
+from psfleet.program.matrix_products import FLOAT32
 from psfleet.program.operation import Array, Context, Gradient, Op, Record, Shape
 from psfleet.program.operators import Operators
 from psfleet.program.program import Program, default_main_program, in_eager_mode
@@ -315,6 +316,7 @@ def _compute_now(record: Record) -> None:
         output.stop_gradient = True
     needs = tuple(not v.stop_gradient and not output.stop_gradient for v in record.inputs)
     context = Context(default_main_program(), record, needs)
+    context.products = FLOAT32  # how a program multiplies is the matter of its runs
     values = [
         operand(record.op, v, v.parameter)
         if v.parameter is not None and v.parameter.sparse

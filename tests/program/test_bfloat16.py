@@ -82,8 +82,8 @@ def test_the_gradient_of_the_input_and_the_bias() -> None:
 
 
 def test_weights_and_evaluation_stay_in_float32() -> None:
-    """An update keeps bits that bfloat16 lacks; a clone for tests, and amp that says so, give the
-    bits of NumPy."""
+    """An update keeps bits that bfloat16 lacks; a clone for tests, what is computed at once, and amp that
+    says so have the bits of NumPy."""
     x = layers.data("x", [None, WIDTH])
     out = layers.fc(x, WIDTH, param_attr=parameter("w"), bias_attr=False)
     minimized(layers.mean(layers.square(out)), amp={"compute": "bfloat16"})
@@ -94,6 +94,8 @@ def test_weights_and_evaluation_stay_in_float32() -> None:
     assert not np.array_equal(weights, START)
     (tested,) = executor.run(program.clone(for_test=True), {"x": SIGHT}, [out])
     np.testing.assert_array_equal(tested, SIGHT @ weights)
+    at_once = layers.matmul(ps.to_variable(SIGHT), ps.to_variable(weights))
+    np.testing.assert_array_equal(at_once.numpy(), SIGHT @ weights)
     assert products_under(AMPSettings(compute="float32")) is FLOAT32
     assert products_under(AMPSettings(dtype="float16")) is FLOAT32
 
@@ -104,7 +106,7 @@ def test_small_products_stay_in_float32() -> None:
     out = layers.fc(x, 3, param_attr=parameter("w", 3), bias_attr=False)
     minimized(layers.mean(out), amp={"compute": "bfloat16"})
     (product,) = ps.Executor().run(feed={"x": SIGHT[:8]}, fetch_list=[out])
-    np.testing.assert_array_equal(product, SIGHT[:8] @ START[:, :3])
+    np.testing.assert_array_equal(product, SIGHT[:8] @ np.ascontiguousarray(START[:, :3]))
 
 
 def losses(**parts: dict[str, Any]) -> list[Any]:

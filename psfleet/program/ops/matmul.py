@@ -55,7 +55,7 @@ class MatMul(Op, saved="matmul transpose_x transpose_y"):
         return (*lead, *rows, *columns), x.dtype
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
-        products = context.program.products.suited(x, y)
+        products = context.products.suited(x, y)
         x, y = products.factor(x), products.factor(y)
         context.save(products, x, y)
         left = _swap(x) if self.transpose_x and x.ndim > 1 else x
@@ -109,7 +109,7 @@ class Affine(Op, saved="affine axes relu"):
 
     def forward(self, context: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         flat = x.reshape(-1, w.shape[0])
-        products = context.program.products.suited(flat, w)
+        products = context.products.suited(flat, w)
         flat, w = products.factor(flat), products.factor(w)
         out = products.multiply(flat, w)
         if b is not None:

@@ -1,6 +1,6 @@
 """Trains an nn.Sequential with all that stages must carry, and saves losses, weights and outputs.
 
-Arguments: where to save, the number of steps, and where to cut ("" or "2,5").
+Arguments: where to save, the number of steps, where to cut ("" or "2,5"), and perhaps the dtype of autocast.
 """
 
 import sys
@@ -57,7 +57,7 @@ def build() -> nn.Sequential:
     )
 
 
-def main(out: str, steps: int, cuts: str) -> None:
+def main(out: str, steps: int, cuts: str, dtype: str = "") -> None:
     """Train."""
     torch.set_num_threads(1)
     fleet.init()
@@ -76,7 +76,8 @@ def main(out: str, steps: int, cuts: str) -> None:
     losses = []
     for _ in range(steps):
         ids = torch.randint(0, ROWS, (22, 3), generator=dice)
-        losses.append(float(trainer.step(ids, (ids[:, 0] % 2).float())))
+        with torch.autocast("cpu", getattr(torch, dtype or "bfloat16"), enabled=bool(dtype)):
+            losses.append(float(trainer.step(ids, (ids[:, 0] % 2).float())))
         rate.step()
     fleet.barrier_worker()
     with torch.no_grad():
@@ -89,4 +90,4 @@ def main(out: str, steps: int, cuts: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

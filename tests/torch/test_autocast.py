@@ -1,0 +1,119 @@
+"""torch.autocast around a converted model: every mode, prefetch and pipelines."""
+
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.modes.switch import connect
+from psfleet.strategy import ConsistencySettings
+from psfleet.testing.leaks import nothing_left
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training_run import in_threads
+from tests.launch.conftest import Launch, launch
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+
+import psfleet.torch as pst
+from tests.torch.models import OPTIMIZERS, Batch, DeepFM, batches, curve
+from tests.torch.test_pipeline import ONE_THREAD, ROOT, SCRIPT, bits
+
+__all__ = ["launch"]
+
+
+def trained(model: Any, optimizers: Any, data: Iterable[Batch]) -> list[float]:
+    """The losses of training whose forward pass is under autocast."""
+    losses = []
+    for batch in data:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(batch)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo", "half-async"])
+def test_modes(mode: Any) -> None:
+    """With prefetch one worker has the losses of plain torch under autocast, and not those of
+    float32."""
+    torch.manual_seed(4)
+    start = DeepFM()
+    plain, exact = copy.deepcopy(start), copy.deepcopy(start)
+    wanted = trained(plain, OPTIMIZERS["sgd"](plain), batches(30))
+    float32 = curve(exact, OPTIMIZERS["sgd"](exact), batches(30))
+    with nothing_left(), LocalFleet(1, 1) as fleet:
+        runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
+        model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
+        got = trained(model, [opt], pst.prefetch(batches(30)))
+        assert model.get_parameter("mlp.0.weight").dtype == torch.float32
+        runtime.close()
+    assert got[0] == wanted[0] != float32[0]
+    np.testing.assert_allclose(got, wanted, rtol=0.05 if mode == "half-async" else 0.01)
+
+
+def test_servers_do_not_change_bits() -> None:
+    """Two workers in sync mode: 1, 2 and 4 servers end with the same weights."""
+    torch.manual_seed(5)
+    start = DeepFM()
+    ends = [_weights(start, servers) for servers in (1, 2, 4)]
+    assert not any(torch.equal(value, ends[0][name]) for name, value in start.state_dict().items())
+    for end in ends[1:]:
+        assert all(torch.equal(value, end[name]) for name, value in ends[0].items())
+
+
+def _weights(start: Any, servers: int) -> dict[str, torch.Tensor]:
+    """What two workers train on so many servers."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    with nothing_left(), LocalFleet(servers, 2) as fleet:
+
+        def work(worker: int) -> None:
+            runtime = fleet.connect(worker, "sync")
+            model = copy.deepcopy(start)
+            model, opt = pst.convert(model, OPTIMIZERS["adam"](model), runtime=runtime)
+            trained(model, [opt], batches(6, worker))
+            runtime.barrier()
+            opt.refresh()
+            found[worker] = {key: value.clone() for key, value in model.state_dict().items()}
+            runtime.close()
+
+        in_threads([lambda: work(0), lambda: work(1)])
+    return found[0]
+
+
+def test_stages_have_the_bits_of_one_process(
+    torch_zygote: None, launch: Launch, tmp_path: Path
+) -> None:
+    """Values that travel between stages in bfloat16 arrive as they were: losses, weights and outputs
+    are the same on two stages and alone."""
+    strategy = {"PSFLEET_STRATEGY": '{"pipeline": {"micro_batches": 4}}', "PYTHONPATH": str(ROOT)}
+    alone = tmp_path / "alone.npz"
+    subprocess.run(
+        [sys.executable, SCRIPT, str(alone), "4", "", "bfloat16"],
+        check=True,
+        timeout=120,
+        env=os.environ | ONE_THREAD | strategy,
+    )
+    out, pipeline = str(tmp_path / "out.npz"), ("--pipeline", "1f1b", "--micro-batches", "4")
+    job = launch(
+        *("--no-progress", *pipeline, "--stages", "2"),
+        *(SCRIPT, out, "4", "", "bfloat16"),
+        **ONE_THREAD,
+    )
+    code, _, err = job.ends(120)
+    assert code == 0, err + job.log("*")
+    assert bits(Path(out)) == bits(alone)
