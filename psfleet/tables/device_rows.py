@@ -37,7 +37,7 @@ class DeviceRowMemory(RowStore):
     def __init__(self, width: int, max_rows: int, marks: bool) -> None:
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
-        super().__init__()
+        self.views = []
         self.max_rows = max_rows
         self.width = width
         self._index = DeviceIndex()

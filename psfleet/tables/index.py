@@ -33,7 +33,7 @@ from psfleet.kernels.hash_index import (
 )
 from psfleet.kernels.initial_values import address_of
 from psfleet.tables.arena import Arena
-from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowStore
+from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowStore, RowView
 
 __all__ = ["RowIndex"]
 
@@ -61,7 +61,7 @@ class RowIndex(RowStore):
         """
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
-        super().__init__()
+        self.views: list[RowView] = []
         self._width = width
         max_rows = min(max_rows, _most_rows(width * 4 + ROW_BYTES))
         self._marks = marks

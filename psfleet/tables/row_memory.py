@@ -41,11 +41,14 @@ class RowMemory(ABC):
 
     Attributes:
         max_rows: The most rows it can hold.
-        stores: The memories in which its rows are, each row in one of them.
     """
 
     max_rows: int
-    stores: "Sequence[RowStore]"
+
+    @property
+    @abstractmethod
+    def stores(self) -> "Sequence[RowStore]":
+        """The memories in which its rows are, each row in one of them."""
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -207,9 +210,10 @@ class RowStore(RowMemory):
     listed_at_once: ClassVar[int] = 1
     views: list[RowView]
 
-    def __init__(self) -> None:
-        self.views = []
-        self.stores = (self,)
+    @property
+    def stores(self) -> "Sequence[RowStore]":
+        """See RowMemory."""
+        return (self,)
 
     @property
     @abstractmethod

@@ -46,9 +46,13 @@ class TieredRowMemory(RowMemory):
         self.host = host
         self.max_rows = host.max_rows
         self.device = DeviceRowMemory(PackedRows(spec).width, self.max_rows, spec.every_row)
-        self.stores = (self.device, self.host)
         self._account = MemoryAccount(spec, self.device, None, 0, device_budget)
         self._budget = budget
+
+    @property
+    def stores(self) -> tuple[RowStore, RowStore]:
+        """See RowMemory."""
+        return self.device, self.host
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -97,6 +101,7 @@ class TieredRowMemory(RowMemory):
         """See RowMemory."""
         on_device = len(self.device) + self._room(max(rows - len(self), 0))
         self.device.reserve(on_device)
+        self._account.account()
         if rows > on_device:
             self.host.reserve(rows - on_device)
 
