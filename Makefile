@@ -116,7 +116,8 @@ fuzz-atheris: $(VENV)/.has-test
 ENGINE_TESTS = tests/agents tests/launch/test_compose.py
 test-engines: $(VENV)/.has-test
 	-tools/install_engines
-	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate kubeflow-trainer-api "ray>=2.30"
+	-$(VENV)/bin/python -m pip install --quiet "ray>=2.30"
+	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate kubeflow-trainer-api
 	PSFLEET_TEST_ENGINES=1 PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest --numprocesses 3 --dist loadgroup \
 	    $(ENGINE_TESTS) $(ARGS)
 
