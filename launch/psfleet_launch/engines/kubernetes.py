@@ -49,7 +49,10 @@ from psfleet_launch.supervision.supervisor import Timeouts
 __all__ = ["ENGINE", "KubernetesEngine"]
 
 _LOOK = 0.25  # seconds between looks at what is due
-_LAST_WORDS = 10.0  # seconds; how long an exit waits for the end of the log
+_LAST_WORDS = (
+    60.0  # seconds that an exit waits for the end of the log, which comes late where a node is lost
+)
+_PODS_SAY = 10.0  # seconds that the end of a Job waits for what its pods say
 _AGAIN = 2.0  # seconds until kubectl is started again
 _PATIENCE = "--timeout=2m"  # of kubectl with a deletion
 _STOPPED = -15
@@ -282,7 +285,7 @@ class KubernetesEngine(Engine):
         if text:
             self._events.append(Said(None, text))
         if is_end:
-            due = time.monotonic() + _LAST_WORDS
+            due = time.monotonic() + _PODS_SAY
             self._exits += [_Exit(one, due, is_known=False) for one in self._pods.lose(text)]
 
     def _take(self, changes: Iterable[Change]) -> None:
