@@ -10,7 +10,7 @@ JOBS ?= $(shell echo $$((2 * $$(nproc))))
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-packages docs goldens clean
+.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-slurm test-ray test-hosts test-packages docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -111,15 +111,20 @@ fuzz-atheris: $(VENV)/.has-test
 	    $(VENV)/bin/python -m tests.fuzz.guided $$kind -max_total_time=$(SECONDS) || exit 1; \
 	done
 
-# An engine that cannot be had is named as skipped. One process tests under Slurm and one on Ray, with a cluster
-# each; these tests mostly wait.
-ENGINE_TESTS = tests/agents tests/launch/test_compose.py
+# An engine that cannot be had is named as skipped. One process tests under Slurm and one on Ray, for each has a
+# cluster, and one all else; these tests mostly wait.
 test-engines: $(VENV)/.has-test
 	-tools/install_engines
 	-$(VENV)/bin/python -m pip install --quiet "ray>=2.30"
 	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate kubeflow-trainer-api
-	PSFLEET_TEST_ENGINES=1 PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest --numprocesses 3 --dist loadgroup \
-	    $(ENGINE_TESTS) $(ARGS)
+	$(MAKE) --jobs 3 --output-sync=target test-slurm test-ray test-hosts
+
+ENGINE_TESTS = PSFLEET_TEST_ENGINES=1 PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest tests/agents
+test-slurm test-ray: test-%: $(VENV)/.has-test
+	$(ENGINE_TESTS) -k $* $(ARGS)
+
+test-hosts: $(VENV)/.has-test
+	$(ENGINE_TESTS) tests/launch/test_compose.py -k "not slurm and not ray" $(ARGS)
 
 test-packages: $(VENV)/.has-test
 	PSFLEET_TEST_PACKAGES=1 $(VENV)/bin/python -m pytest tests/packages $(ARGS)

@@ -193,15 +193,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
 
 
-_CLUSTERS = ("slurm", "ray")  # one for all tests, for each takes long to start
+_CLUSTERS = ("slurm", "ray")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave ssh, Slurm and Ray to `make test-engines`: there every process is a new interpreter.
-
-    Tests of one cluster are a group, so that it is made once however many processes test.
-    """
+    """Leave ssh, Slurm and Ray to `make test-engines`: there every process is a new interpreter."""
     runs_all = bool(os.environ.get("PSFLEET_TEST_ENGINES"))
     for item in items:
         made = getattr(item, "callspec", None)
@@ -210,7 +206,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             name = "ssh"
         if name in _CLUSTERS:
             item.add_marker(pytest.mark.timeout(600))
-            item.add_marker(pytest.mark.xdist_group(name))
         if not runs_all and name in ("ssh", *_CLUSTERS):
             item.add_marker(pytest.mark.skip(f"engine {name}: make test-engines runs this test"))
 

@@ -16,7 +16,7 @@ TRAINER = Path(__file__).with_name("trainer.py")
 IMAGE = "psfleet-test"
 STEPS = "20"
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
