@@ -73,5 +73,5 @@ def _advice(machine: str, check: _Check, error: str) -> str:
     member, endpoint = check.ready.member, check.ready.endpoint
     return (
         f"host {machine} cannot connect to {member} on host {check.host} at {endpoint} ({error}); "
-        f"let firewalls pass TCP connections from {machine} to {check.host}, or to its ports of --port"
+        f"let firewalls pass TCP from {machine} to the ports of servers on {check.host} (--port)"
     )
