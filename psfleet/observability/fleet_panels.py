@@ -126,11 +126,19 @@ FLEET: tuple[Panel, ...] = (
     ),
     Panel(
         _NUMBERS,
-        "Gradient norm",
+        "Gradient norm, median",
         "short",
-        Level("psfleet_gradient_norm", _TABLE, aggregate="max"),
-        "Greatest norm of a table's gradient among the workers' last steps.",
-        "If it jumps, clip gradients.",
+        Quantile(0.5, "psfleet_gradient_norm", _TABLE),
+        "Norm of a table's gradient in a step of any worker; powers of two are counted.",
+        "If it falls to 0 a table no longer learns; if it grows, lower the learning rate.",
+    ),
+    Panel(
+        _NUMBERS,
+        "Gradient norm, 99th percentile",
+        "short",
+        Quantile(0.99, "psfleet_gradient_norm", _TABLE),
+        "Norm that 99 % of the steps do not exceed.",
+        "If it is far above the median, clip gradients.",
     ),
     Panel(
         _RELIABILITY,

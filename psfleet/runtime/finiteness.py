@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
+from psfleet.observability.norms import NormHistogram
 from psfleet.platform.notices import say
 from psfleet.runtime.interface import Gradient
 from psfleet.settings.environment import on_nan
@@ -34,7 +35,7 @@ class NonFiniteCheck:
 
     Attributes:
         found: Steps in which something was not finite; with `say` at most 1.
-        squares: By table the squared norm of its gradient in the last step that was looked at whole.
+        norms: By table the norms of its gradients, of finite steps that were looked at whole.
     """
 
     def __init__(self, worker: int) -> None:
@@ -42,9 +43,9 @@ class NonFiniteCheck:
         self._policy = on_nan()
         self._looks = self._policy != "ignore"
         self.found = 0
-        self.squares: dict[str, float] = {}
+        self.norms: dict[str, NormHistogram] = {}
         self._step = 0
-        self._growing: dict[str, float] = {}  # as `squares`, of the present step
+        self._squares: dict[str, float] = {}  # by table of the present step
 
     def look(self, step: int, loss: float | None, gradients: Iterable[Looked]) -> None:
         """Look at one push, or a part of it.
@@ -61,7 +62,15 @@ class NonFiniteCheck:
         if not self._looks:
             return None
         if step != self._step:
-            self._step, self.squares, self._growing = step, self._growing, {}
+            for name, square in self._squares.items():
+                if (norms := self.norms.get(name)) is None:
+                    norms = self.norms[name] = NormHistogram()
+                if square < math.inf:
+                    norms.counts[int(square * norms.UNIT).bit_length()] += 1
+                    norms.total += square**0.5
+                else:  # finite numbers whose squares overflow
+                    norms.counts[-1] += 1
+            self._step, self._squares = step, {}
         if loss is not None and not math.isfinite(loss):
             return self._tell(step, f"the loss is {loss}")
         for name, values, ids in gradients:
@@ -74,11 +83,12 @@ class NonFiniteCheck:
         flat = values.reshape(-1)
         with np.errstate(all="ignore"):
             square = float(np.dot(flat, flat))
-        self._growing[name] = self._growing.get(name, 0.0) + square
+        self._squares[name] = self._squares.get(name, 0.0) + square
         return math.isfinite(square) or bool(np.isfinite(flat).all())
 
     def _tell(self, step: int, what: str) -> None:
         self.found += 1
+        self._squares = {}
         sentence = f"worker {self._worker}, step {step}: {what}"
         if self._policy == "stop":
             raise UsageError(f"{sentence}; it was not pushed (PSFLEET_ON_NAN is stop)")

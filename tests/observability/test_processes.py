@@ -92,8 +92,12 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
     assert worker["psfleet_nonfinite_pushes_total"] == 0
     times = ("pull", "push", "wait", "script")
     assert all(worker[f"psfleet_worker_{what}_seconds_total"] > 0 for what in times)
-    norm = (STEPS - 2) * np.sqrt(IDS.size * 4)  # of the last step that is complete
-    assert worker["psfleet_gradient_norm{rows}"] == pytest.approx(norm)
+    # Of all steps but the last, to which a part may still come.
+    norms = [step * np.sqrt(IDS.size * 4) for step in range(STEPS - 1)]
+    assert worker["psfleet_gradient_norm_sum{rows}"] == pytest.approx(sum(norms))
+    for bound in ("0.25", "64", "128", "+Inf"):
+        below = sum(norm < float(bound) for norm in norms)
+        assert worker[f"psfleet_gradient_norm_bucket{{{bound}}}{{rows}}"] == below
     assert worker["psfleet_hottest_id_share{rows}"] == pytest.approx(1 / 50)
     assert worker["psfleet_hot_ids_share{rows}"] == 1
     runtime.close()

@@ -101,4 +101,4 @@ class SnapshotSchedule:
     def _is_due(self, rounds: int) -> bool:
         if every := self._every.rounds:
             return rounds // every > self._rounds_done // every
-        return rounds != self._rounds_done and self.waited >= self.seconds
+        return self.waited >= self.seconds

@@ -1,11 +1,10 @@
 """The metrics of one worker, as its beats bring them to server 0 while somebody looks."""
 
-import math
 import resource
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from psfleet.observability.exposition import counter, encode, gauge, latency
+from psfleet.observability.exposition import counter, encode, gauge, histogram, latency, merge
 from psfleet.observability.logged_values import NEWEST
 from psfleet_worker.observability.step_times import StepTimes
 
@@ -74,8 +73,11 @@ class WorkerMetrics:
 
 
 def _numbers(watch: "NonFiniteCheck") -> "list[Metric]":
-    norms = {name: math.sqrt(square) for name, square in [*watch.squares.items()]}
+    help = "Norm of a table's gradient in a step"
     return [
         counter("nonfinite_pushes", "Steps with a NaN or infinite loss or gradient", watch.found),
-        gauge("gradient_norm", "Norm of a table's gradient in the last step", norms),
+        *merge(
+            histogram("gradient_norm", help, norms.buckets(), norms.total, table=name)
+            for name, norms in [*watch.norms.items()]
+        ),
     ]

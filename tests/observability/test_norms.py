@@ -1,0 +1,46 @@
+"""Norms of gradients are counted by powers of two."""
+
+import numpy as np
+import pytest
+
+from psfleet.observability.norms import NormHistogram
+from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients
+
+
+def counted(*steps: np.ndarray) -> NormHistogram:
+    """What is counted of the gradients of one table."""
+    check = NonFiniteCheck(0)
+    for step, gradient in enumerate(steps, 1):
+        try:
+            check.look(step, None, [("t", gradient.astype(np.float32), None)])
+        except SkippedGradients:
+            assert not np.isfinite(gradient).all()
+    check.look(len(steps) + 1, None, [])
+    return check.norms["t"]
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-9, 2.0**-14, 0.3, 0.5, 0.7, 1.0, 3.0, 4.0, 1e4, 1e6])
+def test_a_norm_is_in_the_buckets_above_it(norm: float) -> None:
+    """Also those of 0 and beyond the bounds that are shown; a bound itself is in the next one."""
+    found = counted(np.array([norm]))
+    assert found.buckets() == [
+        (bound, float(np.float32(norm) < float(bound))) for bound, _ in found.buckets()
+    ]
+    assert found.total == pytest.approx(norm)
+
+
+def test_parts_of_a_step_are_one_gradient() -> None:
+    """3 and 4 in two parts of a push are a norm of 5."""
+    check = NonFiniteCheck(0)
+    for value in (3.0, 4.0):
+        check.look(1, None, [("t", np.array([value], np.float32), None)])
+    check.look(2, None, [])
+    assert check.norms["t"].total == 5.0
+
+
+def test_bad_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN spoils no sum; squares that overflow are above all bounds."""
+    monkeypatch.setenv("PSFLEET_ON_NAN", "skip")
+    found = counted(np.array([1.0]), np.array([np.nan]), np.full(4, 3e38), np.array([2.0]))
+    assert found.total == 3.0
+    assert found.buckets()[-2:] == [("16384", 2.0), ("+Inf", 3.0)]
