@@ -1,4 +1,4 @@
-"""A real Prometheus, which scrapes jobs once a second and evaluates rules."""
+"""A real Prometheus, which scrapes jobs every two seconds and evaluates rules."""
 
 import contextlib
 import json
@@ -67,7 +67,7 @@ def scraping(folder: Path, rules: Path, *jobs: str) -> Iterator[Prometheus]:
         jobs: URLs of the ports.
     """
     configuration = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "2s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
             {

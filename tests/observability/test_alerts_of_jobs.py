@@ -1,7 +1,7 @@
 """Each alert fires in Prometheus when a real job has what it is about.
 
 The rules are those of docs/alerts.yml but for their times: a condition need not last, and rates are taken
-over 5 s. One job has most of the troubles, one after the other; a second one has more workers.
+over 10 s. One job has most of the troubles, one after the other; a second one has more workers.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def short_rules(folder: Path) -> Path:
     """The shipped rules with shorter times."""
     shipped = (ROOT / "docs/alerts.yml").read_text()
     shorter, held = re.subn(r"for: \d+m", "for: 0s", shipped)
-    shorter, rates = re.subn(r"\[1m\]", "[5s]", shorter)
+    shorter, rates = re.subn(r"\[1m\]", "[10s]", shorter)
     assert held == sum(panel.alert is not None for panel in PANELS)
     assert rates > 0
     rules = folder / "alerts.yml"
