@@ -57,8 +57,8 @@ def features_step(ps: Any, samples: int, shared: bool) -> Step:
 
     def step(number: int) -> None:
         batch = features.batch(given[number % BATCHES])
-        batch.pool(ps.pull(batch.ids))
-        ps.push(batch.gradients(dict.fromkeys(names, gradient)))
+        batch.values(ps.pull(batch.pooled))
+        ps.push(batch.pooled_gradients(dict.fromkeys(names, gradient)))
 
     return step
 

@@ -24,6 +24,7 @@ from psfleet.errors import ConfigError, PsfleetError, ShapeError, TableConflict
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.evaluation.metric_slices import Slices
 from psfleet.execution.model_files import TableNames, folder_of, load, save
+from psfleet.feature_sets.feature_lookup import PooledIds
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.modes.switch import change
 from psfleet.optimizer.lr.scheduler import LRScheduler
@@ -265,14 +266,15 @@ class Client:
         """
         load(self.runtime, folder_of(folder, "load"), tables)
 
-    def pull(self, asked: Mapping[T, ArrayLike | None]) -> dict[T, Floats]:
+    def pull(self, asked: Mapping[T, ArrayLike | PooledIds | None]) -> dict[T, Floats]:
         """Current values of several tables, with one call to each server.
 
             rows = ps.pull({users: ids, items: others, bias: None})
             rows[users], rows[bias]
 
         Args:
-            asked: For each table its ids, as for `SparseTable.pull`; None for a dense table.
+            asked: For each table its ids, as for `SparseTable.pull`, or what `pooled` of a batch of features
+                has for it; None for a dense table.
 
         Returns:
             The values by table, in the order of `asked`: sparse float32 [*ids.shape, dim], dense float32
@@ -282,12 +284,12 @@ class Client:
             UsageError: A key is no table of this client, or its value cannot be what is asked of it.
         """
         reads = reads_of(self.runtime, asked)
-        return by_table(list(asked), self.runtime.pull(reads))
+        return by_table(asked, reads, self.runtime.pull(reads))
 
-    def pull_ahead(self, asked: Mapping[T, ArrayLike | None]) -> TablesAhead[T]:
+    def pull_ahead(self, asked: Mapping[T, ArrayLike | PooledIds | None]) -> TablesAhead[T]:
         """Begin to pull values of several tables, see `pull` and `SparseTable.pull_ahead`."""
         reads = reads_of(self.runtime, asked)
-        return TablesAhead(list(asked), self.runtime.pull_ahead(reads))
+        return TablesAhead(asked, reads, self.runtime.pull_ahead(reads))
 
     def push(self, given: Mapping[T, Any]) -> PendingPush:
         """Send one step's gradients of several tables, with one call to each server.
@@ -301,7 +303,8 @@ class Client:
 
         Args:
             given: For each sparse table the arguments of `SparseTable.push` as a tuple: (ids, grads) or
-                (ids, grads, shows, clicks). For each dense table its gradient.
+                (ids, grads, shows, clicks), or what `pooled_gradients` of a batch of features has for it.
+                For each dense table its gradient.
 
         Returns:
             A ticket; `.wait(timeout)` returns when every server has acknowledged the push.

@@ -15,10 +15,12 @@ class ClientFeatures:
 
         features = ps.features(feature_set)
         batch = features.batch({"user": users, "friends": Jagged(ids, lengths)})
-        rows = ps.pull({**batch.ids, bias: None})  # one call to each server
-        values = batch.pool(rows)                  # float32 arrays by feature
+        pooled = ps.pull({**batch.pooled, bias: None})  # one call to each server
+        values = batch.values(pooled)                   # float32 arrays by feature
         ...
-        ps.push({**batch.gradients(gradients), bias: slope})
+        ps.push({**batch.pooled_gradients(gradients), bias: slope})
+
+    Whoever wants the rows themselves pulls `batch.ids`; `batch.pool` and `batch.gradients` go with that.
 
     Attributes:
         features: The set.

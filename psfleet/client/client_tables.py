@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.client.multitable import ClientTable
 from psfleet.errors import ShapeError, UsageError
+from psfleet.feature_sets.feature_lookup import PooledGradient, PooledIds
 from psfleet.parameters.parameter import as_numbers
 from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read
@@ -103,10 +104,17 @@ class SparseTable(ClientTable):
         return EvictionReader(self._runtime, self.spec, position)
 
     def _read(self, asked: Any) -> Read:
+        if isinstance(asked, PooledIds):
+            return Read(self.spec.key, asked.ids, bags=asked.parts if self._runtime.pools else None)
         return Read(self.spec.key, as_ids(asked, f"table {self.spec.name!r}"))
 
     def _gradient(self, given: Any) -> Gradient:
-        """The arguments of `push` as a tuple."""
+        """The arguments of `push` as a tuple, or a PooledGradient."""
+        if isinstance(given, PooledGradient):
+            if self._runtime.pools:
+                of, values = given.of, given.values
+                return Gradient(self.spec.key, values, of.ids, self._rate(), bags=of.parts)
+            given = given.spread()
         if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
             raise ShapeError(
                 f"table {self.spec.name!r} is sparse; its part of a push is a tuple (ids, grads) or "

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
+from psfleet.feature_sets.feature_lookup import PooledIds
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.parameters.table_writes import write_weights
 from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime
@@ -74,18 +75,30 @@ class ClientTable(ABC):
 class TablesAhead(Generic[T]):
     """Values of several tables on their way, see `Client.pull_ahead`."""
 
-    def __init__(self, tables: Sequence[T], awaited: PendingPull) -> None:
-        self._tables = tables
+    def __init__(self, asked: Mapping[T, Any], reads: Sequence[Read], awaited: PendingPull) -> None:
+        self._asked = dict(asked)
+        self._reads = reads
         self._awaited = awaited
 
     def wait(self) -> dict[T, Floats]:
         """The values by table, as `Client.pull` returns them."""
-        return by_table(self._tables, self._awaited.wait())
+        return by_table(self._asked, self._reads, self._awaited.wait())
 
 
-def by_table(tables: Sequence[T], values: Sequence[Floats]) -> dict[T, Floats]:
-    """The values with their tables as keys, in the order of the call."""
-    return dict(zip(tables, values, strict=True))
+def by_table(
+    asked: Mapping[T, Any], reads: Sequence[Read], values: Sequence[Floats]
+) -> dict[T, Floats]:
+    """What was asked for with the tables as keys, in the order of the call.
+
+    Args:
+        asked: See `Client.pull`.
+        reads: What `reads_of` has made of it.
+        values: The values of each read.
+    """
+    return {
+        table: part.pool(found) if isinstance(part, PooledIds) and read.bags is None else found
+        for (table, part), read, found in zip(asked.items(), reads, values, strict=True)
+    }
 
 
 def reads_of(runtime: Runtime, asked: Mapping[T, Any]) -> list[Read]:

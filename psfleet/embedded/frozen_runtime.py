@@ -41,6 +41,11 @@ class FrozenRuntime(ForwardingRuntime):
         tables.restore(_weights(Snapshot(path)))
         super().__init__(tables)
 
+    @property
+    def pools(self) -> bool:
+        """See Runtime."""
+        return self._fleet.pools
+
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """Find the table: what is declared of its optimizer and its first values does not count.
 

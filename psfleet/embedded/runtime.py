@@ -66,6 +66,7 @@ class EmbeddedRuntime:
     worker_num = 1
     server_num = 0
     reads_ahead = False
+    pools = True
 
     def __init__(
         self,
@@ -127,7 +128,10 @@ class EmbeddedRuntime:
         ids = check_ids(spec, read.ids)
         unique = dedup(ids.reshape(-1), 1)
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
-        return unique.expand([self._arrived(spec, rows)]).reshape(*ids.shape, spec.dim)
+        arrived = [self._arrived(spec, rows)]
+        if read.bags is not None:
+            return unique.pool(arrived, read.bags)
+        return unique.expand(arrived).reshape(*ids.shape, spec.dim)
 
     def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
         """What a worker would get of these values."""
@@ -307,7 +311,7 @@ def _merged(
 ) -> Gradient:
     if ids is not None and spec.kind == "sparse":
         unique = dedup(ids, 1)
-        ids, values = unique.unique[0], unique.merge(values)[0]
+        ids, values = unique.unique[0], unique.merge(values, gradient.bags)[0]
     if gradient.precision != "float32":
         values = rounded(values, gradient.precision, gradient.scale)
-    return dataclasses.replace(gradient, values=values, ids=ids)
+    return dataclasses.replace(gradient, values=values, ids=ids, bags=None)

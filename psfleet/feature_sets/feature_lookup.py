@@ -1,5 +1,6 @@
 """The look-up of all features of a batch: its ids by table, the pooled rows, the rows' gradients."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,10 +12,19 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.feature_sets.hashed_ids import hashed
 from psfleet.feature_sets.jagged import Jagged, as_jagged, as_plain
-from psfleet.kernels.bags import pool_bags, spread_gradient
+from psfleet.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.runtime.validation import as_ids
 
-__all__ = ["Bags", "FeatureLookup", "bags_of", "by_feature", "feed", "no_samples"]
+__all__ = [
+    "Bags",
+    "FeatureLookup",
+    "PooledGradient",
+    "PooledIds",
+    "bags_of",
+    "by_feature",
+    "feed",
+    "no_samples",
+]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -36,6 +46,40 @@ class Bags:
     lengths: Ids
     weights: Floats | None
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledIds:
+    """What a client pulls of a table so that it gets pooled rows.
+
+    Attributes:
+        ids: int64 [n].
+        parts: The bags of each feature, one feature after the other; they have n rows.
+    """
+
+    ids: Ids
+    parts: tuple[RowBags, ...]
+
+    def pool(self, rows: Floats) -> Floats:
+        """float32 [all bags, dim] from the rows of the ids, [n, dim]."""
+        return pool_parts(rows, self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledGradient:
+    """What a client pushes to a table for what it has pulled with `PooledIds`.
+
+    Attributes:
+        of: The ids and their bags.
+        values: float32 [all bags, dim].
+    """
+
+    of: PooledIds
+    values: Floats
+
+    def spread(self) -> tuple[Ids, Floats]:
+        """The ids and a gradient for each, float32 [n, dim]."""
+        return self.of.ids, spread_parts(self.values, self.of.parts)
 
 
 def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
@@ -145,12 +189,20 @@ class FeatureLookup(Generic[K]):
         self._bags = {
             f.name: bags_of(f, given.get(f.name), self.samples) for f in features.looked_up
         }
-        self._means = {f.name: f.pooling == "mean" for f in features.looked_up}
+        self._parts = {
+            f.name: RowBags(
+                self._bags[f.name].lengths, self._bags[f.name].weights, f.pooling == "mean"
+            )
+            for f in features.looked_up
+        }
         self._dims = {f.name: f.table.dim for f in features.looked_up}
         self._numbers = {
             n.name: n.of(given.get(n.name), self.samples) for n in features if isinstance(n, Number)
         }
         self._order = list(features.features)
+        self._names: dict[K, list[str]] = {}
+        for name, key in self._keys.items():
+            self._names.setdefault(key, []).append(name)
         self._places, self.ids = self._laid_out()
 
     @property
@@ -160,14 +212,16 @@ class FeatureLookup(Generic[K]):
 
     def _laid_out(self) -> tuple[dict[str, slice], dict[K, Ids]]:
         """Where the ids of each feature lie among those of its table, and those."""
-        parts: dict[K, list[Ids]] = {}
         places = {}
-        for name, bags in self._bags.items():
-            known = parts.setdefault(self._keys[name], [])
-            start = sum(map(len, known))
-            places[name] = slice(start, start + len(bags.ids))
-            known.append(bags.ids)
-        joined = {k: p[0] if len(p) == 1 else np.concatenate(p) for k, p in parts.items()}
+        for names in self._names.values():
+            start = 0
+            for name in names:
+                places[name] = slice(start, start + len(self._bags[name].ids))
+                start = places[name].stop
+        joined = {
+            key: _joined([self._bags[name].ids for name in names])
+            for key, names in self._names.items()
+        }
         return places, joined
 
     def pool(self, rows: Mapping[K, Floats]) -> dict[str, Floats]:
@@ -184,9 +238,60 @@ class FeatureLookup(Generic[K]):
     def _value(self, name: str, rows: Mapping[K, Floats]) -> Floats:
         if name in self._numbers:
             return self._numbers[name]  # type: ignore[no-any-return]
-        bags, own = self._bags[name], rows[self._keys[name]][self._places[name]]
-        pooled = pool_bags(own, bags.lengths, bags.weights, self._means[name])
-        return pooled.reshape(*bags.shape, pooled.shape[1])
+        own = rows[self._keys[name]][self._places[name]]
+        return self._shaped(name, self._parts[name].pool(own))
+
+    def _shaped(self, name: str, pooled: Floats) -> Floats:
+        return pooled.reshape(*self._bags[name].shape, pooled.shape[1])
+
+    # -- pooled where the rows are looked up ---------------------------------------------------
+
+    @functools.cached_property
+    def pooled(self) -> "dict[K, PooledIds]":
+        """By table its ids and how they are pooled: what to pull in place of `ids`, for `values`."""
+        return {
+            key: PooledIds(_frozen(self.ids[key]), tuple(self._parts[name] for name in names))
+            for key, names in self._names.items()
+        }
+
+    def values(self, pooled: Mapping[K, Floats]) -> dict[str, Floats]:
+        """As `pool`, with the same bits, of what was pulled with `pooled`. It takes less time and memory.
+
+        Args:
+            pooled: By table float32 [all bags, dim]. Others are not looked at.
+        """
+        found = dict(self._numbers)
+        for key, names in self._names.items():
+            start = 0
+            for name in names:
+                end = start + len(self._parts[name])
+                found[name] = self._shaped(name, pooled[key][start:end])
+                start = end
+        return {name: found[name] for name in self._order}
+
+    def pooled_gradients(self, given: Mapping[str, Any]) -> "dict[K, PooledGradient]":
+        """As `gradients`, for what was pulled with `pooled`: what to push, to the same effect.
+
+        Args:
+            given: As for `gradients`.
+
+        Raises:
+            ShapeError, UsageError: As `gradients`.
+        """
+        return {
+            key: PooledGradient(
+                self._pooled_ids(key, names),
+                _joined([self._flat(name, given[name]) for name in names]),
+            )
+            for key, names in self._given(given).items()
+        }
+
+    def _pooled_ids(self, key: K, names: list[str]) -> "PooledIds":
+        """The ids of some features of a table."""
+        if names == self._names[key]:
+            return self.pooled[key]
+        ids = [self._bags[name].ids for name in names]
+        return PooledIds(_joined(ids), tuple(self._parts[name] for name in names))
 
     def gradients(self, given: Mapping[str, Any]) -> dict[K, tuple[Ids, Floats]]:
         """The gradients of the rows, by table: what to push.
@@ -202,36 +307,54 @@ class FeatureLookup(Generic[K]):
         Raises:
             ShapeError: A gradient is not of its value's shape. UsageError: There is no such feature.
         """
-        for name in given:
+        return {
+            key: self._table_gradient(names, given) for key, names in self._given(given).items()
+        }
+
+    def _given(self, gradients: Mapping[str, Any]) -> dict[K, list[str]]:
+        """The features with gradients by table, always in the same order."""
+        for name in gradients:
             if name not in self._order:
                 raise UsageError(f"a gradient is for the feature {name!r}, which the set lacks")
-        named: dict[K, list[str]] = {}
-        for name, key in self._keys.items():  # so the order of a table's ids is always the same
-            if given.get(name) is not None:
-                named.setdefault(key, []).append(name)
-        return {key: self._table_gradient(names, given) for key, names in named.items()}
+        named = {
+            key: [name for name in names if gradients.get(name) is not None]
+            for key, names in self._names.items()
+        }
+        return {key: names for key, names in named.items() if names}
 
     def _table_gradient(self, names: list[str], given: Mapping[str, Any]) -> tuple[Ids, Floats]:
         """The ids and gradients of one table, whose features these are."""
         if len(names) == 1:
-            return self._bags[names[0]].ids, self._spread(names[0], given[names[0]])
+            [name] = names
+            return self._bags[name].ids, self._parts[name].spread(self._flat(name, given[name]))
         ids = np.concatenate([self._bags[name].ids for name in names])
         rows, at = np.empty((len(ids), self._dims[names[0]]), np.float32), 0
         for name in names:
             end = at + len(self._bags[name].ids)
-            self._spread(name, given[name], rows[at:end])
+            self._parts[name].spread(self._flat(name, given[name]), rows[at:end])
             at = end
         return ids, rows
 
-    def _spread(self, name: str, given: Any, out: Floats | None = None) -> Floats:
+    def _flat(self, name: str, given: Any) -> Floats:
+        """The gradient of a feature's bags, float32 [bags, dim]."""
         bags, gradient = self._bags[name], np.asarray(given, np.float32)
         wanted = (*bags.shape, self._dims[name])
         if gradient.shape != wanted:
             raise ShapeError(
                 f"the gradient of feature {name!r} has the shape {gradient.shape}; it must be {wanted}"
             )
-        flat = gradient.reshape(-1, self._dims[name])
-        return spread_gradient(flat, bags.lengths, bags.weights, self._means[name], out)
+        return gradient.reshape(-1, self._dims[name])
+
+
+def _frozen(ids: Ids) -> Ids:
+    """A copy that nobody changes: a runtime need not look whether it is the same."""
+    own = ids.copy()
+    own.flags.writeable = False
+    return own
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:

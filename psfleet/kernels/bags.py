@@ -1,5 +1,7 @@
 """Bags of rows: their sums or means, and the gradients of the rows. Bags of values: a choice of them."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,70 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.initial_values import address_of
 
-__all__ = ["chosen_bags", "pool_bags", "spread_gradient"]
+__all__ = ["RowBags", "chosen_bags", "pool_bags", "pool_parts", "spread_gradient", "spread_parts"]
 
 Floats = NDArray[np.float32]
 Lengths = NDArray[np.int64]
+
+
+class RowBags:
+    """Which rows make up which bag.
+
+    Args:
+        lengths: int64 [bags]: how many rows each bag has, those of the first bag first.
+        weights: float32 [n]: a factor on each row; None: 1.
+        mean: Divide by the number of rows, or by the sum of their weights; 0 gives zeros.
+
+    Attributes:
+        rows: n, how many rows all bags have.
+        are_rows: Whether every bag is exactly one row, without weight.
+    """
+
+    def __init__(self, lengths: Lengths, weights: Floats | None = None, mean: bool = False) -> None:
+        self.lengths, self.weights = lengths, weights
+        self._mean = mean
+        self._ends = np.cumsum(lengths)
+        self.rows = int(self._ends[-1]) if len(lengths) else 0
+        self.are_rows = weights is None and len(lengths) == self.rows and bool((lengths == 1).all())
+
+    def __len__(self) -> int:
+        """The number of bags."""
+        return len(self.lengths)
+
+    def pool(self, rows: Floats) -> Floats:
+        """See `pool_bags`."""
+        if len(rows) != self.rows:
+            raise ShapeError(f"bags of {self.rows} ids in all got {len(rows)} rows")
+        if self.are_rows:
+            return rows
+        rows = np.ascontiguousarray(rows, np.float32)
+        out = np.zeros((len(self), rows.shape[1]), np.float32)
+        kernels = width_kernels("bags", rows.shape[1])
+        kernels.pool(address_of(rows), *self.arguments, address_of(out))
+        return out
+
+    def spread(self, gradient: Floats, out: Floats | None = None) -> Floats:
+        """See `spread_gradient`."""
+        if self.are_rows and out is None:
+            return gradient
+        if out is None:
+            out = np.empty((self.rows, gradient.shape[1]), np.float32)
+        if self.are_rows:
+            out[...] = gradient
+            return out
+        gradient = np.ascontiguousarray(gradient, np.float32)
+        kernels = width_kernels("bags", gradient.shape[1])
+        kernels.spread(address_of(gradient), *self.arguments, address_of(out))
+        return out
+
+    @functools.cached_property
+    def arguments(self) -> tuple[int, int, int, int]:
+        """Ends, bags, weights and scales, as kernels take them. They are valid as long as this object."""
+        weights = None if self.weights is None else np.ascontiguousarray(self.weights, np.float32)
+        scales = _scales(self.lengths, weights) if self._mean else None
+        self._factors = weights, scales
+        first, second = (0 if array is None else address_of(array) for array in self._factors)
+        return address_of(self._ends), len(self), first, second
 
 
 def pool_bags(
@@ -22,9 +84,7 @@ def pool_bags(
 
     Args:
         rows: float32 [n, dim], those of the first bag, then those of the second one, ...
-        lengths: int64 [bags]: how many rows each bag has; their sum is n.
-        weights: float32 [n]: a factor on each row; None: 1.
-        mean: Divide by the number of rows, or by the sum of their weights; 0 gives zeros.
+        lengths, weights, mean: See RowBags.
 
     Returns:
         float32 [bags, dim]; `rows` itself where every bag has exactly one row and no weight.
@@ -32,40 +92,36 @@ def pool_bags(
     Raises:
         ShapeError: There are not as many rows as the lengths say.
     """
-    if len(rows) != int(lengths.sum()):
-        raise ShapeError(f"bags of {int(lengths.sum())} ids in all got {len(rows)} rows")
-    if weights is None and _are_single(lengths, len(rows)):
-        return rows
-    out = np.zeros((len(lengths), rows.shape[1]), np.float32)
-    _run("pool", rows, lengths, weights, mean, out)
-    return out
+    return RowBags(lengths, weights, mean).pool(rows)
 
 
 def spread_gradient(
-    gradient: Floats,
-    lengths: Lengths,
-    weights: Floats | None = None,
-    mean: bool = False,
-    out: Floats | None = None,
+    gradient: Floats, lengths: Lengths, weights: Floats | None = None, mean: bool = False
 ) -> Floats:
     """The gradient of each row, float32 [n, dim], from those of the bags, float32 [bags, dim].
 
     Args:
         gradient: Of the bags.
         lengths, weights, mean: As for `pool_bags`.
-        out: Where to write it, float32 [n, dim]; None: a new array, or `gradient` itself where
-            `pool_bags` returns `rows`.
+
+    Returns:
+        A new array, or `gradient` itself where `pool_bags` returns `rows`.
     """
-    count = int(lengths.sum())
-    if weights is None and _are_single(lengths, count):
-        if out is None:
-            return gradient
-        out[...] = gradient
-        return out
-    if out is None:
-        out = np.empty((count, gradient.shape[1]), np.float32)
-    _run("spread", gradient, lengths, weights, mean, out)
-    return out
+    return RowBags(lengths, weights, mean).spread(gradient)
+
+
+def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
+    """What several features pool of the rows of one table: float32 [all bags, dim]."""
+    ends = np.cumsum([part.rows for part in parts])[:-1]
+    pooled = zip(parts, np.split(rows, ends), strict=True)
+    return np.concatenate([part.pool(own) for part, own in pooled])
+
+
+def spread_parts(gradient: Floats, parts: Sequence[RowBags]) -> Floats:
+    """The gradients of these rows, float32 [n, dim], from those that `pool_parts` gives."""
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    spread = zip(parts, np.split(gradient, ends), strict=True)
+    return np.concatenate([part.spread(own) for part, own in spread])
 
 
 def chosen_bags(values: NDArray[Any], starts: Lengths, lengths: Lengths) -> NDArray[Any]:
@@ -90,26 +146,6 @@ def chosen_bags(values: NDArray[Any], starts: Lengths, lengths: Lengths) -> NDAr
         address_of(out),
     )
     return out
-
-
-def _run(
-    name: str, values: Floats, lengths: Lengths, weights: Floats | None, mean: bool, out: Floats
-) -> None:
-    values, ends = np.ascontiguousarray(values, np.float32), np.cumsum(lengths)
-    factors = None if weights is None else np.ascontiguousarray(weights, np.float32)
-    scales = _scales(lengths, factors) if mean else None
-    getattr(width_kernels("bags", values.shape[1]), name)(
-        address_of(values),
-        address_of(ends),
-        len(lengths),
-        0 if factors is None else address_of(factors),
-        0 if scales is None else address_of(scales),
-        address_of(out),
-    )
-
-
-def _are_single(lengths: Lengths, count: int) -> bool:
-    return len(lengths) == count and bool((lengths == 1).all())
 
 
 def _scales(lengths: Lengths, weights: Floats | None) -> Floats:

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
+from psfleet.kernels.bags import RowBags
 from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.id_routing import routes
 from psfleet.kernels.initial_values import address_of
@@ -42,11 +43,7 @@ class UniqueIds:
 
     def expand(self, rows: Sequence[Floats]) -> Floats:
         """One row per id of the batch: float32 [n, dim] from the groups' rows float32 [c, dim]."""
-        dim = rows[0].shape[1]
-        for mine, theirs in zip(self.unique, rows, strict=True):
-            if theirs.shape != (len(mine), dim):
-                raise ShapeError(f"rows have shape {theirs.shape}, they must be {(len(mine), dim)}")
-        rows = [_plain(array) for array in rows]
+        dim, rows = rows[0].shape[1], self._checked(rows)
         starts = _addresses(rows)
         out = np.empty((len(self.inverse), dim), np.float32)
         width_kernels("merge", dim).expand(
@@ -58,24 +55,83 @@ class UniqueIds:
         )
         return out
 
-    def merge(self, gradients: Floats) -> list[Floats]:
+    def _checked(self, rows: Sequence[Floats]) -> list[Floats]:
+        """The groups' rows, each side by side; refuses others than one for each distinct id."""
+        dim = rows[0].shape[1]
+        for mine, theirs in zip(self.unique, rows, strict=True):
+            if theirs.shape != (len(mine), dim):
+                raise ShapeError(f"rows have shape {theirs.shape}, they must be {(len(mine), dim)}")
+        return [_plain(array) for array in rows]
+
+    def pool(self, rows: Sequence[Floats], bags: Sequence[RowBags]) -> Floats:
+        """`expand` and then `RowBags.pool` of its parts: float32 [all bags, dim], the same bits.
+
+        Args:
+            rows: As for `expand`.
+            bags: Of the batch's ids, those of the first part first.
+        """
+        if _are_rows(bags):
+            return self.expand(rows)
+        dim, rows = rows[0].shape[1], self._checked(rows)
+        out = np.zeros((sum(map(len, bags)), dim), np.float32)
+        starts, kernels = _addresses(rows), width_kernels("bag_rows", dim)
+        for codes, part, target in self._parts(bags, out):
+            if part.are_rows:
+                place = self.shift, address_of(starts), address_of(target)
+                width_kernels("merge", dim).expand(address_of(codes), len(codes), *place)
+            else:
+                kernels.pool(
+                    *(address_of(codes), len(codes), self.shift, address_of(starts)),
+                    *(*part.arguments, address_of(target)),
+                )
+        return out
+
+    def _parts(
+        self, bags: Sequence[RowBags], values: Floats
+    ) -> Iterator[tuple[NDArray[np.uint32], RowBags, Floats]]:
+        """Of each part of the bags its ids' codes, and its values among those of all bags."""
+        count = sum(part.rows for part in bags)
+        if count != len(self.inverse):
+            raise ShapeError(f"bags of {count} ids in all got {len(self.inverse)} ids")
+        row = bag = 0
+        for part in bags:
+            yield self.inverse[row : row + part.rows], part, values[bag : bag + len(part)]
+            row, bag = row + part.rows, bag + len(part)
+
+    def merge(self, gradients: Floats, bags: Sequence[RowBags] | None = None) -> list[Floats]:
         """Per group, float32 [c, dim]: the sum of each id's gradients, added in order of occurrence.
 
         The sums are the same bits for any number of groups.
+
+        Args:
+            gradients: float32 [n, dim]; with bags [all bags, dim], which `RowBags.spread` would spread first.
+            bags: As for `pool`.
         """
-        if gradients.ndim != 2 or len(gradients) != len(self.inverse):
-            raise ShapeError(
-                f"gradients have shape {gradients.shape}, they must be ({len(self.inverse)}, dim)"
-            )
+        count = len(self.inverse) if bags is None else sum(map(len, bags))
+        if gradients.ndim != 2 or len(gradients) != count:
+            raise ShapeError(f"gradients have shape {gradients.shape}, they must be ({count}, dim)")
         sums = [np.empty((len(mine), gradients.shape[1]), np.float32) for mine in self.unique]
-        self.merge_into(gradients, sums)
+        self.merge_into(gradients, sums, bags)
         return sums
 
-    def merge_into(self, gradients: Floats, sums: Sequence[Floats]) -> None:
+    def merge_into(
+        self, gradients: Floats, sums: Sequence[Floats], bags: Sequence[RowBags] | None = None
+    ) -> None:
         """As `merge`, with the sums written to arrays of the caller."""
         for out in sums:
             out.fill(0)
-        _add(self.inverse, self.shift, gradients, sums)
+        if bags is None or _are_rows(bags):
+            _add(self.inverse, self.shift, gradients, sums)
+            return
+        gradients, starts = _plain(gradients), _addresses(sums)
+        for codes, part, values in self._parts(bags, gradients):
+            if part.are_rows:
+                _add(codes, self.shift, values, sums)
+            else:
+                width_kernels("bag_rows", values.shape[1]).merge(
+                    *(address_of(codes), len(codes), self.shift, address_of(values)),
+                    *(*part.arguments, address_of(starts)),
+                )
 
 
 def dedup(ids: Ids, groups: int) -> UniqueIds:
@@ -144,6 +200,11 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
     if scale != 1:
         sums *= np.float32(scale)
     return joined.unique[0], sums
+
+
+def _are_rows(bags: Sequence[RowBags]) -> bool:
+    """Whether they stand for nothing but rows."""
+    return len(bags) == 1 and bags[0].are_rows
 
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, sums: Sequence[Floats]) -> None:

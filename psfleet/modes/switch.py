@@ -100,6 +100,11 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._enter()
 
     @property
+    def pools(self) -> bool:
+        """See Runtime."""
+        return self._fleet.pools
+
+    @property
     def reads_ahead(self) -> bool:
         """See Runtime."""
         return self._fleet.reads_ahead

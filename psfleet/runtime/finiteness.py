@@ -122,5 +122,5 @@ def without_values(gradient: Gradient) -> Gradient:
     is_dense = gradient.ids is None or gradient.values.ndim == 1
     shape = (0,) if is_dense else (0, gradient.values.shape[1])
     return dataclasses.replace(
-        gradient, values=np.zeros(shape, np.float32), ids=np.zeros(0, np.int64)
+        gradient, values=np.zeros(shape, np.float32), ids=np.zeros(0, np.int64), bags=None
     )

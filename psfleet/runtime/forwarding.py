@@ -28,7 +28,7 @@ class ForwardingRuntime:
     """Implements psfleet.runtime.interface.Runtime; see there what each method does.
 
     Only `pull_ahead` is not handed on, but a plain pull: else a subclass that changes `pull` alone would
-    return other values when it reads ahead.
+    return other values when it reads ahead. Nor does it take bags, which its subclasses would have to know.
 
     Args:
         fleet: The runtime that gets the calls. What only it has can be asked of this runtime too.
@@ -56,6 +56,10 @@ class ForwardingRuntime:
     @property
     def server_num(self) -> int:
         return self._fleet.server_num
+
+    @property
+    def pools(self) -> bool:
+        return False
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         return self._fleet.create(spec, value)

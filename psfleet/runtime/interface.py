@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
+from psfleet.kernels.bags import RowBags
 from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.schema.table import OWN, TableSpec
 from psfleet.settings.choices import Format
@@ -62,11 +63,14 @@ class Read:
         table: The table's key.
         ids: Sparse: any number of ids, repeats allowed, any shape. Dense: None.
         format: How a server is to send the values; runtimes set it as their strategy says.
+        bags: Sparse, for a runtime that `pools`: the ids' rows are pooled by these, one after the other, and
+            the values are float32 [all bags, dim]. None: a row for each id.
     """
 
     table: int
     ids: Ids | None = None
     format: Format = "float32"
+    bags: Sequence[RowBags] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Gradient:
         precision: How the values travel. In 16 bits they are rounded, embedded too, after rows of
             repeated ids were summed.
         scale: What they are multiplied by before they are rounded, and divided by afterwards.
+        bags: Sparse, for a runtime that `pools`: values are float32 [all bags, dim], the gradients of what a
+            Read with these bags gives. None: a row for each id.
     """
 
     table: int
@@ -92,6 +98,7 @@ class Gradient:
     learning_rate: float = 0.0
     precision: Precision = "float32"
     scale: float = 1.0
+    bags: Sequence[RowBags] | None = None
 
     def untravelled(self) -> "Gradient":
         """The gradient as it is when it does not travel."""
@@ -202,6 +209,9 @@ class Runtime(Protocol):
     def worker_num(self) -> int: ...
     @property
     def server_num(self) -> int: ...
+    @property
+    def pools(self) -> bool:
+        """Whether reads and gradients may have bags."""
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """Make sure the table exists and return its key.

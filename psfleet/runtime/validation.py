@@ -1,12 +1,14 @@
 """What both runtimes check before anything leaves the trainer: ids, gradients, first values."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.kernels.bags import RowBags, spread_parts
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 
@@ -101,6 +103,12 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
     if gradient.ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
     ids = as_ids(gradient.ids, f"table {spec.name!r}")
+    if gradient.bags is not None:
+        _check_bags(spec, gradient.bags, values, ids)
+        if not spec.pushed_scores:
+            return spec, gradient, values, ids
+        values = spread_parts(values, gradient.bags)
+        gradient = replace(gradient, bags=None)
     if spec.pushed_scores and values.shape == (ids.size, spec.dim):
         shown = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.pushed_scores))
         values = np.concatenate([values, shown], axis=1)
@@ -110,6 +118,16 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
             f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]"
         )
     return spec, gradient, values, ids
+
+
+def _check_bags(spec: TableSpec, bags: Sequence[RowBags], values: Floats, ids: Ids) -> None:
+    """Refuse gradients that are not one for each bag, and ids that are not those of the bags."""
+    wanted, rows = (sum(map(len, bags)), spec.dim), sum(part.rows for part in bags)
+    if values.shape != wanted or ids.shape != (rows,):
+        raise ShapeError(
+            f"table {spec.name!r}: the gradient has {values.shape} for {wanted[0]} bags of {rows} ids and "
+            f"ids {ids.shape}; it must be {wanted} for [{rows}]"
+        )
 
 
 def _check_precision(spec: TableSpec, gradient: Gradient) -> None:

@@ -196,6 +196,11 @@ class ClusterRuntime:
 
     # -- training ------------------------------------------------------------------------------
 
+    @property
+    def pools(self) -> bool:
+        """See Runtime."""
+        return True
+
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
         return self._tables.create(spec, value)

@@ -1,7 +1,7 @@
 """What of a pull goes to which server, and back."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class RoutingPlans:
             recent = self._recent.setdefault(parts, deque(maxlen=_KEPT))
             found = _among(recent, ids)
             if found is None:
-                found = ids.copy(), dedup(ids, parts)  # the caller may change its array
+                found = _kept(ids), dedup(ids, parts)
                 recent.appendleft(found)
             own.appendleft(found)
         return found[1]
@@ -76,8 +76,16 @@ class RoutingPlans:
         return {table: made[0][0] for table, made in [*self._made.items()] if made}
 
 
-def _among(made: Iterable[tuple[Ids, UniqueIds]], ids: Ids) -> tuple[Ids, UniqueIds] | None:
+def _kept(ids: Ids) -> Ids:
+    """The array itself if nobody can change it, else a copy."""
+    return ids if ids.base is None and not ids.flags.writeable else ids.copy()
+
+
+def _among(made: Collection[tuple[Ids, UniqueIds]], ids: Ids) -> tuple[Ids, UniqueIds] | None:
     """The plan that was made for these very ids."""
+    for one in made:
+        if one[0] is ids:
+            return one
     alike = (one for one in made if len(one[0]) == len(ids))
     if len(ids) <= _SHORT:
         wanted = ids.tobytes()
@@ -138,7 +146,8 @@ class SparseRead:
         ids = check_ids(spec, read.ids)
         self._spec = spec
         self._shape = ids.shape
-        self._plan = plans.of(spec, ids.reshape(-1))
+        self._bags = read.bags
+        self._plan = plans.of(spec, ids if ids.ndim == 1 else ids.reshape(-1))
         self._group = plans.group(spec)
 
     def ask(self, parcels: Sequence[ServerRequest]) -> list[bool]:
@@ -151,20 +160,19 @@ class SparseRead:
         return asked
 
     def join(self, values: Sequence[Values | None]) -> Floats:
-        """One row per id that was asked for, from what each server gave."""
+        """One row per id or bag that was asked for, from what each server gave."""
         nothing = np.empty((0, self._spec.dim), np.float32)
-        found = [values[server] for server in self._group]
-        rows = self._plan.expand(
-            [
-                nothing
-                if value is None
-                else value.unpack()
-                if isinstance(value, CompressedValues)
-                else value
-                for value in found
-            ]
-        )
-        return rows.reshape(*self._shape, self._spec.dim)
+        found = [
+            nothing
+            if value is None
+            else value.unpack()
+            if isinstance(value, CompressedValues)
+            else value
+            for value in (values[server] for server in self._group)
+        ]
+        if self._bags is not None:
+            return self._plan.pool(found, self._bags)
+        return self._plan.expand(found).reshape(*self._shape, self._spec.dim)
 
 
 def deal_read(spec: TableSpec, read: Read, plans: RoutingPlans) -> DenseRead | SparseRead:

@@ -43,6 +43,11 @@ class _GradientPart:
             and self.form == self.gradient.precision == "float32"
         )
 
+    @property
+    def row_ids(self) -> Ids | None:
+        """The id of each row of the values, if each belongs to one."""
+        return None if self.gradient.bags is not None else self.ids
+
     def segment(self, content: Content, count: int) -> Segment:
         """What says how the part for one server is to be read."""
         return Segment(
@@ -80,7 +85,7 @@ def add_gradients(
         _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
         for spec, gradient, values, ids in checked
     ]
-    look((p.spec.name, p.values, p.ids) for p in parts if not p.is_summed_in_place)
+    look((p.spec.name, p.values, p.row_ids) for p in parts if not p.is_summed_in_place)
     for part in parts:
         if part.form == "int8":
             packer.check(part.spec, part.values)
@@ -120,7 +125,8 @@ def _pack_rows(
 ) -> None:
     plan = plans.of(part.spec, ids)
     holders = _holders(parcels, part, plans)
-    for parcel, mine, rows in zip(holders, plan.unique, plan.merge(part.values), strict=True):
+    merged = plan.merge(part.values, part.gradient.bags)
+    for parcel, mine, rows in zip(holders, plan.unique, merged, strict=True):
         room = parcel.reserve(
             part.segment(segments.ID_ROWS, len(mine)),
             mine.nbytes + CompressedValues.size_of(part.form, rows.shape),
@@ -140,7 +146,7 @@ def _sum(
         parcel.rows(part.spec, mine, part.gradient.learning_rate)
         for parcel, mine in zip(_holders(parcels, part, plans), plan.unique, strict=True)
     ]
-    plan.merge_into(part.values, sums)
+    plan.merge_into(part.values, sums, part.gradient.bags)
     return list(zip(sums, plan.unique, strict=True))
 
 
@@ -185,7 +191,7 @@ def _shares(
         yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
     elif spec.kind == "sparse":
         plan = plans.of(spec, ids)
-        for mine, rows in zip(plan.unique, plan.merge(values), strict=True):
+        for mine, rows in zip(plan.unique, plan.merge(values, part.gradient.bags), strict=True):
             yield segments.ID_ROWS, (mine,), rows
     else:
         for (low, _), where in zip(ranges, deal_elements(ids, ranges), strict=True):

@@ -1,0 +1,176 @@
+"""Rows that are pooled where they are looked up, and gradients of bags: the bits of pooling afterwards."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import psfleet
+from psfleet.client import Client
+from psfleet.entry import ShowClickEntry
+from psfleet.errors import ShapeError, UsageError
+from psfleet.features import Feature, FeatureSet, Jagged, Number, Table
+from psfleet.initializer import Normal
+from psfleet.kernels.bags import RowBags, pool_parts, spread_parts
+from psfleet.kernels.dedup import dedup
+from psfleet.optimizer import Adagrad, Adam
+from psfleet.runtime.interface import Gradient
+from psfleet.settings.environment import Environment
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training_run import same_bits
+
+Way = Callable[[Client, FeatureSet, int], dict[str, NDArray[Any]]]
+STEPS, SAMPLES = 5, 30
+
+
+def features(counts: bool = True) -> FeatureSet:
+    """Every kind of feature, tables that features share, and one with more than a row's gradient.
+
+    Args:
+        counts: That one counts shows and clicks.
+    """
+    start = Normal(scale=1.0, seed=3)
+    users, items = Table("users", 5, Adam(0.1), start), Table("items", 16, Adagrad(0.1), start)
+    entry = ShowClickEntry("shows", "clicks") if counts else None
+    seen = Table("seen", 2, Adagrad(0.1), start, entry)
+    return FeatureSet(
+        [
+            Feature("user", users),
+            Feature("clicks", items),
+            Feature("friends", users, pooling="mean"),
+            Feature("liked", items, weighted=True, pooling="mean"),
+            Feature("last", items, pooling="none", last=2),
+            Feature("path", users, pooling="none"),
+            Feature("lacking", items),
+            Feature("shop", Table("shops", 3, Adagrad(0.1), start)),
+            Feature("ads", seen),
+            Number("age"),
+        ]
+    )
+
+
+def batch(step: int) -> dict[str, Any]:
+    """Ids of a step, with repeats and empty bags."""
+    dice = np.random.default_rng(step)
+
+    def jagged() -> Jagged:
+        lengths = dice.integers(0, 4, SAMPLES)
+        count = int(lengths.sum())
+        return Jagged(dice.integers(0, 20, count), lengths, weights=dice.uniform(-1, 2, count))
+
+    single = {name: dice.integers(0, 20, SAMPLES) for name in ("user", "shop", "age")}
+    return {
+        **single,
+        **{n: jagged() for n in ("clicks", "friends", "liked", "last", "path", "ads")},
+    }
+
+
+def gradients(values: dict[str, NDArray[Any]], step: int) -> dict[str, Any]:
+    """Of the features' values; one feature of a shared table has none in every second step."""
+    found = {name: 0.1 * value + 1 for name, value in values.items() if name != "age"}
+    return {**found, "friends": None} if step % 2 else found
+
+
+def afterwards(client: Client, given: FeatureSet, step: int) -> dict[str, NDArray[Any]]:
+    """The rows of all ids are pulled and pooled then."""
+    lookup = client.features(given).batch(batch(step))
+    values = lookup.pool(client.pull(lookup.ids))
+    client.push(lookup.gradients(gradients(values, step)))
+    return values
+
+
+def at_once(client: Client, given: FeatureSet, step: int) -> dict[str, NDArray[Any]]:
+    """What is pulled is pooled."""
+    lookup = client.features(given).batch(batch(step))
+    values = lookup.values(client.pull_ahead(lookup.pooled).wait())
+    client.push(lookup.pooled_gradients(gradients(values, step)))
+    return values
+
+
+def trained(client: Client, way: Way, counts: bool = True) -> list[Any]:
+    """The values of each step, and the tables at the end."""
+    given = features(counts)
+    values = [way(client, given, step) for step in range(STEPS)]
+    client.flush()
+    tables = client.features(given).tables.values()
+    return [values, [client.runtime.read_table(table.spec.key) for table in tables]]
+
+
+def alone(way: Way, **settings: Any) -> list[Any]:
+    """Trained in this process."""
+    with psfleet.connect(Environment(None, 0, (), 1), **settings) as client:
+        return trained(client, way)
+
+
+def check(found: list[Any], wanted: list[Any]) -> None:
+    """The same values in every step, and the same tables."""
+    for mine, theirs in zip(found[0], wanted[0], strict=True):
+        assert list(mine) == list(theirs)
+        for name, value in mine.items():
+            assert value.tobytes() == theirs[name].tobytes(), name
+            assert value.shape == theirs[name].shape
+    same_bits(found[1], wanted[1])
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+def test_in_one_process(wire: str) -> None:
+    """All values in every step, and all rows and their state, are the same."""
+    check(alone(at_once, wire=wire), alone(afterwards, wire=wire))
+
+
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+def test_on_servers(mode: Any) -> None:
+    """Likewise on two servers, also in a mode that has rows of its own."""
+    found = []
+    for way in (at_once, afterwards):
+        with LocalFleet(2, 1) as fleet, psfleet.connect(fleet.environment(0), mode=mode) as client:
+            found.append(trained(client, way, counts=mode != "geo"))
+            client.close()
+            assert fleet.wait(60) == [0, 0]
+    check(*found)
+    if mode == "sync":
+        check(found[0], alone(at_once))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("dim", [1, 16, 33])
+def test_kernels(groups: int, dim: int) -> None:
+    """Sums over codes are those over rows, for bags of every kind."""
+    dice = np.random.default_rng(dim)
+    many = dice.integers(0, 9, 300)
+    count = int(many.sum())
+    parts = [
+        RowBags(many),
+        RowBags(np.ones(500, np.int64)),
+        RowBags(many, mean=True),
+        RowBags(many, dice.standard_normal(count).astype(np.float32), mean=True),
+        RowBags(np.zeros(7, np.int64)),
+    ]
+    ids = dice.integers(0, 400, sum(part.rows for part in parts))
+    joined = dedup(ids, groups)
+    rows = [dice.standard_normal((len(own), dim)).astype(np.float32) for own in joined.unique]
+    pooled = joined.pool(rows, parts)
+    assert pooled.tobytes() == pool_parts(joined.expand(rows), parts).tobytes()
+    for mine, theirs in zip(
+        joined.merge(pooled, parts), joined.merge(spread_parts(pooled, parts)), strict=True
+    ):
+        assert mine.tobytes() == theirs.tobytes()
+
+
+def test_refusals() -> None:
+    """A gradient that does not fit its bags is refused, and nothing is pushed."""
+    with psfleet.connect(Environment(None, 0, (), 1)) as client:
+        lookup = client.features(features()).batch(batch(0))
+        with pytest.raises(UsageError, match="a gradient is for the feature 'x'"):
+            lookup.pooled_gradients({"x": 1})
+        with pytest.raises(
+            ShapeError, match=r"the gradient of feature 'user' has the shape \(1,\)"
+        ):
+            lookup.pooled_gradients({"user": [1]})
+        [(table, one)] = lookup.pooled_gradients({"shop": np.ones((SAMPLES, 3))}).items()
+        wrong = Gradient(table.spec.key, np.ones((4, 3), np.float32), one.of.ids, bags=one.of.parts)
+        with pytest.raises(ShapeError, match=r"the gradient has \(4, 3\) for 30 bags of 30 ids"):
+            client.runtime.push([wrong])
+        assert client.runtime.read_table(table.spec.key).step == 0
