@@ -79,6 +79,11 @@ model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
 sparse, dense = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
 """,
         TORCH,
+        f"""{TORCH}
+model = nn.Linear(8, 4)
+opt = pst.DistributedOptimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+def loss_of(z, y): return nn.functional.cross_entropy(z.float(), y)
+""",
     ],
     "docs/watch.md": [FLEET],
     "docs/wire.md": ["from psfleet import fleet"],

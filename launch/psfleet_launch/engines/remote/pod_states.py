@@ -57,7 +57,7 @@ Change = ProcessExited | Said | ServerReady | PodLog
 
 
 @dataclass
-class _Seat:
+class _PodSeat:
     """The newest pod of a seat; its lives are counted from 0.
 
     Attributes:
@@ -97,7 +97,7 @@ class PodStates:
         self._members = members
         self._failures = 0
         self._keeps_log = keeps_log
-        self._seats: dict[Member, _Seat] = {}
+        self._seats: dict[Member, _PodSeat] = {}
         self._done: set[Member] = set()
         self._warned: set[tuple[str, str]] = set()
 
@@ -113,7 +113,7 @@ class PodStates:
         changes: list[Change] = []
         if seat is None or uid != seat.uid:
             changes += self._replace(member, seat)
-            seat = self._seats[member] = _Seat(uid, past=seat.past | {seat.uid} if seat else set())
+            seat = self._seats[member] = _PodSeat(uid, past=seat.past | {seat.uid} if seat else set())
         if node := pod["spec"].get("nodeName"):
             self.hosts[member] = node
         changes += self._look(member, seat, pod)
@@ -151,13 +151,13 @@ class PodStates:
 
     # -- lives -----------------------------------------------------------------------------------
 
-    def _replace(self, member: Member, seat: _Seat | None) -> list[Change]:
+    def _replace(self, member: Member, seat: _PodSeat | None) -> list[Change]:
         """Another pod takes the seat. Nobody may have seen the end of the one before it."""
         if seat is None or seat.ended >= seat.life:
             return []
         return self._end(member, _KILLED, "its pod was replaced", "")
 
-    def _look(self, member: Member, seat: _Seat, pod: Manifest) -> list[Change]:
+    def _look(self, member: Member, seat: _PodSeat, pod: Manifest) -> list[Change]:
         status = pod.get("status", {})
         evicted = _eviction(status)
         changes: list[Change] = []
@@ -179,7 +179,7 @@ class PodStates:
         return [*changes, *_say(member, seat, _condition(status, "PodScheduled", "False"))]
 
     def _ended(
-        self, member: Member, seat: _Seat, life: int, state: Manifest, pod: Manifest, evicted: str
+        self, member: Member, seat: _PodSeat, life: int, state: Manifest, pod: Manifest, evicted: str
     ) -> Iterator[Change]:
         """The end of a life, the first time that it is seen."""
         if "terminated" not in state or seat.ended >= life:
@@ -191,7 +191,7 @@ class PodStates:
         code = _SIGNALS - code if code > _SIGNALS else code
         yield from self._end(member, code, evicted or _cause(said), evicted)
 
-    def _vanish(self, member: Member, seat: _Seat, pod: Manifest) -> list[Change]:
+    def _vanish(self, member: Member, seat: _PodSeat, pod: Manifest) -> list[Change]:
         """A pod is gone, and nothing is known of the end of its process."""
         seat.ended = seat.life
         if self.is_stopping:
@@ -215,7 +215,7 @@ class PodStates:
 
     # -- what it waits for -----------------------------------------------------------------------
 
-    def _waits(self, member: Member, seat: _Seat, waiting: Manifest) -> Iterator[Change]:
+    def _waits(self, member: Member, seat: _PodSeat, waiting: Manifest) -> Iterator[Change]:
         """Say once what a container waits for. An image that cannot be had at first ends the job."""
         reason = waiting.get("reason", "")
         if not reason or reason in _TRANSIENT:
@@ -228,14 +228,14 @@ class PodStates:
             yield from _say(member, seat, waiting)
 
 
-def _say(member: Member, seat: _Seat, why: Manifest) -> Iterator[Change]:
+def _say(member: Member, seat: _PodSeat, why: Manifest) -> Iterator[Change]:
     """Say what a pod waits for, once."""
     if why and why.get("reason") not in seat.said:
         seat.said.add(why.get("reason", ""))
         yield Said(member, f"waits: {_reason(why)}")
 
 
-def _log(member: Member, seat: _Seat, life: int, pod: Manifest) -> Iterator[Change]:
+def _log(member: Member, seat: _PodSeat, life: int, pod: Manifest) -> Iterator[Change]:
     """Have the log of a life read, once."""
     if seat.logged < life:
         seat.logged = life
