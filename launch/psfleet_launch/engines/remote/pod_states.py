@@ -113,7 +113,9 @@ class PodStates:
         changes: list[Change] = []
         if seat is None or uid != seat.uid:
             changes += self._replace(member, seat)
-            seat = self._seats[member] = _PodSeat(uid, past=seat.past | {seat.uid} if seat else set())
+            seat = self._seats[member] = _PodSeat(
+                uid, past=seat.past | {seat.uid} if seat else set()
+            )
         if node := pod["spec"].get("nodeName"):
             self.hosts[member] = node
         changes += self._look(member, seat, pod)
@@ -179,7 +181,13 @@ class PodStates:
         return [*changes, *_say(member, seat, _condition(status, "PodScheduled", "False"))]
 
     def _ended(
-        self, member: Member, seat: _PodSeat, life: int, state: Manifest, pod: Manifest, evicted: str
+        self,
+        member: Member,
+        seat: _PodSeat,
+        life: int,
+        state: Manifest,
+        pod: Manifest,
+        evicted: str,
     ) -> Iterator[Change]:
         """The end of a life, the first time that it is seen."""
         if "terminated" not in state or seat.ended >= life:
