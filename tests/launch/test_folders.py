@@ -78,8 +78,15 @@ def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
     script.write_text(joins + lines)
     command = [sys.executable, "-m", "psfleet_launch", "--no-progress", str(script)]
     limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command]
+    # Python would keep what fits of a compiled module, and every later process would find that.
     done = subprocess.run(
-        limited, cwd=tmp_path, timeout=120, check=False, capture_output=True, text=True
+        limited,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        timeout=120,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "line 3999"

@@ -106,7 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = error.format_message()
     except (PsfleetError, OSError) as error:
         message = str(error)
-    except click.Abort:
+    except click.Abort as abort:
+        if isinstance(
+            abort.__cause__, EOFError
+        ):  # click takes each for an interrupt; nobody is asked here
+            raise
         return 130
     print(f"psfleet: {message}", file=sys.stderr)
     return _USAGE_EXIT

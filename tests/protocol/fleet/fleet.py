@@ -74,10 +74,8 @@ class Fleet(Scheduler):
             self.disks[name] = self.first_disk(name)
             place.follows(name)
         super().start(name)
-        if (
-            place is not None and name == place.primary
-        ):  # whoever followed the one before has ended with it
-            self.do(name, Release(place.attach))
+        if self.job.standbys and place is not None and name == place.primary:
+            self.do(name, Release(place.attach))  # whoever followed the one before ended with it
 
     def crash(self, name: str) -> None:
         """See Scheduler. The launcher knows it at once, and decides."""
