@@ -171,7 +171,7 @@ def test_ctrl_c_while_a_pod_finds_no_node(replay: Cluster) -> None:
     launcher.process.send_signal(signal.SIGINT)
     code, _, err = replay.site.ends(launcher)
     assert code == 130, err
-    assert f"server 1: waits: Unschedulable: {NO_NODE}" in err
+    assert f"server 1 on host node-1: waits: Unschedulable: {NO_NODE}" in err
     assert "stopped by SIGINT" in err
     assert (replay.folder / "deleted").exists()
 
@@ -198,7 +198,7 @@ def test_workers_start_again(replay: Cluster) -> None:
     ]
     code, _, err = replay.run(pods, "--restart-workers", "1")
     assert code == 0, err
-    assert f"worker 0: it was taken off its node: Evicted: {LOW}; Kubernetes starts it again" in err
+    assert f"worker 0 on host node-0: it was taken off its node: Evicted: {LOW}; Kubernetes starts it again" in err
     assert "worker 1 ended with exit code 1; a new process takes its seat (restart 1 of 1)" in err
 
 

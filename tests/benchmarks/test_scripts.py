@@ -85,14 +85,23 @@ def test_watching(tmp_path: Path) -> None:
 
 def test_small_steps(tmp_path: Path) -> None:
     """Each fleet with each transport takes some time of the servers and some of the workers."""
-    rows = run("small_steps.py", "--steps", "2", "--servers", "1", folder=tmp_path)["rows"]
-    assert [(row["fleet"], row["transport"]) for row in rows] == [
-        ("async, 1 x 1", "http2"),
-        ("async, 1 x 1", "grpcio"),
-        ("sync, 2 x 2", "http2"),
-        ("sync, 2 x 2", "grpcio"),
+    small = ("--steps", "2", "--servers", "1", "--groups", "all")
+    rows = run("small_steps.py", *small, folder=tmp_path)["rows"]
+    assert [(row["fleet"], row["contender"]) for row in rows] == [
+        ("async, 1 x 1", "http2, rows on all"),
+        ("async, 1 x 1", "grpcio, rows on all"),
+        ("sync, 2 x 2", "http2, rows on all"),
+        ("sync, 2 x 2", "grpcio, rows on all"),
     ]
     assert all(0 < row["of it servers"] < row["CPU us / step"] for row in rows)
+
+
+def test_connections(tmp_path: Path) -> None:
+    """The server's cost of a step, with some connections."""
+    small = ("--steps", "80", "--connections", "4")
+    [row] = run("connections.py", *small, folder=tmp_path)["rows"]
+    assert row["connections"] == 4
+    assert row["server's CPU us / step"] > 0
 
 
 def test_multitable(tmp_path: Path) -> None:
