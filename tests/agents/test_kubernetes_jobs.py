@@ -198,7 +198,8 @@ def test_workers_start_again(replay: Cluster) -> None:
     ]
     code, _, err = replay.run(pods, "--restart-workers", "1")
     assert code == 0, err
-    assert f"worker 0 on host node-0: it was taken off its node: Evicted: {LOW}; Kubernetes starts it again" in err
+    said = f"it was taken off its node: Evicted: {LOW}; Kubernetes starts it again"
+    assert f"worker 0 on host node-0: {said}" in err
     assert "worker 1 ended with exit code 1; a new process takes its seat (restart 1 of 1)" in err
 
 
