@@ -33,6 +33,28 @@ def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_tests_of_shards_and_snapshots_pass_on_the_simulated_device(tmp_path: Path) -> None:
+    """Rounds, cuts, parts and frozen views hold what their tests ask for when their tables are on the device
+    and most rows in host memory. The tests of limits to host memory are left out."""
+    own = {name: said for name, said in os.environ.items() if not name.startswith("PYTEST_")}
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "tests.tables.on_device"),
+            *("-p", "no:cacheprovider", "--basetemp", str(tmp_path / "inner")),
+            *("tests/shard", "tests/tables/test_freezing.py", "tests/snapshots/test_parts.py"),
+            *("--deselect", "tests/shard/test_room.py"),
+        ],
+        cwd=ROOT,
+        env={**own, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+
+
 @pytest.mark.skipif(
     find_spec("numba_cuda") is None,
     reason="numba-cuda is not installed: pip install 'psfleet[cuda]'",
