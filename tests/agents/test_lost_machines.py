@@ -139,7 +139,7 @@ def test_a_stopped_agent_is_given_up_late_and_fenced(site: Site) -> None:
     assert agent.returncode == 1, (
         said
     )  # it is refused, unless it has noticed its own silence before
-    assert not Path(f"/proc/{old}").exists()
+    launcher.until(lambda: not Path(f"/proc/{old}").exists(), "end of the old server")
     gate.touch()
     code, out, err = site.ends(launcher)
     assert code == 0, err
