@@ -21,6 +21,7 @@ from psfleet.settings.declaration import settings_of
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
 from psfleet_launch.commands import certificates_command
+from psfleet_launch.commands.exit_codes import USAGE_EXIT, exit_after
 from psfleet_launch.commands.grouped_help import GroupedCommand
 from psfleet_launch.commands.options import (
     given,
@@ -52,7 +53,6 @@ from psfleet_launch.supervision.supervisor import Supervisor, Timeouts
 
 __all__ = ["main"]
 
-_USAGE_EXIT = 2
 _RESTARTS = 5  # of each server in one job
 _RESTARTS_IN_CHAOS = 1000
 _NEVER_JOINED = (
@@ -325,10 +325,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         message = str(error)
     except click.Abort as abort:
-        if isinstance(
-            abort.__cause__, EOFError
-        ):  # click takes each for an interrupt; nobody is asked here
-            raise
-        return 130
+        return exit_after(abort)
     print(f"psfleet-launch: {message}", file=sys.stderr)
-    return _USAGE_EXIT
+    return USAGE_EXIT

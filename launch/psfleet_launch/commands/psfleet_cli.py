@@ -17,6 +17,7 @@ from psfleet.settings.environment import read_environment
 from psfleet_launch.commands.agent_command import agent
 from psfleet_launch.commands.certificates_command import certs
 from psfleet_launch.commands.doctor_command import doctor
+from psfleet_launch.commands.exit_codes import USAGE_EXIT, exit_after
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
 from psfleet_launch.commands.options import merged, requested, strategy_options
@@ -25,8 +26,6 @@ from psfleet_launch.commands.report_command import report
 from psfleet_launch.commands.top_command import top
 
 __all__ = ["main"]
-
-_USAGE_EXIT = 2
 
 
 @click.group()
@@ -107,13 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PsfleetError, OSError) as error:
         message = str(error)
     except click.Abort as abort:
-        if isinstance(
-            abort.__cause__, EOFError
-        ):  # click takes each for an interrupt; nobody is asked here
-            raise
-        return 130
+        return exit_after(abort)
     print(f"psfleet: {message}", file=sys.stderr)
-    return _USAGE_EXIT
+    return USAGE_EXIT
 
 
 if __name__ == "__main__":
