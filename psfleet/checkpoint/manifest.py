@@ -246,7 +246,7 @@ def _text(fields: Mapping[str, Any]) -> bytes:
     said = _FORMAT.document(**fields)
     tables = fields.get("tables")
     if isinstance(tables, list) and any(isinstance(t, dict) and _GROUP in t for t in tables):
-        said["version"] = 2
+        said["version"] = _FORMAT.also
     checksum = hashlib.sha256(json.dumps(said, indent=1, sort_keys=True).encode()).hexdigest()
     return json.dumps({**said, "sha256": checksum}, indent=1, sort_keys=True).encode()
 

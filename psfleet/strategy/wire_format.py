@@ -50,8 +50,9 @@ class AMPSettings:
             self._refuse_scaling()
 
     def _refuse_scaling(self) -> None:
-        for one in settings_of(type(self))[2:]:
-            if getattr(self, one.name) != one.default:
+        for one in settings_of(type(self)):
+            is_scaling = one.name not in ("dtype", "compute")
+            if is_scaling and getattr(self, one.name) != one.default:
                 raise ConfigError(
                     f"amp {one.name} is {getattr(self, one.name)} and dtype is bfloat16, "
                     "which needs no loss scaling; leave it out or use float16"

@@ -39,7 +39,7 @@ def listed(cubins: dict[tuple[str, str], Cubin]) -> str:
     return "\n".join(f"| {owner} | {', '.join(kernels)} |" for owner, kernels in rows.items())
 
 
-def owner(rule: Rule, dim: int) -> str:
+def owner_of(rule: Rule, dim: int) -> str:
     """What a kernel of a rule belongs to, for messages and the list."""
     changed = [
         f"{key}={value}"
@@ -59,14 +59,15 @@ def main() -> int:
     }
     tables = compile_table_ptx()
     wrong = [
-        f"{owner(*case[:2])}: {case[2]}"
+        f"{owner_of(*case[:2])}: {case[2]}"
         for case, ptx in compiled.items()
         if is_loose(case[2], ptx) and not has_power(case[0])
     ]
     wrong += [name for name, ptx in tables.items() if is_loose(name, ptx)]
     cubins = {("every sparse table", name): assemble_cubin(ptx) for name, ptx in tables.items()}
     cubins |= {
-        (owner(rule, dim), name): assemble_cubin(ptx) for (rule, dim, name), ptx in compiled.items()
+        (owner_of(rule, dim), name): assemble_cubin(ptx)
+        for (rule, dim, name), ptx in compiled.items()
     }
     spilling = [case for case, cubin in cubins.items() if cubin.spill_bytes or cubin.stack_bytes]
     if "--list" in sys.argv:
