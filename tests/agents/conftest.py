@@ -1,6 +1,5 @@
 """Jobs on several machines: the same tests run on every engine."""
 
-import contextlib
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ from tests.agents.machines import NAMES, Lab
 from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES, RAY_VARIABLES, ray_cluster
 from tests.agents.slurm_cluster import cancel_all, slurm_cluster, slurm_variables
 from tests.agents.ssh_hosts import ssh_hosts, ssh_options
-from tests.launch.conftest import _MARK, ROOT, Launcher, _environment
+from tests.launch.conftest import _MARK, ROOT, Launcher, _environment, _words
 
 TRAINER = str(ROOT / "tests" / "launch" / "trainer.py")
 PSFLEET = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli"]
@@ -121,15 +120,6 @@ class Site:
         code = launcher.process.wait(_PATIENCE)
         return code, (self.folder / "out").read_text(), self.said()
 
-    def pid_of(self, launcher: Launcher, role: str, rank: int) -> int:
-        """The process in a seat: it has the role, and its parent has none."""
-        wanted = {f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"}
-        for pid in launcher.family():
-            words, parents = _words(pid), _words(_parent(pid))
-            if wanted <= words and not any(word.startswith("PSFLEET_ROLE") for word in parents):
-                return pid
-        raise AssertionError(f"no {role} {rank} in {launcher.family()}: {self.said()}")
-
     def agent_pid(self, launcher: Launcher, host: str) -> int:
         """The agent of a machine."""
         for agent in self.agents:
@@ -165,18 +155,6 @@ class Site:
             launcher.until(lambda one=launcher: not one.family(), "end of the family")  # type: ignore[misc]
         for folder in self.folder.glob("psfleet-logs/*"):
             assert not (folder / "agent.json").exists()
-
-
-def _words(pid: int) -> set[str]:
-    with contextlib.suppress(OSError):
-        return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
-    return set()
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ def test_a_killed_process_is_the_first_cause(site: Site, role: str) -> None:
     """SIGKILL of a server or a worker ends the job; the report names it, its host and its rank."""
     launcher = site.launch(*TWO, *LONG)
     launcher.until_logged("workerlog.1", "step 9")
-    os.kill(site.pid_of(launcher, role, 1), signal.SIGKILL)
+    os.kill(launcher.pid_of(role, 1), signal.SIGKILL)
     code, _, err = site.ends(launcher)
     assert code == 128 + signal.SIGKILL, err
     assert f"{role} 1 failed first: killed by SIGKILL" in err
@@ -81,7 +81,7 @@ def test_a_server_comes_back_from_its_log(site: Site) -> None:
     """A killed server is started again on its machine and goes on from its log: no bit changes."""
     launcher = site.launch(*TWO, "--durability", "log", TRAINER, "30", "0.2")
     launcher.until_logged("workerlog.1", "step 5")
-    os.kill(site.pid_of(launcher, "server", 1), signal.SIGKILL)
+    os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
     code, out, err = site.ends(launcher)
     assert code == 0, err
     assert "server 1 ended with signal 9; it goes on from its log (restart 1 of 5)" in err
@@ -93,7 +93,7 @@ def test_a_job_goes_back_to_its_snapshot(site: Site) -> None:
     options = ("--durability", "snapshot", "--snapshot-every", "5 rounds")
     launcher = site.launch(*TWO, *options, TRAINER, "30", "0.2")
     launcher.until_logged("workerlog.1", "step 5")
-    os.kill(site.pid_of(launcher, "server", 1), signal.SIGKILL)
+    os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
     _, _, err = site.ends(launcher)
     assert "a server died; generation 1 starts from" in err
 
@@ -102,7 +102,7 @@ def test_a_standby_takes_over(site: Site) -> None:
     """With --replicas 1 a server dies and its standby goes on, on another machine: no bit changes."""
     launcher = site.launch(*TWO, "--replicas", "1", TRAINER, "30", "0.5")
     launcher.until_logged("serverlog.1.copy.1", "standby 1 of server 1 ready")
-    os.kill(site.pid_of(launcher, "server", 1), signal.SIGKILL)
+    os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
     code, out, err = site.ends(launcher)
     assert code == 0, err
     assert "server 1 ended with signal 9; server 1 copy 1 takes over" in err

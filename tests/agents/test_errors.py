@@ -140,7 +140,7 @@ def test_workers_credentials_are_not_an_agents(site: Site) -> None:
     for number, name in enumerate(("alpha", "beta")):
         site.join(launcher, name, f"127.0.0.{number + 2}")
     launcher.until_logged("workerlog.1", "step 1")
-    words = Path(f"/proc/{site.pid_of(launcher, 'worker', 0)}/environ").read_text().split("\0")
+    words = Path(f"/proc/{launcher.pid_of('worker', 0)}/environ").read_text().split("\0")
     tls = next(word.partition("=")[2] for word in words if word.startswith("PSFLEET_TLS="))
     _, _, _, _, path = site.invitation(launcher)
     Path(path).write_bytes(invitation(Path(tls)))

@@ -100,7 +100,7 @@ def test_a_machine_that_comes_back_is_fenced(site: Site, pair: Lab) -> None:
     """Its cable was out until a standby took over: its server is killed, and it gets a new standby."""
     gate = site.folder / "gate"
     launcher = on_machines(site, pair, *STEPS, str(gate))
-    old = site.pid_of(launcher, "server", 1)
+    old = launcher.pid_of("server", 1)
     pair.cut("beta")
     try:
         launcher.until(lambda: "server 1 copy 1 takes over" in site.said(), "takeover")
@@ -130,7 +130,7 @@ def test_a_stopped_agent_is_given_up_late_and_fenced(site: Site) -> None:
         site.join(launcher, name, f"127.0.0.{number + 2}")
     launcher.until_logged("serverlog.1.copy.1", "standby 1 of server 1 ready")
     launcher.until_logged("workerlog.0", "step 9")
-    old, agent = site.pid_of(launcher, "server", 1), site.agents[1]
+    old, agent = launcher.pid_of("server", 1), site.agents[1]
     pause(agent)
     launcher.until_logged("serverlog.1.copy.1", "took over with term 2")
     assert Path(f"/proc/{old}").exists()

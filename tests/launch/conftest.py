@@ -42,14 +42,14 @@ class Launcher:
         return found
 
     def pid_of(self, role: str, rank: int) -> int:
-        """The process in a seat."""
+        """The process in a seat: it has the role, is no standby, and its parent has none."""
         wanted = {f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"}
         for pid in self.family():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                words = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                if wanted <= set(words) and parent == self.process.pid:
-                    return pid
+            words = _words(pid)
+            standby = any(word.startswith("PSFLEET_STANDBY=") for word in words)
+            inner = any(word.startswith("PSFLEET_ROLE=") for word in _words(_parent(pid)))
+            if wanted <= words and not standby and not inner:
+                return pid
         raise AssertionError(f"no {role} {rank} in {self.family()}")
 
     def log(self, name: str) -> str:
@@ -71,6 +71,19 @@ class Launcher:
         """Exit code, standard output and standard error."""
         out, err = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, err
+
+
+def _words(pid: int) -> set[str]:
+    """The environment that a process was started with; none, if it has ended meanwhile."""
+    with contextlib.suppress(OSError):
+        return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    return set()
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 Launch = Callable[..., Launcher]

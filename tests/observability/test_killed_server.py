@@ -1,28 +1,16 @@
 """The page of a job that loses a server, and the report of the job afterwards, in a real browser."""
 
-import contextlib
 import os
 import signal
 from pathlib import Path
 
 from psfleet_launch.observability.job_history import read_history
 from tests.observability.browser import CELLS, opened
-from tests.observability.watched import STILL, Watched, expected, shown, training
+from tests.observability.watched import STILL, expected, shown, training
 from tests.waiting import until
 
 DIES = 1
 OPTIONS = (*("--servers", "2", "--workers", "1", "--replicas", "1"), *("--hung-after", "0"))
-
-
-def server(job: Watched, rank: int) -> int:
-    """The process id of a server that is no standby."""
-    for pid in job.launcher.family():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            words = set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
-            standby = any(word.startswith("PSFLEET_STANDBY=") for word in words)
-            if {"PSFLEET_ROLE=server", f"PSFLEET_RANK={rank}"} <= words and not standby:
-                return pid
-    raise AssertionError(f"no server {rank} in {job.launcher.family()}")
 
 
 def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
@@ -35,7 +23,7 @@ def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
 
         until(lambda: value("standby_attached") == 1, "a standby")
         until(lambda: value("pushes_total") > 20, "pushes")
-        os.kill(server(job, DIES), signal.SIGKILL)
+        os.kill(job.launcher.pid_of("server", DIES), signal.SIGKILL)
         until(lambda: value("takeover_seconds_count") == 1, lambda: job.launcher.log("*"))
         until(lambda: value("pushes_total") > 0, "the standby in the place of its server")
         before = value("pushes_total")
