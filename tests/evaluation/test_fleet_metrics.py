@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tests.metrics.pooled import Samples, every_metric, expected
 SLICES = ["phone", "tablet", "desktop"]
 ROWS = TableSpec("rows", "sparse", (4,), make_rule("sgd", {}))
 BATCHES = 20
+SAMPLES = Samples.drawn(300, seed=2)
 
 
 def count(scores: FleetMetrics, samples: Samples, task: str = "ctr") -> None:
@@ -49,12 +50,18 @@ def push(runtime: Runtime, number: int = 0) -> None:
     runtime.push([Gradient(ROWS.key, np.ones((5, 4), np.float32), ids, 0.1)])
 
 
+@cache
+def by_place(samples: Samples) -> dict[str, dict[str, float]]:
+    """What scikit-learn says of all samples and of each slice; it takes seconds."""
+    chosen = {place: samples.where(samples.slices == k) for k, place in enumerate(SLICES)}
+    return {place: expected(mine) for place, mine in {"": samples, **chosen}.items()}
+
+
 def check(values: dict[str, float], samples: Samples, task: str = "ctr") -> None:
     """AUC lies within the error that the reading states, the rest is equal to 1e-9."""
-    for place in ["", *SLICES]:
-        mine = samples.where(samples.slices == SLICES.index(place)) if place else samples
-        for name, value in expected(mine).items():
-            label = f"[{place}]" if place else ""
+    for place, wanted in by_place(samples).items():
+        label = f"[{place}]" if place else ""
+        for name, value in wanted.items():
             error = values.get(f"{task}/{name}_error{label}", 0.0)
             assert error < 3e-3
             assert values[f"{task}/{name}{label}"] == pytest.approx(value, abs=1e-9 + error), name
@@ -85,29 +92,27 @@ def trained(
 )
 def test_they_are_scikit_learns(workers: int, mode: Mode) -> None:
     """On two servers, by task and by slice; every worker reads the same bits."""
-    samples = Samples.drawn(300, seed=2)
     found: list[dict[str, float]] = []
     settings = {"staleness": 2} if mode == "ssp" else {}
 
     def work(worker: int) -> None:
         runtime = fleet.connect(worker, mode, **settings)
-        trained(runtime, samples.parts(BATCHES), found, ["ctr", "cvr"])
+        trained(runtime, SAMPLES.parts(BATCHES), found, ["ctr", "cvr"])
 
     with LocalFleet(2, workers) as fleet:
         in_threads([partial(work, worker) for worker in range(workers)])
         assert fleet.wait() == [0, 0]
     assert all(values == found[0] for values in found)
-    check(found[0], samples, "ctr")
-    check(found[0], samples, "cvr")
+    check(found[0], SAMPLES, "ctr")
+    check(found[0], SAMPLES, "cvr")
 
 
 def test_a_process_without_servers_reads_the_same() -> None:
     """Embedded; gradients travel as int8, and what is counted does not."""
-    samples = Samples.drawn(300, seed=2)
     found: list[dict[str, float]] = []
     runtime = EmbeddedRuntime(wire=WireSettings("int8", "int8"))
-    trained(runtime, samples.parts(BATCHES), found, ["ctr"])
-    check(found[0], samples)
+    trained(runtime, SAMPLES.parts(BATCHES), found, ["ctr"])
+    check(found[0], SAMPLES)
 
 
 def by_feature(runtime: Runtime, parts: Sequence[Samples], found: list[dict[str, float]]) -> None:

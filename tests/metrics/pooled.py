@@ -20,7 +20,7 @@ __all__ = ["Samples", "expected", "every_metric"]
 Floats = NDArray[np.float64]
 
 
-@dataclass
+@dataclass(eq=False)
 class Samples:
     """Click data: predictions with ties, weights, 3 slices, groups of up to 12 samples side by side."""
 
