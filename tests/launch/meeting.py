@@ -1,6 +1,7 @@
 """A trainer script that meets after every few steps until the mode is another one: meeting.py STEPS OUT."""
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ def main(limit: int, out: Path) -> None:
         for _ in range(2):
             active().pull([Read(W.key)])
             active().push([Gradient(W.key, np.ones(3, np.float32), None, 1.0)])
+        time.sleep(0.02)  # who waits for this job may use the cores
         fleet.barrier_worker()
         seen.append(active().consistency.mode)  # type: ignore[attr-defined]  # a cluster's runtime
         if seen[-1] == "geo":

@@ -19,8 +19,11 @@ TRAINER = str(Path(__file__).with_name("trainer.py"))
 def test_every_cluster_gives_the_same_bits(launch: Launch) -> None:
     """Two workers in sync mode: one server on a unix socket and three on TCP agree to the bit."""
     digests = set()
-    for options in (["--servers", "1"], ["--servers", "3", "--tcp", "--sync"]):
-        code, out, err = launch(*options, "--workers", "2", TRAINER, "20", fresh=True).ends()
+    for options, fresh in (
+        (["--servers", "1"], True),
+        (["--servers", "3", "--tcp", "--sync"], False),
+    ):
+        code, out, err = launch(*options, "--workers", "2", TRAINER, "20", fresh=fresh).ends()
         assert code == 0, err
         digests.add(digest(out))
     assert len(digests) == 1
