@@ -8,7 +8,7 @@ from psfleet.consistency import ConsistencyMode, find_mode
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull
-from psfleet.shard.membership_view import SeatView
+from psfleet.shard.membership_view import InstallView
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.ssp_clock import WorkerClocks
 
@@ -107,10 +107,11 @@ class ConsistencyState:
         self.rounds.rest(worker, number)
         self._restart_if_met(True)
 
-    def install(self, seats: Mapping[int, SeatView], before: Mapping[int, int]) -> None:
+    def install(self, event: InstallView, before: Mapping[int, int]) -> None:
         """Be what a view says; `before`: the life of each seat until now."""
         rested = bool(self.rounds.resting)
-        self.rounds.install(seats, before)
+        counts = self.mode is None or self.declared.has_rounds
+        self.rounds.install(event.seats, before, event.closed if counts else 0)
         self._restart_if_met(rested)
 
     def _restart_if_met(self, rested: bool) -> None:

@@ -73,10 +73,15 @@ class PrepareView:
 
 @dataclass(frozen=True, slots=True)
 class InstallView:
-    """The new view. Also a record: it takes effect once."""
+    """The new view. Also a record: it takes effect once.
+
+    Attributes:
+        closed: Last round that any server had closed; 0 in modes without rounds.
+    """
 
     view: int
     seats: Mapping[int, SeatView]
+    closed: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Rounds:
         counted: Last closed round with a push of the seat's present life.
         resting, left: Seats that are no members for now, or for good.
         rests: Number of the last rest of each seat, so that a repeated one has no effect.
+        reached: Last round that any server had closed when the view was decided.
     """
 
     seats: set[int]
@@ -39,6 +40,7 @@ class Rounds:
     resting: set[int] = field(default_factory=set)
     rests: dict[int, int] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
+    reached: int = 0
 
     def is_new(self, push: Push) -> bool:
         """Whether the push is for the open round; False if it is a repeat.
@@ -117,12 +119,15 @@ class Rounds:
         self._forget(worker)
         self.rests.pop(worker, None)
 
-    def install(self, seats: Mapping[int, SeatView], before: Mapping[int, int]) -> None:
+    def install(
+        self, seats: Mapping[int, SeatView], before: Mapping[int, int], reached: int = 0
+    ) -> None:
         """Be what a view says; `before`: the life of each seat until now.
 
         A seat's push that is held counts if the view says so, as if it were committed; else it is
         dropped. Who rests follows from the numbers of the rests, and is thus equal on all servers.
         """
+        self.reached = reached
         for seat in [*self.held]:
             self._settle_held(seat, seats)
         self.seats = {seat for seat, seated in seats.items() if seated.life is not None}
@@ -196,10 +201,13 @@ class Rounds:
     def is_complete(self) -> bool:
         """Whether every member has committed the open round.
 
-        A round without members is complete if somebody counts in a later one.
+        A round without members is complete if somebody counts in a later one. So is one of which nothing
+        is held here and which another server has closed: it had no members there.
         """
         if self.held:
             return not self.awaited()
+        if self.closed < self.reached:
+            return True
         # The first question is part of the second; mostly nobody joins, and it is asked at each call.
         return (
             any(first > self.closed + 1 for first in self.first.values())

@@ -442,7 +442,7 @@ class Shard:
 
     def take_view(self, event: InstallView) -> None:
         """Let a view take effect."""
-        self.consistency.install(event.seats, self.workers.lives)
+        self.consistency.install(event, self.workers.lives)
         for worker, incarnation in self.workers.install(event):
             self._begin(worker, incarnation)
 

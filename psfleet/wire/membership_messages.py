@@ -74,6 +74,7 @@ def write_install(install: InstallView, boot: int = 0) -> membership_pb2.Install
             )
             for worker, seated in sorted(install.seats.items())
         ],
+        closed=install.closed,
     )
 
 
@@ -85,6 +86,7 @@ def read_install(message: membership_pb2.InstallRequest) -> InstallView:
             seat.worker: SeatView(read_lives(seat.lives), seat.rests, seat.left)
             for seat in message.seats
         },
+        message.closed,
     )
 
 

@@ -23,6 +23,7 @@ from psfleet.shard.events import (
     SendOutcome,
     SendValues,
 )
+from psfleet.shard.membership_view import Incarnation, InstallView, PrepareView, SeatView
 from psfleet.shard.shard import Shard
 
 DENSE = TableSpec("w", "dense", (3,), SGD())
@@ -207,3 +208,21 @@ def test_arrival_order_does_not_change_bits(shards: list[Shard], seed: int) -> N
         mixed.handle(event, call)
         mixed.validate()
     assert weights(plain) == weights(mixed)
+
+
+def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
+    shards: list[Shard],
+) -> None:
+    """Who was to count later is removed; its view says how far another server is, and this one follows."""
+    shard = make(shards, 2)
+    for worker in (0, 1):
+        shard.handle(dense_push(worker, 1, 1.0), "push")
+    lives = {0: SeatView((Incarnation(1),)), 1: SeatView((Incarnation(1, 1, 1),))}
+    shard.handle(PrepareView(1, {1: 1}), "freeze")
+    installed = shard.handle(InstallView(1, lives, closed=3), "install")
+    assert outcome(installed) is None
+    assert shard.rounds.closed == 0  # the pushes of the first round are to be committed
+    shard.handle(Pull(0, 1, (), commit=1), "commit")
+    assert shard.rounds.closed == 3
+    assert weights(shard) == [-1, -1, -1]
+    assert outcome(shard.handle(dense_push(0, 4, 1.0), "push")) == "held"

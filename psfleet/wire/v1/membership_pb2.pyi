@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 f2e1416daa47d89d6380e8c1651aee214102fbae9c9d657ac4a2ddac1e6fdd6d
+# From protos/psfleet/v1/membership.proto, SHA-256 c538a84d61c8eb7b36c9f89c0e20028abe51426e5f5cd7bc15f8a822864359b8
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -102,14 +102,16 @@ class SeatStanding(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., committed: _Optional[int] = ..., rests: _Optional[int] = ..., left: bool = ..., sequence: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ..., progress: _Optional[str] = ..., addressed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
-    __slots__ = ("boot", "view", "seats")
+    __slots__ = ("boot", "view", "seats", "closed")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     SEATS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     boot: int
     view: int
     seats: _containers.RepeatedCompositeFieldContainer[SeatView]
-    def __init__(self, boot: _Optional[int] = ..., view: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatView, _Mapping]]] = ...) -> None: ...
+    closed: int
+    def __init__(self, boot: _Optional[int] = ..., view: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatView, _Mapping]]] = ..., closed: _Optional[int] = ...) -> None: ...
 
 class SeatView(_message.Message):
     __slots__ = ("worker", "lives", "rests", "left")

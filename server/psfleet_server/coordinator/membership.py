@@ -162,6 +162,7 @@ class Membership:
                 for index, seat in self.seats.items()
                 if seat.lives
             },
+            self.closed if self.sync else 0,
         )
 
 
