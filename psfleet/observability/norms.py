@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["NormHistogram"]
 
+_SCALE = 64  # squares are counted in units of 2**-64
 _FIRST, _LAST = -14, 14  # buckets that are shown: up to 2**-14, ..., up to 16384
 
 
@@ -19,7 +20,7 @@ class NormHistogram:
         total: Sum of all norms.
     """
 
-    UNIT = 2.0**64
+    UNIT = 2.0**_SCALE
 
     counts: list[int] = field(default_factory=lambda: [0] * 256)
     total: float = 0.0
@@ -27,7 +28,7 @@ class NormHistogram:
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds and how many norms were below, as Prometheus wants them."""
         found = [
-            (f"{2.0**power:.10g}", float(sum(self.counts[: 64 + 2 * power + 1])))
+            (f"{2.0**power:.10g}", float(sum(self.counts[: _SCALE + 2 * power + 1])))
             for power in range(_FIRST, _LAST + 1)
         ]
         return [*found, ("+Inf", float(sum(self.counts)))]
