@@ -212,9 +212,13 @@ class Scheduler:
         """Do something to some machine."""
         raise NotImplementedError
 
-    def at(self, address: str) -> str:
-        """The machine that gets what is sent to this address."""
+    def at(self, address: str, source: str = "") -> str:
+        """The machine that gets what another one sends to this address."""
         return address
+
+    def is_closed(self, source: str, to: str) -> bool:
+        """Whether what one machine has sent to the other is lost for good."""
+        return False
 
     def may_die(self, name: str) -> bool:
         """Whether a machine may die between two instructions."""
@@ -298,7 +302,8 @@ class Scheduler:
             self.nudge(turn)
 
     def _deliver(self, to: str, source: str, message: Any) -> None:
-        self.do(self.at(to), Received(source, message))
+        if not self.is_closed(source, to):
+            self.do(self.at(to, source), Received(source, message))
 
     def do(self, name: str, event: Any) -> None:
         """Let a machine take an event, and perform what it wants; it may die meanwhile."""

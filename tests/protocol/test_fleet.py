@@ -42,7 +42,7 @@ def test_promises_hold(suite: str) -> None:
             error.add_note(f"suite {suite!r}, seed {seed}")
             raise
     assert counts["dead servers"] > SEEDS / 2
-    assert counts["torn"] > SEEDS / 4
+    assert counts["torn"] >= SEEDS / 4
     for word in set(HAPPENS) & set(suite.split()):
         assert all(counts[what] > SEEDS / 4 for what in HAPPENS[word])
 

@@ -59,13 +59,22 @@ class Fleet(Scheduler):
             return Server(index, self.job, disk, boot)
         return Standby(index, self.job, boot, place.attach)
 
-    def at(self, address: str) -> str:
+    def at(self, address: str, source: str = "") -> str:
         """See Scheduler. Who takes over listens where the one before did, which may still live."""
         for place in self.places:
             if address == place.address:
                 late = place.deposed and self.dice.random() < 0.2
-                return place.deposed if late else place.primary
+                return place.deposed if late and source not in place.moved else place.primary
         return address
+
+    def is_closed(self, source: str, to: str) -> bool:
+        """See Scheduler. A worker that hears from who took over closes its connection to the one before."""
+        place = self._place_of(source)
+        if place is None or not place.deposed or to not in self.workers:
+            return False
+        if source == place.primary:
+            place.moved.add(to)
+        return source == place.deposed and to in place.moved
 
     def start(self, name: str) -> None:
         """See Scheduler. Who starts beside a primary is its next standby."""

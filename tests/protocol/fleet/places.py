@@ -11,6 +11,7 @@ class Place:
         primary, standby: Names; no standby: empty.
         deposed: A primary that lives although its standby has taken over, which it has not heard.
         orphan: A standby that lives although its primary was released from it; it ends with that one.
+        moved: Workers that have heard of the primary since it took over.
         attach: Number of the last standby.
     """
 
@@ -19,6 +20,7 @@ class Place:
         self.names = [f"{address}.0", f"{address}.1"] if has_standbys else [f"{address}.0"]
         self.primary = self.names[0]
         self.standby = self.deposed = self.orphan = ""
+        self.moved: set[str] = set()
         self.attach = 0
 
     def follows(self, name: str) -> None:
@@ -30,3 +32,4 @@ class Place:
         """The standby is the primary now; whether the one before lives."""
         self.deposed = self.primary if lives else ""
         self.primary, self.standby = self.standby, ""
+        self.moved = set()
