@@ -217,7 +217,9 @@ class JobRunner:
                 said = Said(None, f"chaos: {strike.text}")
                 self._tell(said)
                 self._show([said])
-            if strike.signal:
+            if strike.takes_machine:
+                self._engine.kill_machine(strike.member)
+            elif strike.signal:
                 self._engine.send(strike.member, strike.signal)
 
     # -- what is done ----------------------------------------------------------------------------

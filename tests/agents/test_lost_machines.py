@@ -1,15 +1,19 @@
 """A machine is lost with all of its processes, and the job goes on without it."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.agents.conftest import TRAINER, Site
+from psfleet_launch.chaos.fault_schedule import schedule
+from psfleet_launch.job.job_request import JobRequest
+from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import NETWORK, Lab, has, laboratory
-from tests.launch.conftest import Launcher, digest
+from tests.launch.conftest import ROOT, Launcher, digest
 from tests.waiting import pause
 
 ONE = ("--servers", "2", "--workers", "1", "--no-progress")
@@ -164,3 +168,27 @@ def test_a_server_goes_on_from_a_shared_log(site: Site) -> None:
     assert code == 0, err
     assert "server 1 ended with signal 9; it goes on from its log (restart 1 of 5)" in err
     assert digest(found) == digest(out)
+
+
+def test_chaos_takes_a_machine(site: Site) -> None:
+    """One of three is lost with its servers and its worker: every push is counted once, and the job ends."""
+    script = str(ROOT / "tests" / "chaos" / "scripts" / "trainer.py")
+    request = JobRequest(script, servers=2, workers=2, replicas=1, worker_restarts=2)
+    seed = next(n for n in count() if next(schedule(n, request, machines=3)).kind == "lose")
+    machines = ("--engine", "join", "--agents", "3", "--listen", "127.0.0.1")
+    chaos = ("--chaos", str(seed), "--replicas", "1", "--restart-workers", "2", "--job", "j")
+    launcher = site.start(*machines, *TWO, *chaos, script, "async", "100000")
+    gate = site.folder / "gate"
+    for number, name in enumerate(("alpha", "beta", "gamma")):
+        site.join(launcher, name, f"127.0.0.{number + 2}", SOAK_GATE=str(gate))
+    lost = "is lost: its connection has ended"
+    launcher.until(lambda: lost in site.said() and "takes over" in site.said(), "loss")
+    gate.touch()
+    code, _, err = site.ends(launcher)
+    assert code == 0, err
+    assert ": machine of server " in err
+    report = json.loads((site.folder / "psfleet-logs" / "j" / "chaos.json").read_text())
+    assert report["faults"][0]["kind"] == "lose"
+    verdicts = {one["promise"][0]: one["verdict"] for one in report["promises"]}
+    assert (verdicts["2"], verdicts["7"]) == ("kept", "kept"), report
+    assert "BROKEN" not in verdicts.values()

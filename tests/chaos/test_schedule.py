@@ -2,12 +2,13 @@
 
 import itertools
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from psfleet.chaos.audit import AuditFile, read_pushed
-from psfleet_launch.chaos.fault_schedule import ChaosSchedule, schedule
+from psfleet_launch.chaos.fault_schedule import ChaosSchedule, FaultSignal, schedule
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.standbys import Standbys
@@ -53,6 +54,46 @@ def test_standbys_cover_servers_without_a_log() -> None:
     assert all(fault.seconds <= 0.75 for fault in faults if fault.kind == "pause")
     careless = JobRequest(__file__, servers=2, workers=2, replicas=1, hung_after=0.0)
     assert ("hang", "server") not in kinds(careless)
+
+
+def test_two_machines_are_left() -> None:
+    """Machines are lost where standbys and restarts of workers cover that, which the latter pay for."""
+    request = JobRequest(__file__, servers=2, workers=2, replicas=1, worker_restarts=3)
+
+    def losses(request: JobRequest, machines: int) -> int:
+        faults = itertools.islice(schedule(1, request, machines=machines), COUNT)
+        return sum(fault.kind == "lose" for fault in faults)
+
+    assert losses(request, 4) in (1, 2)
+    assert losses(replace(request, worker_restarts=100), 4) == 2
+    assert losses(request, 2) == losses(replace(request, worker_restarts=0), 4) == 0
+    assert losses(replace(request, replicas=0, durability="log"), 4) == 0
+
+
+def test_a_machine_waits_for_all_standbys(tmp_path: Path) -> None:
+    """It is lost once every server has one, and nobody else is struck before all of its exits are known."""
+    request = JobRequest(__file__, servers=2, workers=1, replicas=1, worker_restarts=1)
+    seed = next(
+        seed for seed in itertools.count() if next(schedule(seed, request, 1, 3)).kind == "lose"
+    )
+    trouble = ChaosSchedule(seed, request, tmp_path, machines=3)
+    places = Standbys()
+    servers = [Member("server", rank) for rank in range(2)]
+    living = {*servers, *places.begin(servers)}
+    places.ready = {Member("server", 0, copy=1)}
+
+    def due(at: float) -> list[FaultSignal]:
+        return trouble.due(at, living, trains=True, standbys=places)
+
+    assert due(0) == due(100) == []
+    places.ready.add(Member("server", 1, copy=1))
+    (strike,) = due(100)
+    assert strike.takes_machine
+    assert strike.text.endswith(f"machine of {strike.member} is lost")
+    assert due(200) == []
+    living.remove(strike.member)
+    assert due(200)
+    assert "machine of server" in trouble.said()[0]["member"]
 
 
 def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:

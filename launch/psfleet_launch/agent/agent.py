@@ -177,6 +177,9 @@ class Agent:
                 write_relocations(engine.job.relocations, message.relocations.moved)
             case "expect":
                 engine.expect(member_of(message.expect))
+            case "die":
+                engine.sweep()
+                os.kill(os.getpid(), signal.SIGKILL)
             case "connect":
                 where = (message.connect.endpoint,)
                 ServiceThread(self._connect, "connect", where).start()  # the loop must not wait

@@ -14,7 +14,7 @@ from psfleet_launch.supervision.standbys import Standbys
 
 __all__ = ["ChaosSchedule", "FaultSignal", "ProcessFault", "schedule"]
 
-Kind = Literal["kill", "pause", "hang", "full"]
+Kind = Literal["kill", "pause", "hang", "full", "lose"]
 
 _FIRST = 1.5  # seconds
 _PAUSE = (0.2, 1.5)
@@ -22,6 +22,8 @@ _HANG = (1.0, 3.0)  # beyond the time after which it is given up
 _FULL = 0.4
 _NETWORK = {"drop": 0.02, "duplicate": 0.03, "delay": 0.03}
 _ROLL_BACKS = 3
+_MACHINES = 2  # stay: a server and its standby are never on one
+_OF_PAIRS = ("kill", "pause", "hang")
 _STANDBYS = 0.4  # share of a server's faults that its standby gets
 
 
@@ -32,7 +34,7 @@ class ProcessFault:
     Attributes:
         at: Seconds since training began.
         kind: kill: as `kill -9`; pause: SIGSTOP, and SIGCONT later; hang: the same, but so long that it
-            is given up; full: no room for its log.
+            is given up; full: no room for its log; lose: its machine is lost with all that it runs.
         member: A worker, or a server: the process that has this role at that time.
         seconds: How long it lasts; 0 for a kill.
         standby: It is done to the standby of that server.
@@ -46,7 +48,9 @@ class ProcessFault:
 
     @property
     def target(self) -> str:
-        """`worker 0`, `server 1` or `standby of server 1`."""
+        """`worker 0`, `server 1`, `standby of server 1` or `machine of server 1`."""
+        if self.kind == "lose":
+            return f"machine of {self.member}"
         return f"standby of {self.member}" if self.standby else str(self.member)
 
     def __str__(self) -> str:
@@ -56,22 +60,27 @@ class ProcessFault:
             "pause": "is paused",
             "hang": "hangs",
             "full": "has no room on its disk",
+            "lose": "is lost",
         }
         return f"{self.at:.1f} s: {self.target} {words[self.kind]}{lasts}"
 
 
-def schedule(seed: int, request: JobRequest, pace: float = 4.0) -> Iterator[ProcessFault]:
+def schedule(
+    seed: int, request: JobRequest, pace: float = 4.0, machines: int = 1
+) -> Iterator[ProcessFault]:
     """Faults without end, in order of time; the same for the same seed and request.
 
     Servers are killed where they come back, have a standby, or the job goes back; standbys too, and both
     hang; workers are killed as often as they are started again; disks are full, which ends the workers
-    that push, where those are started again. Between two faults lie 0.5 to 1.5 times `pace` seconds.
+    that push, where those are started again. Machines are lost where standbys and restarts of workers cover
+    it, until two are left. Between two faults lie 0.5 to 1.5 times `pace` seconds.
     """
     dice = random.Random(seed)
     keeps_log = request.keeps_log
     servers = [Member("server", rank) for rank in range(request.servers)]
     workers = [Member("worker", rank) for rank in range(request.workers)]
     left = request.worker_restarts
+    spare = machines - _MACHINES if request.replicas else 0
     back = _ROLL_BACKS if request.durability == "snapshot" else 0
     at = _FIRST
     while True:
@@ -84,6 +93,8 @@ def schedule(seed: int, request: JobRequest, pace: float = 4.0) -> Iterator[Proc
             kinds += [("kill", dice.choice(workers))]
         if keeps_log and left >= 2:
             kinds += [("full", dice.choice(servers))]
+        if spare > 0 and left:
+            kinds += [("lose", dice.choice(servers))] * 2
         kind, member = dice.choice(kinds)
         seconds = 0.0
         if kind == "full":
@@ -92,11 +103,13 @@ def schedule(seed: int, request: JobRequest, pace: float = 4.0) -> Iterator[Proc
             seconds = _pause(dice, request)
         elif kind == "hang":
             seconds = request.hung_after + dice.uniform(*_HANG)
+        elif kind == "lose":
+            spare, left = spare - 1, left - 1
         elif member.role == "worker":
             left -= 1
         elif back and not request.replicas:
             back -= 1
-        has_standby = bool(request.replicas) and member.role == "server" and kind != "full"
+        has_standby = bool(request.replicas) and member.role == "server" and kind in _OF_PAIRS
         yield ProcessFault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
         rests = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
         at += pace * dice.uniform(0.5, 1.5) + rests
@@ -112,11 +125,12 @@ def _pause(dice: random.Random, request: JobRequest) -> float:
 
 @dataclass(frozen=True)
 class FaultSignal:
-    """A signal for a process, and what to say about it."""
+    """A signal for a process, or for all of its machine, and what to say about it."""
 
     member: Member
     signal: int
     text: str = ""
+    takes_machine: bool = False
 
 
 @dataclass
@@ -127,6 +141,7 @@ class ChaosSchedule:
         folder: For the notes of the processes; exists.
         done: What was done so far.
         generations: How often the job has gone back; notes of earlier times are put aside.
+        machines: On which the job runs; known when it begins.
     """
 
     seed: int
@@ -136,13 +151,14 @@ class ChaosSchedule:
     pace: float = 4.0
     done: list[ProcessFault] = field(default_factory=list)
     generations: int = 0
+    machines: int = 1
 
     def __post_init__(self) -> None:
-        self._schedule = schedule(self.seed, self.request, self.pace)
-        self._next = next(self._schedule)
         self._began: float | None = None
         self._endings: list[tuple[float, ProcessFault, Member]] = []
         self._struck: set[Member] = set()  # killed, or stopped and not yet let go on
+        # A server whose machine is being lost. What else runs there is known when it has ended.
+        self._losing: Member | None = None
 
     @property
     def variables(self) -> dict[str, str]:
@@ -170,10 +186,14 @@ class ChaosSchedule:
             if not trains:
                 return []
             self._began = at
+            self._schedule = schedule(self.seed, self.request, self.pace, self.machines)
+            self._next = next(self._schedule)
         strikes = self._ended(at)
-        while trains and self._began + self._next.at <= at:
-            fault, self._next = self._next, next(self._schedule)
-            victim = _victim(fault, standbys, living - self._struck)
+        while trains and self._began + self._next.at <= at and self._losing not in living:
+            fault, victim = self._next, _victim(self._next, standbys, living - self._struck)
+            if fault.kind == "lose" and victim is None:
+                break  # it waits for standbys of all servers
+            self._next = next(self._schedule)
             if victim in living and not self._has_left(fault):
                 self.done.append(fault)
                 strikes += self._begin(fault, victim, at)
@@ -199,7 +219,7 @@ class ChaosSchedule:
 
     def _has_left(self, fault: ProcessFault) -> bool:
         """Whether the fleet may end before the worker could come back, or the hung server be missed."""
-        if fault.kind == "hang":
+        if fault.kind in ("hang", "lose"):
             return any(self.folder.glob("left.*"))
         worker = fault.member.role == "worker"
         return worker and (self.folder / f"left.{fault.member.rank}").exists()
@@ -211,8 +231,10 @@ class ChaosSchedule:
             self._mark(fault).touch()
             return [FaultSignal(victim, 0, str(fault))]
         self._struck.add(victim)
-        number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
-        return [FaultSignal(victim, number, str(fault))]
+        if takes_machine := fault.kind == "lose":
+            self._losing = victim
+        number = signal.SIGKILL if takes_machine or fault.kind == "kill" else signal.SIGSTOP
+        return [FaultSignal(victim, number, str(fault), takes_machine)]
 
     def _ended(self, at: float) -> list[FaultSignal]:
         over = [(fault, victim) for end, fault, victim in self._endings if end <= at]
@@ -234,7 +256,19 @@ def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) 
     if standbys is None or fault.member.role == "worker":
         return fault.member
     rank = fault.member.rank
+    if fault.kind == "lose" and not _are_all_up(standbys, whole):
+        return None
     pair = standbys.primary.get(rank), standbys.standby.get(rank)
     if not whole.issuperset(pair) or pair[1] not in standbys.ready:
         return None
     return pair[fault.standby]
+
+
+def _are_all_up(standbys: Standbys, whole: set[Member]) -> bool:
+    """Whether every server and its standby are; a machine runs some of each."""
+    heirs = set(standbys.standby.values())
+    return (
+        len(heirs) == len(standbys.primary)
+        and heirs <= standbys.ready
+        and whole.issuperset((*standbys.primary.values(), *heirs))
+    )

@@ -250,6 +250,8 @@ def _run(
         watch=HangDetector(job.request.hung_after) if job.request.hung_after else None,
         restarts_hung=job.request.restart_hung,
     )
+    if trouble is not None:
+        trouble.machines = len(engine.placement())
     screen = Screen(launch.progress)
     runner = JobRunner(job, engine, supervisor, screen, trouble)
     screen.begin(job, engine.name, importlib.metadata.version("psfleet"))

@@ -136,6 +136,10 @@ class Engine(abc.ABC):
     def expect(self, member: Member) -> None:
         """Forget that a server was ready: what it writes from now on counts, as after a takeover."""
 
+    def kill_machine(self, member: Member) -> None:
+        """Let the machine of a member be lost with all that it runs; only where `placement` names several."""
+        raise AssertionError(f"engine {self.name} has one machine")
+
     @abc.abstractmethod
     def events(self) -> list[Event | Shown]:
         """What has happened since the last call.

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/agent.proto, SHA-256 f9421e4a86d9ec3f9362f9754b4a19b2e7be2f767717560586fba314e88e3a2e
+# From protos/psfleet/v1/agent.proto, SHA-256 aa728f540173149164e8b8056d16721fc1411fdc275e510ae1dafcf3eadd69b0
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -47,7 +47,7 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., alive: _Optional[_Union[AgentMember, _Mapping]] = ..., ending: _Optional[_Union[AgentMember, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., output: _Optional[_Union[OutputChunk, _Mapping]] = ..., swept: _Optional[_Union[Swept, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., leaving: _Optional[str] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ...) -> None: ...
 
 class LauncherMessage(_message.Message):
-    __slots__ = ("refused", "open", "spawn", "signal", "order", "expect", "sweep", "ping", "relocations", "probe", "connect")
+    __slots__ = ("refused", "open", "spawn", "signal", "order", "expect", "sweep", "ping", "relocations", "probe", "connect", "die")
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPAWN_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class LauncherMessage(_message.Message):
     RELOCATIONS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
+    DIE_FIELD_NUMBER: _ClassVar[int]
     refused: str
     open: OpenJob
     spawn: Spawn
@@ -70,7 +71,8 @@ class LauncherMessage(_message.Message):
     relocations: Relocations
     probe: bool
     connect: Connect
-    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., order: _Optional[_Union[ServerOrder, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ..., connect: _Optional[_Union[Connect, _Mapping]] = ...) -> None: ...
+    die: bool
+    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., order: _Optional[_Union[ServerOrder, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., die: bool = ...) -> None: ...
 
 class Relocations(_message.Message):
     __slots__ = ("moved",)

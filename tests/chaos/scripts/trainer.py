@@ -2,7 +2,8 @@
 
 python trainer.py MODE EPOCHS
 
-With SOAK_UNTIL (seconds since 1970) it stops then, which sync mode does not allow.
+With SOAK_UNTIL (seconds since 1970) it stops then, with SOAK_GATE once that file exists, which sync
+mode does not allow.
 """
 
 import os
@@ -20,6 +21,7 @@ from psfleet.strategy import DistributedStrategy
 
 SAMPLES = 200
 UNTIL = float(os.environ.get("SOAK_UNTIL", "inf"))
+GATE = os.environ.get("SOAK_GATE", "")
 WEIGHTS = TableSpec("weights", "dense", (5000,), make_rule("adam", {}))
 ROWS = TableSpec(
     "rows",
@@ -49,7 +51,7 @@ def main(mode: str, epochs: int) -> None:
             samples=len(chosen),
         )
         time.sleep(0.01)
-        if time.time() > UNTIL:
+        if time.time() > UNTIL or (GATE and os.path.exists(GATE)):
             break
     fleet.barrier_worker()
 

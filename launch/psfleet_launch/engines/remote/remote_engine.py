@@ -253,6 +253,9 @@ class RemoteEngine(Engine):
     def expect(self, member: Member) -> None:
         self._tell(member, pb.LauncherMessage(expect=member_message(member)))
 
+    def kill_machine(self, member: Member) -> None:
+        self._tell(member, pb.LauncherMessage(die=True))
+
     def _tell(self, member: Member, message: pb.LauncherMessage) -> None:
         agent = self.agents.get(self._running.get(member, ""))
         if agent is not None:
