@@ -84,7 +84,9 @@ def _configure(lab: Lab) -> None:
     lines = [_CONFIGURATION.format(network=NETWORK, folder=lab.folder)]
     for number, name in enumerate(NAMES, 2):
         (lab.folder / name).mkdir()
-        lines.append(f"NodeName={name} NodeHostname={name} NodeAddr={NETWORK}.{number} CPUs=2\n")
+        lines.append(
+            f"NodeName={name} NodeHostname={name} NodeAddr={NETWORK}.{number} CPUs=2 RealMemory=2048\n"
+        )
     lines.append(f"PartitionName=all Nodes={','.join(NAMES)} Default=YES State=UP\n")
     (lab.folder / "state").mkdir()
     (lab.folder / "slurm.conf").write_text("".join(lines))

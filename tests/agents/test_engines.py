@@ -19,7 +19,8 @@ DIGEST = "d367ddc90fe9341ca3cf9fa187f1bf1c0081fbf1a153ef4d32dd4de817276ebb"
 
 def test_sync_mode_gives_the_same_bits(site: Site) -> None:
     """The final weights of a job do not depend on the engine; every process has its log."""
-    launcher = site.launch(*TWO, TRAINER, "30")
+    needs = ("--worker-cores", "1", "--worker-memory", "512M")
+    launcher = site.launch(*TWO, *needs, TRAINER, "30")
     code, out, err = site.ends(launcher)
     assert code == 0, err
     assert digest(out) == DIGEST

@@ -85,6 +85,16 @@ def test_a_script_that_is_missing_on_a_machine(
     assert f"host beta: script '{script}' does not exist; name a Python file" in refused(site)
 
 
+def test_what_no_machine_has_room_for(site: Site) -> None:
+    """Agents say what their machines have; a worker that fits on none is refused before anything starts."""
+    launcher = site.start(*JOIN, *TWO, "--worker-cores", "100000", TRAINER, "30")
+    for number, name in enumerate(("alpha", "beta")):
+        site.join(launcher, name, f"127.0.0.{number + 2}")
+    said = "worker 0 needs 100000 cores, and no machine has room for it: 'alpha' has most left, "
+    assert said in refused(site)
+    assert not any(path.stat().st_size for path in site.folder.glob("psfleet-logs/*/*log.*"))
+
+
 def test_credentials_of_another_job(site: Site, tmp_path: Path) -> None:
     """An agent with another job's credentials says so; the launcher does not hear of it and waits on."""
     launcher = site.start(*JOIN, "--start-timeout", "60s", *TWO, TRAINER, "30")

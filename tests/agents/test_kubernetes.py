@@ -111,9 +111,22 @@ def strict(schema: Any) -> Any:
     return made | ({"additionalProperties": False} if is_object else {})
 
 
+def test_roles_get_what_they_are_promised(tmp_path: Path) -> None:
+    """Requests and limits of both roles, and as many threads as cores; nothing of what nobody names."""
+    needs = ("--server-cores", "2", "--worker-cores", "4", "--worker-memory", "3G")
+    made = containers(render(tmp_path / "asked", *needs, "--server-memory", "1G"))
+    for role, cpu, memory in (("server", "2", (5 << 28) + (512 << 20)), ("worker", "4", 3 << 30)):
+        size = {"cpu": cpu, "memory": str(memory)}
+        assert made[role]["resources"] == {"requests": size, "limits": size}
+        told = {one["name"]: one.get("value") for one in made[role]["env"]}
+        assert (told["OMP_NUM_THREADS"], told["NUMBA_NUM_THREADS"]) == (cpu, cpu)
+    assert not any("resources" in one for one in containers(render(tmp_path / "none")).values())
+
+
 def test_a_jobset_finds_its_servers(tmp_path: Path) -> None:
     """Names of servers are those that JobSet gives to pods; both roles get their rank from their Job."""
-    spec = render(tmp_path, "--jobset", *LOGGED)["jobset.json"]["spec"]
+    files = render(tmp_path, "--jobset", "--restart-servers", "7", *LOGGED)
+    spec = files["jobset.json"]["spec"]
     servers, workers = (one["template"]["spec"] for one in spec["replicatedJobs"])
     for role, job in (("server", servers), ("worker", workers)):
         pod = job["template"]
@@ -123,7 +136,7 @@ def test_a_jobset_finds_its_servers(tmp_path: Path) -> None:
         assert told["PSFLEET_SERVERS"]["value"] == ",".join(hosts)
         path = told["PSFLEET_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
         assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    assert (servers["backoffLimitPerIndex"], workers["backoffLimitPerIndex"]) == (5, 0)
+    assert (servers["backoffLimitPerIndex"], workers["backoffLimitPerIndex"]) == (7, 0)
     (log,) = [one for one in servers["template"]["spec"]["volumes"] if one["name"] == "log"]
     claim = json.loads((tmp_path / "log-volume.json").read_text())
     assert log["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]

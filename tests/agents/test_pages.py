@@ -73,6 +73,7 @@ def test_a_dry_run(
     (folder / "job.toml").write_text(job_file(name))
     (folder / "train.py").write_text(SCRIPT)
     assert main(["--dry-run", "--config", "job.toml"]) == 0
-    printed = [f"{one}: server {rank}, worker {rank}" for rank, one in enumerate(machines)]
+    needs = " (1 core and 0.5 GiB)" if name == "join" else ""
+    printed = [f"{one}: server {rank}, worker {rank}{needs}" for rank, one in enumerate(machines)]
     assert capsys.readouterr().out.splitlines() == printed
     assert sorted(path.name for path in folder.iterdir()) == ["job.toml", "train.py"]

@@ -9,6 +9,7 @@ import pytest
 from psfleet.checkpoint import compare
 from psfleet_launch.engines.remote.slurm_job import fields_of, script
 from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.resources import Resources
 from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab
 from tests.agents.slurm_cluster import ask
@@ -132,10 +133,13 @@ def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     launch = Launch(
         "slurm", tmp_path / "my logs", nodes=3, sbatch_options=("--nodes=4", "--mem=1G")
     )
-    text = script("j", launch, ["--config", "my job.toml", "train.py", "it's"])
+    text = script(
+        "j", launch, ["--config", "my job.toml", "train.py", "it's"], Resources(3, 1 << 30)
+    )
     assert f"#SBATCH '--output={tmp_path}/my logs/j/slurm.out'\n" in text
     assert text.index("--nodes=3") < text.index("--nodes=4") < text.index("exec ")
     assert "#SBATCH --signal=B:USR1@120\n" in text
+    assert text.index("--cpus-per-task=3\n") < text.index("--mem=1536M") < text.index("--mem=1G")
     printed = text.replace("exec ", "printf '%s\\n' ")
     done = subprocess.run(["sh", "-c", printed], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-4:] == ["--config", "my job.toml", "train.py", "it's"]

@@ -78,6 +78,20 @@ def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert f"port {port} on 127.0.0.1 cannot be used (Address already in use)" in sentence
 
 
+def test_a_job_that_this_machine_has_no_room_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before anything starts; a dry run refuses it too, and else says what is needed."""
+    words = ["--log-dir", str(tmp_path), "--workers", "2"]
+    assert main(["--dry-run", *words, "--worker-memory", "512M", SCRIPT]) == 0
+    placed = "local: server 0, worker 0, worker 1"
+    assert capsys.readouterr().out == f"{placed} (1.0 GiB)\n"
+    said = "the job needs 2001 cores, and this machine has "
+    for dry in ((), ("--dry-run",)):
+        needs = ("--worker-cores", "1000", "--server-cores", "1")
+        assert said in refused(capsys, *dry, *words, *needs, SCRIPT)
+
+
 def test_a_log_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A log folder that cannot be made is named."""
     (tmp_path / "taken").touch()

@@ -73,6 +73,21 @@ def test_workers_share_the_cores(
     assert told == {"worker": threads, "server": "1"}
 
 
+def test_threads_are_as_many_as_the_named_cores(script: str, tmp_path: Path) -> None:
+    """What the job says goes before the launcher's environment; stages of a worker share its cores."""
+    strategy = {"pipeline": {"copies": [2, 1]}}
+    request = JobRequest(script, server_cores=3, worker_cores=8, strategy=strategy)
+    job, base = job_of(request, tmp_path), {"OMP_NUM_THREADS": "5"}
+    for member, threads in ((Member("server", 0), "3"), (Member("worker", 0, 1), "2")):
+        told = child_environment(job, member, ["e"], base)
+        assert (told["OMP_NUM_THREADS"], told["NUMBA_NUM_THREADS"]) == (threads, threads)
+    plain = child_environment(
+        job_of(JobRequest(script), tmp_path), Member("worker", 0), ["e"], base
+    )
+    assert plain["OMP_NUM_THREADS"] == "5"
+    assert "NUMBA_NUM_THREADS" not in plain
+
+
 def test_the_users_environment_stays(script: str, tmp_path: Path) -> None:
     """Settings of the user go through, those of the job win, and no ready file is inherited."""
     base = {

@@ -4,13 +4,14 @@ import os
 import selectors
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from resource import struct_rusage
 
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.machine import memory_kills
 from psfleet_launch.engines.local import LocalEngine
 from psfleet_launch.engines.remote.agent_messages import member_message
-from psfleet_launch.job.job_plan import Job
+from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.supervision.job_events import ProcessExited
 
 __all__ = ["AgentEngine"]
@@ -31,6 +32,10 @@ class AgentEngine(LocalEngine):
         self._cores = len(os.sched_getaffinity(0)) * len(job.workers) // max(workers, 1)
         self._memory_kills = memory_kills()
         self._used: dict[int, struct_rusage] = {}
+
+    def placement(self) -> Mapping[str, Sequence[Member]]:
+        """None: the launcher places members."""
+        return {}
 
     def endpoints(self) -> list[str]:
         """None: the launcher chooses them."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_messages import versions
+from psfleet_launch.job.resources import Resources
 
 __all__ = ["describe", "describe_gpus", "gpu_drivers", "memory_kills"]
 
@@ -24,13 +25,13 @@ def describe(name: str, address: str, launcher: str) -> pb.Hello:
         launcher: `host:port` of the launcher.
     """
     host, _, port = launcher.rpartition(":")
-    hello = versions()
+    hello, size = versions(), Resources.of_this_machine()
     hello.MergeFrom(
         pb.Hello(
             name=name or socket.gethostname(),
             address=address or address_towards(host, int(port)),
-            cores=len(os.sched_getaffinity(0)),
-            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            cores=size.cores,
+            memory=size.memory,
             gpus=describe_gpus(),
             pid=os.getpid(),
         )

@@ -37,7 +37,7 @@ from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, load_engine
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_folder import claimed, private_folder
-from psfleet_launch.job.job_plan import Job, job_name
+from psfleet_launch.job.job_plan import Job, job_name, needed
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.observability.fleet_reader import FleetReader
@@ -53,7 +53,6 @@ from psfleet_launch.supervision.supervisor import Supervisor, Timeouts
 
 __all__ = ["main"]
 
-_RESTARTS = 5  # of each server in one job
 _RESTARTS_IN_CHAOS = 1000
 _NEVER_JOINED = (
     "no worker has used the fleet: {script} trained nothing on the servers. Call fleet.init() and train "
@@ -173,7 +172,9 @@ def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
         engine = load_engine(launch.engine)(job, selector, launch)
         try:
             for machine, members in engine.placement().items():
-                click.echo(f"{machine}: {', '.join(map(str, members)) or 'nothing'}")
+                needs = str(needed(request, members))
+                said = f" ({needs})" if needs else ""
+                click.echo(f"{machine}: {', '.join(map(str, members)) or 'nothing'}{said}")
         finally:
             engine.close()
     return 0
@@ -235,9 +236,9 @@ def _run(
     launch: Launch,
     trouble: ChaosSchedule | None = None,
 ) -> int:
-    often = _RESTARTS if trouble is None else _RESTARTS_IN_CHAOS
+    often = job.request.server_restarts if trouble is None else _RESTARTS_IN_CHAOS
     restarts = often if job.request.keeps_log else 0
-    rollbacks = _RESTARTS if job.request.durability == "snapshot" else 0
+    rollbacks = job.request.server_restarts if job.request.durability == "snapshot" else 0
     supervisor = Supervisor(
         tuple(job.servers),
         tuple(job.workers),

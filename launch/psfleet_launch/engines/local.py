@@ -14,9 +14,17 @@ from psfleet.errors import ConfigError
 from psfleet.formats.ready_file import read_ready
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job import guard
-from psfleet_launch.job.job_plan import Job, Member, child_environment, command, requested_endpoints
+from psfleet_launch.job.job_plan import (
+    Job,
+    Member,
+    child_environment,
+    command,
+    needed,
+    requested_endpoints,
+)
 from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.member_logs import MemberLogs
+from psfleet_launch.job.resources import Resources
 from psfleet_launch.job.spawn import send, spawn
 from psfleet_launch.supervision.job_events import (
     Event,
@@ -56,12 +64,21 @@ class LocalEngine(Engine):
         self._guard: subprocess.Popen[bytes] | None = None
 
     def open(self) -> None:
+        self.placement()
         _check_ports(self.endpoints())
         self._logs.open_all()
         self._guard = guard.start(self.job.token, self.job.folder)
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
-        return {"local": [*self.job.servers, *self.job.workers]}
+        members, machine = [*self.job.servers, *self.job.workers], Resources.of_this_machine()
+        standbys = self.job.servers if self.job.request.replicas else []
+        needs = needed(self.job.request, members) + needed(self.job.request, standbys)
+        if not needs <= machine:
+            raise ConfigError(
+                f"the job needs {needs}, and this machine has {machine.said(needs)}; ask for less cores and "
+                "memory of servers and workers, or name more machines (--engine)"
+            )
+        return {"local": members}
 
     def endpoints(self) -> list[str]:
         return requested_endpoints(self.job)

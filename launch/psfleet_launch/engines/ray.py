@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from psfleet.errors import ConfigError
 from psfleet_launch.engines.remote.addresses import address_towards, own_address
 from psfleet_launch.engines.remote.agent_starter import AgentStarter
+from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.ray_driver import FAILED, WAITS
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
@@ -50,13 +51,19 @@ class RayEngine(RemoteEngine):
             "address": self.launch.ray_address,
             "endpoint": endpoint,
             "bundles": self.launch.bundles,
-            "resources": {"CPU": self.launch.bundle_cores, "GPU": self.launch.bundle_gpus},
+            "resources": self._bundle(),
             "spread": bool(self.job.request.replicas),
             "seconds": self.launch.start_timeout,
         }
         command = [sys.executable, *_DRIVER, json.dumps(wanted)]
         output = self.job.folder / "ray"
         self._driver = AgentStarter(command, invitation, output, self.job.token)
+
+    def _bundle(self) -> dict[str, float]:
+        """What Ray sets apart for each agent: at least what the processes there are promised."""
+        needs = MachinePlacement(self.job, self.machines()).largest
+        cores = max(self.launch.bundle_cores, needs.cores)
+        return {"CPU": cores, "GPU": self.launch.bundle_gpus, "memory": needs.memory}
 
     def check_agents(self) -> None:
         assert self._driver is not None

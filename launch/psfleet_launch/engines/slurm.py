@@ -10,10 +10,12 @@ import re
 import selectors
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
+from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.engines.remote.slurm_job import ask_slurm, fields_of, follow, submit
 from psfleet_launch.job.job_plan import Job
@@ -56,7 +58,9 @@ class SlurmEngine(RemoteEngine):
     ) -> int | None:
         if _is_allocated() or launch.dry_run:
             return None
-        return follow(submit(name, launch, words))
+        nodes = [f"node {number}" for number in range(1, launch.nodes + 1)]
+        job = Job(request, name, "", Path(), launch.log_dir / name)
+        return follow(submit(name, launch, words, MachinePlacement(job, nodes).largest))
 
     @classmethod
     def is_requeued(cls) -> bool:
@@ -77,6 +81,8 @@ class SlurmEngine(RemoteEngine):
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         count = len(self.machines())
         command = [*_SRUN, f"--nodes={count}", f"--ntasks={count}"]
+        if cores := os.environ.get("SLURM_CPUS_PER_TASK"):  # a step does not inherit it
+            command.append(f"--cpus-per-task={cores}")
         command += ["sh", "-c", _NAMED, "sh", *agent_command(endpoint)]
         output = self.job.folder / "srun"
         self._step = AgentStarter(command, invitation, output, self.job.token)

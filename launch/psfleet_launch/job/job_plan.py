@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,7 @@ from psfleet.settings.groups import (
 )
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.job.resources import Resources
 
 __all__ = [
     "Job",
@@ -34,8 +35,10 @@ __all__ = [
     "job_name",
     "listed",
     "marker",
+    "needed",
     "requested_endpoints",
     "strategy_variables",
+    "thread_variables",
 ]
 
 Role = Literal["server", "worker"]
@@ -76,6 +79,12 @@ class Member:
 def listed(members: Sequence[Member]) -> str:
     """`worker 0, server 0`: workers first, by rank."""
     return ", ".join(map(str, sorted(members, key=lambda m: (m.role != "worker", m))))
+
+
+def needed(request: JobRequest, members: Iterable[Member]) -> Resources:
+    """What these members are promised together; the stages of a worker share what it is promised."""
+    whole = {one if one.role == "server" else Member(one.role, one.rank) for one in members}
+    return sum((request.needs(one.role) for one in whole), Resources())
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,8 @@ def child_environment(
     told |= to_variables(job.request, NumberSettings) | strategy_variables(job.request)
     inherited = {name: value for name, value in base.items() if name not in _OWN}
     own = {**marker(job), **job.variables, "PYTHONUNBUFFERED": "1"}
-    return {**_threads(job, member, cores), **inherited, **own, **told}
+    asked = thread_variables(job.request, member.role)
+    return {**_threads(job, member, cores), **inherited, **own, **told, **asked}
 
 
 def strategy_variables(request: JobRequest) -> dict[str, str]:
@@ -267,6 +277,15 @@ def _environment(
         relocations=str(job.relocations or ""),
         **settings,
     )
+
+
+def thread_variables(request: JobRequest, role: Role) -> dict[str, str]:
+    """The sizes of thread pools in a process of a role whose cores the user has named; else nothing."""
+    cores = request.needs(role).cores
+    if not cores:
+        return {}
+    share = str(max(1, cores // sum(request.copies)) if role == "worker" else cores)
+    return {"OMP_NUM_THREADS": share, "NUMBA_NUM_THREADS": share}
 
 
 def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:

@@ -13,9 +13,11 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
 from psfleet.settings.groups import JobSettings, NumberSettings
 from psfleet.settings.kinds import SECONDS
+from psfleet_launch.job.resources import Resources, RoleSettings
 
 __all__ = ["JobRequest", "Launch"]
 
+_ROOM = 512 << 20  # bytes of a server beside its tables
 _ALONE = "at least 1; to train without a cluster run the script by itself"
 _HUNG_AT_LAST = 30
 """Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
@@ -36,7 +38,7 @@ class _Size:
 
 
 @dataclass(frozen=True)
-class JobRequest(NumberSettings, JobSettings, _Size):
+class JobRequest(NumberSettings, JobSettings, RoleSettings, _Size):
     """The job that the user asks for.
 
     Attributes:
@@ -74,6 +76,12 @@ class JobRequest(NumberSettings, JobSettings, _Size):
     def script_folder(self) -> Path:
         """Where servers look for the modules of rules."""
         return Path(self.script).absolute().parent
+
+    def needs(self, role: str) -> Resources:
+        """What a server or a worker is promised of its machine; none of what the user does not name."""
+        if role == "worker":
+            return Resources(self.worker_cores, self.worker_memory)
+        return Resources(self.server_cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
 
     @property
     def keeps_log(self) -> bool:

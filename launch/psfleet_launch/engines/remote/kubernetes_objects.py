@@ -13,8 +13,9 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment
 from psfleet.settings.groups import FleetSettings, JobSettings, NumberSettings, ProcessSettings
-from psfleet_launch.job.job_plan import Member, Role, strategy_variables
+from psfleet_launch.job.job_plan import Member, Role, strategy_variables, thread_variables
 from psfleet_launch.job.job_request import JobRequest, Launch
+from psfleet_launch.job.resources import Resources
 
 __all__ = ["LOG_VOLUME", "USAGE_EXIT", "Manifest", "endpoints", "manifests", "member_of"]
 
@@ -24,8 +25,6 @@ LOG_VOLUME = "log-volume.json"
 _PORT = 9000
 _USER = 1000  # the user of the image
 USAGE_EXIT = 2  # bad usage, which no second attempt mends
-_SERVER_RESTARTS = 5  # of each server in a JobSet; a StatefulSet has no limit
-_ROOM = 512 << 20  # bytes of a server beside its tables
 _JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 _SET_INDEX = "apps.kubernetes.io/pod-index"
 
@@ -153,6 +152,8 @@ class _Pods:
                 "capabilities": {"drop": ["ALL"]},
             },
         }
+        if size := _quantities(request.needs(role)):
+            container["resources"] = {"requests": size, "limits": size}
         if role == "server":
             probe = {"exec": {"command": ["test", "-f", "/tmp/ready"]}, "periodSeconds": 1}
             container |= {
@@ -160,9 +161,6 @@ class _Pods:
                 "startupProbe": probe | {"failureThreshold": 300},  # it may have a long log to read
                 "readinessProbe": probe,
             }
-            if request.memory:
-                size = str(request.memory * 5 // 4 + _ROOM)
-                container["resources"] = {"requests": {"memory": size}, "limits": {"memory": size}}
             if request.keeps_log:
                 container["volumeMounts"].append({"name": "log", "mountPath": "/log"})
         return container
@@ -184,7 +182,11 @@ class _Pods:
         )
         told = to_variables(environment, FleetSettings, JobSettings, ProcessSettings)
         told |= to_variables(request, NumberSettings) | strategy_variables(request)
-        told |= {"PSFLEET_CACHE": "/cache", "OMP_NUM_THREADS": "1"}
+        told |= {
+            "PSFLEET_CACHE": "/cache",
+            "OMP_NUM_THREADS": "1",
+            **thread_variables(request, role),
+        }
         del told["PSFLEET_RANK"]
         fields = {"PSFLEET_RANK": f"metadata.labels['{_SET_INDEX}']"}
         if self.is_in_job(role):
@@ -195,6 +197,12 @@ class _Pods:
             {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
             for name, path in sorted(fields.items())
         ] + [{"name": name, "value": value} for name, value in sorted(told.items())]
+
+
+def _quantities(needs: Resources) -> dict[str, str]:
+    """Resources as Kubernetes writes them; nothing of what it is not asked for."""
+    asked = {"cpu": needs.cores, "memory": needs.memory}
+    return {name: str(amount) for name, amount in asked.items() if amount}
 
 
 def _labels(name: str, role: str) -> dict[str, str]:
@@ -281,7 +289,7 @@ def _job(pods: _Pods) -> Manifest:
 
 def _job_set(pods: _Pods) -> Manifest:
     """A Job of servers, then one of workers, whose end is the end of both."""
-    restarts = _SERVER_RESTARTS if pods.request.keeps_log else 0
+    restarts = pods.request.server_restarts if pods.request.keeps_log else 0
     servers = _indexed(pods, "server", pods.request.servers, restarts)
     workers = _indexed(pods, "worker", pods.request.workers, pods.request.worker_restarts)
     return {

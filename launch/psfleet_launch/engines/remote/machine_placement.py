@@ -2,14 +2,18 @@
 
 Servers are spread: no machine has two more than another. A standby is never on the machine of its
 server. All processes of a worker are on one machine, since their links are local sockets; workers go
-where the fewest processes are.
+where the fewest processes are. All that is only where a machine has room for what the job promises
+each role (--worker-cores and so on). Once the job has started a process rather goes where there is no room
+than nowhere.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple
 
 from psfleet.errors import ConfigError
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_plan import Job, Member, needed
+from psfleet_launch.job.resources import BOUNDLESS, Resources
 
 __all__ = ["MachinePlacement"]
 
@@ -19,12 +23,18 @@ class MachinePlacement:
 
     Args:
         machines: Their names, in order.
+        sizes: What they have; one that is not there may be of any size.
+
+    Attributes:
+        largest: The most that any of them has to have, standbys included.
 
     Raises:
-        ConfigError: There is no machine, or just one and servers have standbys.
+        ConfigError: There is no machine, or just one and servers have standbys, or no room.
     """
 
-    def __init__(self, job: Job, machines: Sequence[str]) -> None:
+    def __init__(
+        self, job: Job, machines: Sequence[str], sizes: Mapping[str, Resources] | None = None
+    ) -> None:
         if not machines:
             raise ConfigError("there is no machine to run on; name some")
         if job.request.replicas and len(machines) < 2:
@@ -32,10 +42,25 @@ class MachinePlacement:
                 "--replicas 1 needs two machines, since a standby is not on the machine of its server; "
                 f"there is only {machines[0]!r}"
             )
+        self._request = job.request
         self._machines = list(machines)
+        self._sizes = sizes or {}
         self._where: dict[Member, str] = {}
+        self._has_started = False
         self._put(job.servers)
         self._put(job.workers)
+        self.largest = self._with_standbys(job.servers if job.request.replicas else [])
+        self._has_started = True
+
+    def _with_standbys(self, servers: Iterable[Member]) -> Resources:
+        """What the fullest machine runs once these servers have their standbys."""
+        for server in servers:
+            others = set(self._machines) - {self._where[server]}
+            self.put_standby(Member("server", server.rank, copy=1), others)
+        used = [self._used(machine) for machine in self._machines]
+        for server in servers:
+            del self._where[Member("server", server.rank, copy=1)]
+        return Resources(max(one.cores for one in used), max(one.memory for one in used))
 
     def __getitem__(self, member: Member) -> str:
         return self._where[member]
@@ -49,11 +74,8 @@ class MachinePlacement:
 
     def put_standby(self, standby: Member, allowed: Collection[str]) -> str:
         """Place a standby on the allowed machine that has the fewest servers."""
-        load = self._load("server")
-        self._where[standby] = min(
-            (machine for machine in self._machines if machine in allowed),
-            key=lambda machine: load[machine],
-        )
+        machines = [machine for machine in self._machines if machine in allowed]
+        self._where[standby] = self._emptiest(standby, machines)
         return self._where[standby]
 
     def lose(self, machine: str) -> list[Member]:
@@ -68,13 +90,40 @@ class MachinePlacement:
         return lost
 
     def _put(self, seats: Iterable[Member]) -> None:
-        """Place seats, each rank where the fewest processes of its kind are."""
+        """Place seats, each rank on one machine."""
         chosen: dict[int, str] = {}
         for seat in seats:
             if seat.rank not in chosen:
-                load = self._load("server" if seat.role == "server" else "")
-                chosen[seat.rank] = min(self._machines, key=lambda machine: load[machine])
+                chosen[seat.rank] = self._emptiest(seat, self._machines)
             self._where[seat] = chosen[seat.rank]
+
+    def _emptiest(self, member: Member, machines: Sequence[str]) -> str:
+        """The machine with the fewest processes of the member's kind, of those that have room for it.
+
+        Raises:
+            ConfigError: None has, and the job has not started.
+        """
+        needs, load = needed(self._request, [member]), self._load(member.role.replace("worker", ""))
+        room = [machine for machine in machines if needs <= self._free(machine)]
+        if not room and not self._has_started:
+            raise ConfigError(self._no_room(member, needs, machines))
+        return min(room or machines, key=lambda machine: load[machine])
+
+    def _used(self, machine: str) -> Resources:
+        return needed(self._request, self.on(machine))
+
+    def _free(self, machine: str) -> Resources:
+        return self._sizes.get(machine, BOUNDLESS) - self._used(machine)
+
+    def _no_room(self, member: Member, needs: Resources, machines: Sequence[str]) -> str:
+        what = "standby of " * (member.copy >= 0) + str(member.seat)
+        best = max(machines, key=lambda machine: astuple(self._free(machine)))
+        free, whole = (one.said(needs) for one in (self._free(best), self._sizes[best]))
+        return (
+            f"{what} needs {needs}, and no machine has room for it: {best!r} has most left, {free} of "
+            f"{whole}; name more machines, or ask for less with --{member.role}-cores and "
+            f"--{member.role}-memory"
+        )
 
     def _load(self, role: str) -> Counter[str]:
         return Counter(where for seat, where in self._where.items() if role in ("", seat.role))

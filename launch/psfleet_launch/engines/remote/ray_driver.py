@@ -238,6 +238,8 @@ def names_of(addresses: Sequence[str]) -> list[str]:
 def _words(resources: dict[str, float]) -> str:
     """Resources for people; not those that name a node."""
     said = [f"{amount:g} {name}" for name, amount in resources.items() if name in ("CPU", "GPU")]
+    if memory := resources.get("memory"):
+        said.append(f"{memory / 2**30:.1f} GiB")
     return " and ".join(said) or "none"
 
 

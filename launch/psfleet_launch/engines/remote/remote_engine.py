@@ -34,6 +34,7 @@ from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.member_logs import MemberLogs
+from psfleet_launch.job.resources import Resources
 from psfleet_launch.supervision.job_events import (
     Event,
     MachineCutOff,
@@ -114,14 +115,20 @@ class RemoteEngine(Engine):
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
         names = list(self.agents) or list(self.machines())
-        places = self._places or MachinePlacement(self.job, names)
+        places = self._places or self._placed(names)
         return {name: places.on(name) for name in names}
+
+    def _placed(self, names: Sequence[str]) -> MachinePlacement:
+        """The placement on these machines, within what those have whose agents have told it."""
+        heard = {name: agent.hello for name, agent in self.agents.items()}
+        sizes = {name: Resources(hello.cores, hello.memory) for name, hello in heard.items()}
+        return MachinePlacement(self.job, names, sizes)
 
     # -- start -----------------------------------------------------------------------------------
 
     def open(self) -> None:
         names = self.machines()
-        MachinePlacement(self.job, names)  # refuses what cannot be placed while nothing has started
+        self._placed(names)  # refuses what cannot be placed while nothing has started
         self._guard = guard.start(self.job.token, self.job.folder)
         self._logs.open_all()
         folders = make_credentials(self.job.folder / "agents")
@@ -130,7 +137,7 @@ class RemoteEngine(Engine):
         with interruptible():
             self.start_agents(endpoint, invitation(folders["worker"]))
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
-            self._places = MachinePlacement(self.job, self._in_order(names))
+            self._places = self._placed(self._in_order(names))
             with self._opening.told(self.agents, self._places):
                 answers = self._opening.answers
                 self._await(lambda: len(answers) == len(self.agents), "answers of all agents")

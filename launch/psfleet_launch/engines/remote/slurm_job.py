@@ -15,9 +15,11 @@ from typing import BinaryIO
 from psfleet.errors import ConfigError
 from psfleet_launch.job.job_folder import is_claimed
 from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.resources import Resources
 
 __all__ = ["SlurmJob", "ask_slurm", "fields_of", "follow", "script", "submit"]
 
+_ROOM = 512 << 20  # bytes of a launcher and an agent
 _LOOK = 0.2  # seconds between looks at the output
 _FIRST, _LAST = 0.5, 10.0  # seconds between questions to the controller: first few, then many
 _PATIENCE = 60.0  # seconds without an answer of the controller
@@ -76,11 +78,12 @@ def fields_of(line: str) -> Mapping[str, str]:
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
 
 
-def script(name: str, launch: Launch, words: Sequence[str]) -> str:
+def script(name: str, launch: Launch, words: Sequence[str], needs: Resources) -> str:
     """The batch script: it becomes the launcher, which starts on the job's first node.
 
     Args:
         words: The arguments of psfleet-launch.
+        needs: What each node must have; nothing of what Slurm is to decide.
     """
     job = SlurmJob("", (launch.log_dir / name).absolute())
     out, err = job.output
@@ -94,6 +97,7 @@ def script(name: str, launch: Launch, words: Sequence[str]) -> str:
         "--requeue",
         "--no-kill",  # the launcher decides what the loss of a node means
         f"--signal=B:USR1@{launch.stop_before:.0f}",
+        *_resources(needs),
         *launch.sbatch_options,
     ]
     command = [sys.executable, "-m", "psfleet_launch", "--job", name, *words]
@@ -101,7 +105,15 @@ def script(name: str, launch: Launch, words: Sequence[str]) -> str:
     return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])
 
 
-def submit(name: str, launch: Launch, words: Sequence[str]) -> SlurmJob:
+def _resources(needs: Resources) -> Iterator[str]:
+    """The options that ask for them on each node."""
+    if needs.cores:
+        yield f"--cpus-per-task={needs.cores}"
+    if needs.memory:
+        yield f"--mem={-(-(needs.memory + _ROOM) >> 20)}M"
+
+
+def submit(name: str, launch: Launch, words: Sequence[str], needs: Resources) -> SlurmJob:
     """Hand the job to Slurm.
 
     Raises:
@@ -112,7 +124,7 @@ def submit(name: str, launch: Launch, words: Sequence[str]) -> SlurmJob:
     if is_claimed(folder):
         raise ConfigError(f"job {name!r} is running; choose another --job, or wait for its end")
     path = folder / "job.sbatch"
-    path.write_text(script(name, launch, words))
+    path.write_text(script(name, launch, words, needs))
     for old in SlurmJob("", folder).output:
         old.unlink(missing_ok=True)
     number = ask_slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
