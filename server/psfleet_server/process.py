@@ -105,6 +105,7 @@ class Server:
                 environment.workers, len(environment.servers), environment.dead_after
             )
         self.host = ShardHost(self._shard, coordinator, self._deadlines, environment.limits)
+        self.host.parts.tell = self._tell
         self._make_log: Callable[..., ServerLog] = ServerLog
         self._trace(open_tracing(environment))
         if environment.snapshot_folder:

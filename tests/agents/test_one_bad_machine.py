@@ -2,13 +2,17 @@
 
 import contextlib
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from psfleet.checkpoint import verify
 from tests.agents.conftest import TRAINER, TWO, Site
+from tests.agents.machines import Lab, has, run
 from tests.agents.test_errors import JOIN
 from tests.agents.test_lost_machines import ALONE
 from tests.launch.conftest import digest
@@ -128,6 +132,87 @@ def test_a_disk_without_room_for_a_servers_log(site: Site, little_room_for_logs:
     assert code == 0, err
     assert "cannot be written: No space left on device; make room for it. Pushes wait" in err
     assert digest(out) == ALONE
+
+
+COUNTS = """\
+import time
+from pathlib import Path
+import numpy as np, psfleet
+from psfleet import fleet
+fleet.init()
+ids, steps = np.arange(20_000), 0
+with psfleet.connect(mode="sync") as ps:
+    made = dict(dim=8, optimizer=psfleet.optimizer.SGD(1.0), servers=1)
+    made |= dict(initializer=psfleet.initializer.Constant(0.0))
+    sizes = [(ps.sparse_table("little", **made), 9), (ps.sparse_table("much", **made), len(ids))]
+    while not Path("gate").exists():
+        ps.push({one: (ids[:n], np.full((n, 8), -1, np.float32)) for one, n in sizes})
+        steps += 1
+        print("step", steps)
+        time.sleep(0.1)
+    ps.flush()
+    assert {float(one) for table, n in sizes for one in np.unique(table.pull(ids[:n]))} == {steps}
+"""
+"""Server 0 holds a few rows and server 1 many; each value counts the pushes to it."""
+
+
+@dataclass(frozen=True)
+class _SharedDisk(Lab):
+    """Every machine sees a small file system of its own making where the others see it too."""
+
+    namespace: int = 0
+
+    def within(self, number: int) -> list[str]:
+        enter = ["nsenter", f"--mount=/proc/{self.namespace}/ns/mnt"]
+        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
+
+
+@pytest.fixture
+def shared_disk(tmp_path: Path) -> Iterator[_SharedDisk]:
+    """The snapshots of job `full` lie in 1 MiB that all machines share."""
+    has("join", (), "iproute2")
+    folder = tmp_path / "psfleet-logs" / "full" / "snapshots"
+    words = f"mkdir -p {folder} && mount -t tmpfs -o size=1m none {folder} && echo made && exec cat"
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"made\n"
+        yield _SharedDisk(tmp_path, "", namespace=holder.pid)
+
+
+def test_a_shared_disk_without_room_for_snapshots(site: Site, shared_disk: _SharedDisk) -> None:
+    """The launcher names the server and its host, the job goes on, and no push is lost.
+
+    The disk has room for one snapshot, which stays whole. With more room the next one is complete.
+    """
+    site.lab = shared_disk
+    (site.folder / "train.py").write_text(COUNTS)
+    job = (*JOIN, "--servers", "2", "--workers", "1", "--no-progress", "--job", "full")
+    launcher = site.start(*job, "--snapshot-every", "5 rounds", "train.py")
+    for number, name in enumerate(("alpha", "beta"), 1):
+        site.join(launcher, name, f"127.0.0.{number + 1}", *shared_disk.within(number))
+    said = "server 1 on host beta: a snapshot cannot be written to '"
+    launcher.until(lambda: said in site.said(), "word of the full disk")
+    snapshots = Path(
+        f"/proc/{shared_disk.namespace}/root/{site.folder}/psfleet-logs/full/snapshots"
+    )
+    [before] = snapshots.glob("snapshot-*")
+    verify(before)
+    run(
+        *shared_disk.within(0),
+        "mount",
+        "-o",
+        "remount,size=64m",
+        str(snapshots).partition("root")[2],
+    )
+    launcher.until(lambda: "snapshots are taken again, after " in site.said(), "next snapshot")
+    (site.folder / "gate").touch()
+    code, _, err = site.ends(launcher)
+    assert code == 0, err
+    verify(max(snapshots.glob("snapshot-*")))
+    [line] = [line for line in err.splitlines() if said in line]
+    assert line.endswith(": No space left on device")
 
 
 def test_a_package_that_is_missing_there(site: Site) -> None:

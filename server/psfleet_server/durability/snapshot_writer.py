@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from psfleet.checkpoint import Part, ShardFile, write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.faults.crash_points import CrashFaults
+from psfleet.platform.atomic_files import reason
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.shard_snapshot import FrozenShard
@@ -48,10 +49,16 @@ class _PartInProgress:
 
 
 class SnapshotWriter:
-    """Any thread may call these; what waits is told by the thread that has the news."""
+    """Any thread may call these; what waits is told by the thread that has the news.
+
+    Attributes:
+        tell: Shows a line on the console: once when files cannot be written, until one could be.
+    """
 
     def __init__(self, crashes: CrashFaults | None = None) -> None:
+        self.tell: Callable[[str], None] = say
         self._crashes = crashes
+        self._has_failed = False
         self._parts: dict[int, _PartInProgress] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -156,18 +163,22 @@ class SnapshotWriter:
         try:
             with contextlib.closing(frozen):
                 file = write_frozen(part.folder, frozen, state, between)
-            outcome = _described(frozen, file)
+            outcome, self._has_failed = _described(frozen, file), False
         except Exception as error:
             outcome = CheckpointError(
                 f"server {frozen.index} cannot write to {part.folder!r}: {error}"
             )
             if part in self._parts.values():  # else it was given up, and its folder is gone
-                say(str(outcome))
+                self._complain(f"a snapshot cannot be written to {part.folder!r}: {reason(error)}")
         self._reach("written")
         with self._lock:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []
         for told in waiting:
             told(outcome)
+
+    def _complain(self, text: str) -> None:
+        (say if self._has_failed else self.tell)(text)
+        self._has_failed = True
 
     def _reach(self, point: str) -> None:
         if self._crashes is not None:
