@@ -266,7 +266,11 @@ def test_the_job_file_of_the_page(
         ),
         (("--render", "x", "--snapshot-every", "5min"), "snapshots need a folder that all servers"),
         (("--render", "x", "--replicas", "1"), "--replicas does not go with --engine kubernetes"),
-        (("--watch", "0"), "--watch does not go with --engine kubernetes"),
+        (("--watch", "0"), "--watch 0 does not go with --engine kubernetes, whose launcher cannot"),
+        (
+            ("--watch", "9100"),
+            "run the launcher in a pod with --engine join and --watch 0.0.0.0:9100",
+        ),
         (("--render", "/proc/none"), "--render is '/proc/none', which cannot be written"),
     ],
 )

@@ -84,11 +84,16 @@ def _check(request: JobRequest, name: str, launch: Launch) -> None:
         ("--replicas", request.replicas),
         ("--server-script", request.server_script),
         ("--stages", sum(request.copies) > 1),
-        ("--watch", launch.watch),
         ("--chaos", launch.chaos is not None),
     ):
         if wanted:
             raise ConfigError(f"{flag} does not go with --engine kubernetes; leave it out")
+    if launch.watch:
+        raise ConfigError(
+            f"--watch {launch.watch} does not go with --engine kubernetes, whose launcher cannot reach the "
+            "servers from outside the cluster; run the launcher in a pod with --engine join and --watch "
+            "0.0.0.0:9100, or watch the job with --trace and `kubectl top pods`"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
