@@ -139,7 +139,7 @@ def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     assert f"#SBATCH '--output={tmp_path}/my logs/j/slurm.out'\n" in text
     assert text.index("--nodes=3") < text.index("--nodes=4") < text.index("exec ")
     assert "#SBATCH --signal=B:USR1@120\n" in text
-    assert text.index("--cpus-per-task=3\n") < text.index("--mem=1536M") < text.index("--mem=1G")
+    assert text.index("--cpus-per-task=3\n") < text.index("--mem=1792M") < text.index("--mem=1G")
     printed = text.replace("exec ", "printf '%s\\n' ")
     done = subprocess.run(["sh", "-c", printed], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-4:] == ["--config", "my job.toml", "train.py", "it's"]

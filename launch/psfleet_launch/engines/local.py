@@ -70,15 +70,16 @@ class LocalEngine(Engine):
         self._guard = guard.start(self.job.token, self.job.folder)
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
-        members, machine = [*self.job.servers, *self.job.workers], Resources.of_this_machine()
-        standbys = self.job.servers if self.job.request.replicas else []
-        needs = needed(self.job.request, members) + needed(self.job.request, standbys)
+        request, machine = self.job.request, Resources.of_this_machine()
+        servers = needed(request, self.job.servers).cores * (1 + request.replicas)
+        # The memory of servers is not counted: here it is but a limit, which they may never reach.
+        needs = needed(request, self.job.workers) + Resources(servers)
         if not needs <= machine:
             raise ConfigError(
-                f"the job needs {needs}, and this machine has {machine.said(needs)}; ask for less cores and "
-                "memory of servers and workers, or name more machines (--engine)"
+                f"the job needs {needs}, and this machine has {machine.said(needs)}; ask for less with "
+                "--server-cores, --worker-cores and --worker-memory, or name more machines (--engine)"
             )
-        return {"local": members}
+        return {"local": [*self.job.servers, *self.job.workers]}
 
     def endpoints(self) -> list[str]:
         return requested_endpoints(self.job)

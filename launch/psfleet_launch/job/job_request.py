@@ -17,7 +17,6 @@ from psfleet_launch.job.resources import Resources, RoleSettings
 
 __all__ = ["JobRequest", "Launch"]
 
-_ROOM = 512 << 20  # bytes of a server beside its tables
 _ALONE = "at least 1; to train without a cluster run the script by itself"
 _HUNG_AT_LAST = 30
 """Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
@@ -81,7 +80,7 @@ class JobRequest(NumberSettings, JobSettings, RoleSettings, _Size):
         """What a server or a worker is promised of its machine; none of what the user does not name."""
         if role == "worker":
             return Resources(self.worker_cores, self.worker_memory)
-        return Resources(self.server_cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
+        return Resources(self.server_cores, self.memory)
 
     @property
     def keeps_log(self) -> bool:

@@ -10,6 +10,9 @@ from psfleet.settings.kinds import BYTES
 __all__ = ["BOUNDLESS", "Resources", "RoleSettings"]
 
 
+_ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
+
+
 @dataclass(frozen=True)
 class RoleSettings:
     """Resources and restarts of each role."""
@@ -64,6 +67,11 @@ class Resources:
 
     def __le__(self, other: "Resources") -> bool:
         return self.cores <= other.cores and self.memory <= other.memory
+
+    @property
+    def confined(self) -> "Resources":
+        """These, with memory that suffices where whoever takes more is killed."""
+        return Resources(self.cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
 
     def said(self, asked: "Resources") -> str:
         """Those of them that are asked for, for people."""

@@ -157,7 +157,8 @@ class _Pods:
                 "capabilities": {"drop": ["ALL"]},
             },
         }
-        if size := _quantities(request.needs(role)):
+        needs = request.needs(role)
+        if size := _quantities(needs.confined if role == "server" else needs):
             container["resources"] = {"requests": size, "limits": size}
         if role == "server":
             probe = {"exec": {"command": ["test", "-f", "/tmp/ready"]}, "periodSeconds": 1}

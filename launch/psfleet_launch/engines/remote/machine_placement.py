@@ -103,7 +103,8 @@ class MachinePlacement:
         Raises:
             ConfigError: None has, and the job has not started.
         """
-        needs, load = needed(self._request, [member]), self._load(member.role.replace("worker", ""))
+        needs = needed(self._request, [member])
+        load = self._load("server" if member.role == "server" else "")
         room = [machine for machine in machines if needs <= self._free(machine)]
         if not room and not self._has_started:
             raise ConfigError(self._no_room(member, needs, machines))

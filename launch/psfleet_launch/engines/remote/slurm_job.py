@@ -19,7 +19,6 @@ from psfleet_launch.job.resources import Resources
 
 __all__ = ["SlurmJob", "ask_slurm", "fields_of", "follow", "script", "submit"]
 
-_ROOM = 512 << 20  # bytes of a launcher and an agent
 _LOOK = 0.2  # seconds between looks at the output
 _FIRST, _LAST = 0.5, 10.0  # seconds between questions to the controller: first few, then many
 _PATIENCE = 60.0  # seconds without an answer of the controller
@@ -110,7 +109,7 @@ def _resources(needs: Resources) -> Iterator[str]:
     if needs.cores:
         yield f"--cpus-per-task={needs.cores}"
     if needs.memory:
-        yield f"--mem={-(-(needs.memory + _ROOM) >> 20)}M"
+        yield f"--mem={-(-needs.confined.memory >> 20)}M"
 
 
 def submit(name: str, launch: Launch, words: Sequence[str], needs: Resources) -> SlurmJob:
