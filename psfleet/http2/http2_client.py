@@ -225,11 +225,13 @@ class _ClientConnection(Http2Connection):
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
         """The headers or the trailers of the answer."""
-        known = block in (OK_HEADERS, OK_TRAILERS)
-        headers = {} if known else self.headers.read(block)
+        if block in (OK_HEADERS, OK_TRAILERS):  # as our server writes them
+            self._ended |= ends and number == self._number
+            return
+        headers = self.headers.read(block)
         if number != self._number or self._ended:
             return
-        status = headers.get("grpc-status", "0" if block == OK_TRAILERS else "")
+        status = headers.get("grpc-status", "")
         http = headers.get(":status", "200")
         if http != "200" and not http.startswith("1"):
             self._failure = CallFailed(_UNKNOWN, f"HTTP status {http}", {})

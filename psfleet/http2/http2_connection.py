@@ -54,22 +54,36 @@ class IncomingMessage:
             ConnectionBroken: They are more than the message, or it is compressed or too long.
         """
         missing = _PREFIX - len(self._prefix)
+        if missing == _PREFIX <= size <= _SHORT:  # mostly all of a small message
+            piece = connection.read_bytes(size)
+            self._prefix = piece[:_PREFIX]
+            self._begin()
+            if size == _PREFIX + self.length:
+                self.content, self._filled = piece[_PREFIX:], self.length
+            else:
+                self._put(piece[_PREFIX:])
+            return
         if missing and size:
             first = min(missing, size)
             self._prefix += connection.read_bytes(first)
             size -= first
             if len(self._prefix) == _PREFIX:
                 self._begin()
-                if size == self.length <= _SHORT:
-                    self.content, self._filled = connection.read_bytes(size), size
-                    return
         if size:
-            if not self._filled:
-                self._make_place()
-            if self._filled + size > self.length:
-                raise ConnectionBroken(f"a message of {self.length} bytes has more")
-            connection.read_into(self._place[self._filled : self._filled + size])
-            self._filled += size
+            connection.read_into(self._next(size))
+
+    def _put(self, piece: bytes) -> None:
+        if piece:
+            self._next(len(piece))[:] = piece
+
+    def _next(self, size: int) -> memoryview:
+        """The place of the next bytes, which are taken."""
+        if not self._filled:
+            self._make_place()
+        start, self._filled = self._filled, self._filled + size
+        if self._filled > self.length:
+            raise ConnectionBroken(f"a message of {self.length} bytes has more")
+        return self._place[start : self._filled]
 
     def _begin(self) -> None:
         if self._prefix[0]:
@@ -197,7 +211,11 @@ class Http2Connection:
         elif length > MAX_HEADERS:
             raise ConnectionBroken(f"a frame of type {kind} has {length} bytes")
         elif kind == frames.HEADERS:
-            self._header_block(self.read_bytes(length), flags, number)
+            block = self.read_bytes(length)
+            if flags & ~frames.END_STREAM == frames.END_HEADERS:  # whole and plain, as mostly
+                self.on_headers(number, block, bool(flags & frames.END_STREAM))
+            else:
+                self._header_block(block, flags, number)
         else:
             self._control(kind, flags, number, self.read_bytes(length))
 
@@ -213,21 +231,19 @@ class Http2Connection:
             self._skip(number, size)
         else:
             stream.incoming.take(size, self)
-        self._skip(number, padding)
+        if padding:
+            self._skip(number, padding)
         self._received += length
         if self._received >= _RENEW:
             self.send([frames.window_update(0, self._received)])
             self._received = 0
         if stream is not None:
-            self._renew(stream, length)
+            stream.received += length
+            if stream.received >= _RENEW:
+                self.send([frames.window_update(stream.number, stream.received)])
+                stream.received = 0
             if flags & frames.END_STREAM:
                 self.on_end(stream)
-
-    def _renew(self, stream: StreamState, length: int) -> None:
-        stream.received += length
-        if stream.received >= _RENEW:
-            self.send([frames.window_update(stream.number, stream.received)])
-            stream.received = 0
 
     def _skip(self, number: int, size: int) -> None:
         """Pass over bytes of a call that has ended here."""

@@ -92,6 +92,9 @@ class PlainTransport:
 
     def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
+        if len(parts) <= _MOST_PARTS:
+            self._send(parts)
+            return
         for start in range(0, len(parts), _MOST_PARTS):
             self._send(parts[start : start + _MOST_PARTS])
 

@@ -90,4 +90,4 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    return threading.get_ident() == threading.main_thread().ident

@@ -81,8 +81,7 @@ class NonFiniteCheck:
     def _is_finite(self, name: str, values: Floats) -> bool:
         """One pass, without memory of its own; squares that overflow are looked at again."""
         flat = values.reshape(-1)
-        with np.errstate(all="ignore"):
-            square = float(np.dot(flat, flat))
+        square = float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
         self._squares[name] = self._squares.get(name, 0.0) + square
         return math.isfinite(square) or bool(np.isfinite(flat).all())
 

@@ -180,7 +180,7 @@ class TableSpec:
         """The table's number on the wire."""
         return key_of(self.name)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of values of a dense table; of one row of a sparse one."""
         size = 1
@@ -188,7 +188,7 @@ class TableSpec:
             size *= extent
         return size
 
-    @property
+    @cached_property
     def dim(self) -> int:
         """Width of a sparse row."""
         return self.shape[0]
@@ -226,7 +226,7 @@ class TableSpec:
         """Whether its servers remember which rows went last."""
         return part_of(self.entry, EvictionStreamEntry) is not None
 
-    @property
+    @cached_property
     def push_width(self) -> int:
         """Values of one row of a push to a sparse table: the gradient, then shows and clicks."""
         return self.dim + self.pushed_scores

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
 from psfleet.platform.unwritten_bytes import unwritten_bytes
-from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, extent, field, opened, tag
+from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, field, next_field, opened
 from psfleet.wire.v1.frame_pb2 import Header
 
 __all__ = ["ALIGNMENT", "MAX_HEADER", "MAX_MESSAGE", "decode", "encode", "reserve"]
@@ -36,6 +36,8 @@ def encode(header: Header, parts: Sequence[Part] = ()) -> bytes:
     Raises:
         FrameError: The message would be longer than gRPC can carry.
     """
+    if not parts:
+        return _head(header, 0)
     views = [part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts]
     return b"".join((_head(header, sum(view.nbytes for view in views)), *views))
 
@@ -72,8 +74,7 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
         fields += 1
         if fields > _MOST_FIELDS:
             raise FrameError(f"the frame has more than {_MOST_FIELDS} fields; it needs two")
-        number, kind, at = tag(view, at)
-        start, at = extent(view, at, kind)
+        number, kind, start, at = next_field(view, at)
         if number == _HEADER and kind == BYTES:
             _check_header(len(head) + at - start)
             head += bytes(view[start:at])  # protobuf: a field given twice is merged

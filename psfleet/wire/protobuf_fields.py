@@ -2,7 +2,7 @@
 
 from psfleet.errors import FrameError
 
-__all__ = ["ALIGNMENT", "BYTES", "extent", "field", "opened", "tag"]
+__all__ = ["ALIGNMENT", "BYTES", "extent", "field", "next_field", "opened", "tag"]
 
 ALIGNMENT = 8
 
@@ -24,6 +24,23 @@ def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
     """
     opening = bytes([number << 3 | BYTES]) + _varint(length)
     return head + _filling(len(head) + len(opening), padding) + opening
+
+
+def next_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
+    """Number and wire type of the field that begins at `at`, and where its content starts and ends.
+
+    Raises:
+        FrameError: It is damaged, or longer than the message.
+    """
+    start = at + 2
+    if (
+        start <= len(view) and view[at] & 0x87 == BYTES and view[at + 1] < 128
+    ):  # a short one of bytes
+        end = start + view[at + 1]
+        if end <= len(view):
+            return view[at] >> 3, BYTES, start, end
+    number, kind, at = tag(view, at)
+    return number, kind, *extent(view, at, kind)
 
 
 def tag(view: memoryview, at: int) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ its bytes lie in it.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,11 @@ __all__ = [
     "Bytes",
     "OutgoingSegment",
     "PartState",
-    "gradient_bytes",
+    "TensorRequest",
+    "joined",
     "message",
-    "read_exchange",
     "read_gradients",
-    "read_reads",
+    "read_request",
     "read_states",
     "read_values",
     "write_gradient",
@@ -60,6 +60,9 @@ VALUES = frame_pb2.CONTENT_VALUES
 STATE = frame_pb2.CONTENT_STATE
 ELEMENTS = frame_pb2.CONTENT_ELEMENTS
 _GRADIENTS = (ID_ROWS, VALUES, ELEMENTS)
+_READS = (IDS, WHOLE)
+_INT64, _UINT32, _UINT16 = np.dtype("<i8"), np.dtype("<u4"), np.dtype("<u2")
+_FLOAT32, _BYTE = np.dtype("<f4"), np.dtype("u1")
 PRECISIONS: dict[Precision | Format, frame_pb2.Precision] = {
     "float32": frame_pb2.PRECISION_FLOAT32,
     "bfloat16": frame_pb2.PRECISION_BFLOAT16,
@@ -87,11 +90,17 @@ class OutgoingSegment:
 
 def message(header: Header, pieces: Iterable[OutgoingSegment]) -> bytes:
     """The frame that carries the pieces; `header` gets their segments."""
+    pieces = list(pieces)
+    header.segments.extend(piece.segment for piece in pieces)
+    return joined(header, [piece.arrays for piece in pieces])
+
+
+def joined(header: Header, contents: Iterable[Sequence[NDArray[Any]]]) -> bytes:
+    """The frame of a header that has its segments; `contents`: of each the arrays that are its bytes."""
     parts: list[Any] = []
-    for piece in pieces:
-        header.segments.append(piece.segment)
-        parts += [np.ascontiguousarray(array) for array in piece.arrays]
-        odd = sum(array.nbytes for array in piece.arrays) % frame.ALIGNMENT
+    for arrays in contents:
+        parts += [np.ascontiguousarray(array) for array in arrays]
+        odd = sum(array.nbytes for array in arrays) % frame.ALIGNMENT
         if odd:
             parts.append(bytes(frame.ALIGNMENT - odd))
     return _streamed(header, parts) if _is_large(parts) else frame.encode(header, parts)
@@ -169,45 +178,48 @@ def write_state(state: PartState) -> OutgoingSegment:
     return OutgoingSegment(segment, arrays)
 
 
-def read_reads(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Read, ...]:
-    """What a pull asks for. The answer's size is checked too, before it is made."""
-    reads = [_read(*found) for found in _segments(header, payload, spec_of)]
-    _check_answer(reads, spec_of)
-    return tuple(reads)
+@dataclass(slots=True)
+class TensorRequest:
+    """What a call brings and asks for; arrays are views into its payload.
+
+    Attributes:
+        gradients: Of its push.
+        gradient_bytes: That they take in the payload.
+        reads: Of its pull.
+        places: Of each read where its values go, in the memory of the call's lane.
+    """
+
+    gradients: list[Gradient] = field(default_factory=list)
+    gradient_bytes: int = 0
+    reads: list[Read] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+
+def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorRequest:
+    """The request of a push, a pull or both. The answer's size is checked too, before it is made."""
+    found, answer = TensorRequest(), 0
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        if segment.content in _READS:
+            read = _read(segment, spec, cursor)
+            found.reads.append(read)
+            found.places.append(segment.answer)
+            answer += 0 if read.ids is None else read.ids.size * spec.dim * 4
+        elif found.reads:
+            raise FrameError("the frame has a gradient after a read; gradients come first")
+        else:
+            found.gradients.append(_gradient(segment, spec, cursor))
+            found.gradient_bytes = cursor.taken
+    if answer > frame.MAX_MESSAGE:  # rows that would not fit into a message
+        raise FrameError(
+            f"the pull asks for {answer} bytes of rows, the limit of a message is "
+            f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
+        )
+    return found
 
 
 def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
     """The gradients of a push, as views into the payload."""
     return tuple(_gradient(*found) for found in _segments(header, payload, spec_of))
-
-
-def gradient_bytes(header: Header, spec_of: SpecOf) -> int:
-    """Bytes that the gradients of a push take."""
-    total = 0
-    for segment in header.segments:
-        if segment.content in _GRADIENTS:
-            place = {ID_ROWS: 8, ELEMENTS: 4}.get(segment.content, 0)
-            shape = _gradient_shape(segment, spec_of(segment.table))
-            form: Format = "bfloat16" if segment.precision in _HALVES else "float32"
-            total += segment.count * place
-            total += CompressedValues.size_of(_FORMATS.get(segment.precision, form), shape)
-    return total
-
-
-def read_exchange(
-    header: Header, payload: Bytes, spec_of: SpecOf
-) -> tuple[tuple[Gradient, ...], tuple[Read, ...]]:
-    """The gradients of a push and what the pull after it asks for."""
-    gradients, reads = [], []
-    for segment, spec, cursor in _segments(header, payload, spec_of):
-        if segment.content in (IDS, WHOLE):
-            reads.append(_read(segment, spec, cursor))
-        elif reads:
-            raise FrameError("the frame has a gradient after a read; gradients come first")
-        else:
-            gradients.append(_gradient(segment, spec, cursor))
-    _check_answer(reads, spec_of)
-    return tuple(gradients), tuple(reads)
 
 
 def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:
@@ -306,25 +318,18 @@ def _gradient_values(
     return decode(cursor.halves(*shape), half, scale)
 
 
-def _check_answer(reads: Iterable[Read], spec_of: SpecOf) -> None:
-    """Refuse a pull whose rows would not fit into a message."""
-    answer = sum(
-        read.ids.size * spec_of(read.table).dim * 4 for read in reads if read.ids is not None
-    )
-    if answer > frame.MAX_MESSAGE:
-        raise FrameError(
-            f"the pull asks for {answer} bytes of rows, the limit of a message is "
-            f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
-        )
-
-
 class _Cursor:
-    """Takes arrays from a payload, one after the other, or each from where it is said to lie."""
+    """Takes arrays from a payload, one after the other, or each from where it is said to lie.
+
+    Attributes:
+        taken: Bytes of all arrays.
+    """
 
     def __init__(self, payload: Bytes, placed: bool) -> None:
         self._payload = payload
         self._placed = placed
         self._at = 0
+        self.taken = 0
 
     def begin(self, segment: Segment) -> None:
         """Go to where the segment begins."""
@@ -332,38 +337,36 @@ class _Cursor:
 
     def ids(self, count: int) -> Ids:
         """The next `count` ids."""
-        return self._take((count,), np.dtype("<i8"))
+        return self._take(count, _INT64)
 
     def positions(self, count: int) -> Ids:
         """The next `count` positions, as int64."""
-        return self._take((count,), np.dtype("<u4")).astype(np.int64)
+        return self._take(count, _UINT32).astype(np.int64)
 
     def halves(self, *shape: int) -> NDArray[np.uint16]:
         """The next array of 16-bit patterns of that shape."""
-        return self._take(shape, np.dtype("<u2"))
+        return self._take(math.prod(shape), _UINT16).reshape(shape)
 
     def floats(self, *shape: int) -> Floats:
         """The next float32 array of that shape."""
-        return self._take(shape, np.dtype("<f4"))
+        return self._take(math.prod(shape), _FLOAT32).reshape(shape)
 
     def packed(self, form: Format, shape: Sequence[int]) -> CompressedValues:
         """The next values of that shape, in that form."""
-        buffer = self._take((CompressedValues.size_of(form, shape),), np.dtype("u1"))
+        buffer = self._take(CompressedValues.size_of(form, shape), _BYTE)
         if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing
             buffer = buffer.copy()
         return CompressedValues.over(buffer, form, shape)
 
-    def _take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-        count = math.prod(shape)
+    def _take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        size = count * dtype.itemsize
         left = len(self._payload) - self._at
-        if count * dtype.itemsize > left:
-            raise FrameError(
-                f"a segment announces {count * dtype.itemsize} bytes, "
-                f"but the payload has {left} left"
-            )
+        if size > left:
+            raise FrameError(f"a segment announces {size} bytes, but the payload has {left} left")
         array = np.frombuffer(self._payload, dtype, count, self._at)
-        self._at += array.nbytes
-        return (array if array.flags.aligned else array.copy()).reshape(shape)
+        self._at += size
+        self.taken += size
+        return array if array.flags.aligned else array.copy()
 
     def finish(self) -> None:
         """Refuse bytes that belong to no segment."""
@@ -380,11 +383,12 @@ def _segments(
     cursor = _Cursor(payload, header.HasField("lane"))
     seen: set[int] = set()
     for segment in header.segments:
-        if segment.table in seen and segment.content in _GRADIENTS:
-            raise FrameError(f"the frame names table {segment.table:#x} twice")
-        seen.add(segment.table)
+        table = segment.table
+        if table in seen and segment.content in _GRADIENTS:
+            raise FrameError(f"the frame names table {table:#x} twice")
+        seen.add(table)
         cursor.begin(segment)
-        yield segment, spec_of(segment.table), cursor
+        yield segment, spec_of(table), cursor
     cursor.finish()
 
 

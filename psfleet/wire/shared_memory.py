@@ -11,19 +11,16 @@ than refuse them.
 
 import contextlib
 import fcntl
-import math
 import mmap
 import os
 import secrets
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
 from psfleet.platform.memory import available_memory
@@ -59,39 +56,30 @@ class MemoryHandle:
 
 
 class SharedMemory:
-    """A mapped piece of memory. It goes when the last array in it is gone."""
+    """A mapped piece of memory. It goes when the last array in it is gone.
+
+    Attributes:
+        bytes: All of it.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self._bytes = np.frombuffer(mmap.mmap(descriptor, size, flags=flags), np.uint8)
+        self.bytes = np.frombuffer(mmap.mmap(descriptor, size, flags=flags), np.uint8)
 
     def __len__(self) -> int:
-        return len(self._bytes)
+        return len(self.bytes)
 
-    @property
-    def bytes(self) -> NDArray[np.uint8]:
-        """All of it."""
-        return self._bytes
-
-    def array(self, offset: int, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """The array that lies at `offset`, writable.
+    def part(self, offset: int, size: int) -> NDArray[np.uint8]:
+        """So many bytes from `offset` on, writable.
 
         Raises:
-            FrameError: It would lie outside of the memory.
-        """
-        self.check(offset, math.prod(shape) * np.dtype(dtype).itemsize)
-        return np.ndarray(tuple(shape), dtype, self._bytes, offset)
-
-    def check(self, offset: int, size: int) -> None:
-        """Refuse a place that lies outside of the memory.
-
-        Raises:
-            FrameError: It does.
+            FrameError: They lie outside of the memory.
         """
         if not FIRST <= offset <= len(self) - size:
             raise FrameError(
                 f"{size} bytes at {offset} lie outside of the {len(self)} bytes of shared memory"
             )
+        return self.bytes[offset : offset + size]
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, MemoryHandle] | None":
@@ -109,7 +97,7 @@ class SharedMemory:
                 os.close(descriptor)
                 raise
             token = secrets.token_bytes(_TOKEN)
-            memory._bytes[:_TOKEN] = np.frombuffer(token, np.uint8)
+            memory.bytes[:_TOKEN] = np.frombuffer(token, np.uint8)
             return memory, MemoryHandle(_boot(), os.getpid(), descriptor, size, token)
         return None
 
@@ -127,7 +115,7 @@ class SharedMemory:
                 memory = cls(descriptor, offer.size)
             finally:
                 os.close(descriptor)
-            return memory if memory._bytes[:_TOKEN].tobytes() == offer.token else None
+            return memory if memory.bytes[:_TOKEN].tobytes() == offer.token else None
         return None
 
 
@@ -143,7 +131,7 @@ class BlockAllocator:
     def take(self, nbytes: int) -> int | None:
         """Offset of a place for so many bytes, on a cache line; None: there is none left."""
         # Sizes are rounded up by at most an eighth, so that those of one step fit those of the next.
-        unit = max(64, 1 << max(nbytes.bit_length() - 4, 0))
+        unit = 64 if nbytes < 1024 else 1 << nbytes.bit_length() - 4
         rounded = max(-(-nbytes // unit), 1) * unit
         free = self._free.get(rounded)
         if free:

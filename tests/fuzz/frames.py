@@ -246,7 +246,7 @@ class Ground:
             self.generation = 77
         finally:
             os.close(offer.descriptor)
-        self.memory.array(64, (3,), np.int64)[:] = IDS
+        self.memory.part(64, 24).view(np.int64)[:] = IDS
 
     def _valid(self) -> Iterator[tuple[str, Message]]:
         """A good request of every method, by a name that begins with the method's."""

@@ -75,9 +75,8 @@ def test_a_push_comes_back(form: Format, shift: int) -> None:
     assert rows.ids.tolist() == IDS.tolist()
     np.testing.assert_allclose(rows.values, rows_of(), atol=0.03)
     np.testing.assert_allclose(dense.values, np.linspace(-1, 1, 600), atol=0.01)
-    assert (
-        segments.gradient_bytes(header, SPECS.__getitem__) == {"int8": 666, "bfloat16": 1260}[form]
-    )
+    whole = segments.read_request(header, memoryview(payload), SPECS.__getitem__)
+    assert whole.gradient_bytes == {"int8": 666, "bfloat16": 1260}[form]
 
 
 def test_sizes() -> None:
@@ -195,7 +194,7 @@ def test_forms_that_do_not_go_together_are_refused() -> None:
         whole: Any = Segment(table=DENSE.key, content=segments.WHOLE)
         whole.precision = number
         with pytest.raises(FrameError, match=f"precision {number}"):
-            segments.read_reads(Header(segments=[whole]), memoryview(b""), SPECS.__getitem__)
+            segments.read_request(Header(segments=[whole]), memoryview(b""), SPECS.__getitem__)
 
 
 @settings(max_examples=300, deadline=None)

@@ -57,8 +57,8 @@ def test_reads_and_values_come_back() -> None:
     """A pull's reads and its answer come back equal."""
     sparse, dense = through(
         [segments.write_read(Read(SPARSE.key, IDS)), segments.write_read(Read(DENSE.key))],
-        segments.read_reads,
-    )
+        segments.read_request,
+    ).reads
     assert dense == Read(DENSE.key)
     np.testing.assert_array_equal(sparse.ids, IDS)
     values = [ROWS, np.arange(4, dtype=np.float32)]
@@ -147,14 +147,14 @@ def test_a_segment_of_the_wrong_kind_is_refused() -> None:
             segments.read_gradients,
         )
     with pytest.raises(FrameError, match=r"'sparse' is sparse; .* expected CONTENT_IDS"):
-        through([segments.write_read(Read(SPARSE.key))], segments.read_reads)
+        through([segments.write_read(Read(SPARSE.key))], segments.read_request)
 
 
 def test_a_pull_whose_answer_could_not_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of the answer is checked before a row of it is made."""
     monkeypatch.setattr(frame, "MAX_MESSAGE", 40 + 19)
     with pytest.raises(FrameError, match="asks for 60 bytes of rows"):
-        through([segments.write_read(Read(SPARSE.key, IDS))], segments.read_reads)
+        through([segments.write_read(Read(SPARSE.key, IDS))], segments.read_request)
 
 
 @given(
@@ -176,7 +176,7 @@ def test_any_header_over_any_payload_is_read_or_refused(
     header = Header(segments=lies)
     for read in (
         segments.read_gradients,
-        segments.read_reads,
+        segments.read_request,
         segments.read_states,
         segments.read_values,
     ):
@@ -191,12 +191,13 @@ def test_an_exchange_comes_apart() -> None:
         segments.write_read(Read(SPARSE.key, IDS[:2])),
         segments.write_read(Read(DENSE.key)),
     ]
-    gradients, reads = through(pieces, segments.read_exchange)
-    np.testing.assert_array_equal(gradients[0].values, ROWS)
-    np.testing.assert_array_equal(reads[0].ids, IDS[:2])
-    assert reads[1] == Read(DENSE.key)
+    found = through(pieces, segments.read_request)
+    np.testing.assert_array_equal(found.gradients[0].values, ROWS)
+    assert found.gradient_bytes == IDS.nbytes + ROWS.nbytes
+    np.testing.assert_array_equal(found.reads[0].ids, IDS[:2])
+    assert found.reads[1] == Read(DENSE.key)
     with pytest.raises(FrameError, match="gradients come first"):
-        through([pieces[2], pieces[0]], segments.read_exchange)
+        through([pieces[2], pieces[0]], segments.read_request)
 
 
 def test_segments_of_a_lane_lie_where_they_say() -> None:

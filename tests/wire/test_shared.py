@@ -34,8 +34,8 @@ def test_both_ends_see_the_same_bytes(offered: tuple[SharedMemory, MemoryHandle]
     memory, offer = offered
     other = SharedMemory.open(offer)
     assert other is not None
-    memory.array(FIRST, (3, 2), np.float32)[:] = 7
-    assert other.array(FIRST, (6,), np.float32).tolist() == [7] * 6
+    memory.part(FIRST, 24).view(np.float32)[:] = 7
+    assert other.part(FIRST, 24).view(np.float32).tolist() == [7] * 6
     assert set(os.listdir("/dev/shm")) == before
 
 
@@ -44,13 +44,13 @@ def test_another_process_can_open_it(offered: tuple[SharedMemory, MemoryHandle])
     memory, offer = offered
     program = (
         "from psfleet.wire.shared_memory import *; import numpy as np; "
-        f"SharedMemory.open({offer!r}).array(FIRST, (2,), np.int64)[:] = 5, 6"
+        f"SharedMemory.open({offer!r}).part(FIRST, 16).view(np.int64)[:] = 5, 6"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)
     subprocess.run(
         [sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path}
     )
-    assert memory.array(FIRST, (2,), np.int64).tolist() == [5, 6]
+    assert memory.part(FIRST, 16).view(np.int64).tolist() == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_place_outside_is_refused(
 ) -> None:
     """No array reaches into the memory's head or beyond its end."""
     with pytest.raises(FrameError, match="outside of the 65536 bytes"):
-        offered[0].array(offset, (count,), np.float32)
+        offered[0].part(offset, 4 * count)
 
 
 def test_memory_that_is_not_to_be_had() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.faults.crash_points import CrashFaults
-from psfleet.runtime.interface import Read
 from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import (
     Call,
@@ -44,7 +43,7 @@ from psfleet_server.engine.measurements import CallBytes, CallLatencies, WorkerR
 from psfleet_server.engine.memory_budget import resident
 from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
-from psfleet_server.rpc.pull_response import ResponsePlaces, lay_out
+from psfleet_server.rpc.pull_response import lay_out
 
 if TYPE_CHECKING:
     from psfleet.observability.spans import Tracing
@@ -219,34 +218,26 @@ class ShardHost:
                 f"the pull of an exchange commits round {pull.commit}; only sync mode has rounds"
             )
         self._check_parked()
-        if reply.places is not None:
-            shapes = [self.shard.tables.shape_of(read) for read in pull.reads]
-            reply.places.check(pull.reads, shapes)
         answer = self.ask(push)
         assert answer.outcome is not None
-        reply.header = Header(outcome=OUTCOMES[answer.outcome])
+        reply.outcome = OUTCOMES[answer.outcome]
         self._submit(pull, reply)
 
-    def answer(
-        self,
-        header: Header,
-        reads: Sequence[Read],
-        places: ResponsePlaces | None,
-        keeper: int | None = None,
-    ) -> bytes:
-        """The message with the current values of the reads, or with word that they are in place.
-
-        keeper: The worker for which the values are remembered, see Pull.keeps.
-        """
-        laid = lay_out(header, reads, self.shard.tables.shape_of, places)
-        self.shard.tables.read_into(reads, laid.values)
-        if keeper is not None:
-            self.shard.stale_gradients.keep(keeper, reads, laid.values)
-        laid.finish()
-        self.bytes.values += laid.bytes
+    def _values(self, serve: SendValues, reply: DeferredReply) -> bytes:
+        """The message with the current values of the reads, or with word that they are in place."""
+        tables, view = self.shard.tables, self.shard.workers.view
+        laid = reply.response
+        if laid is None:
+            header = Header(outcome=reply.outcome, view=view)
+            laid = lay_out(header, serve.reads, tables.shape_of)
+        tables.read_into(serve.reads, laid.values)
+        if serve.keeper is not None:
+            self.shard.stale_gradients.keep(serve.keeper, serve.reads, laid.values)
+        message = laid.finish(reply.outcome, view)
+        self.bytes.values += laid.size
         self.bytes.saved += laid.saved
         self.settle_read()
-        return laid.message
+        return message
 
     def settle_read(self) -> None:
         """Return when what was read may be told: it may be newer than what the call waited for."""
@@ -361,9 +352,7 @@ class ShardHost:
 
     def _serve(self, serve: SendValues, reply: DeferredReply) -> None:
         try:
-            header = reply.header or Header()
-            header.view = self.shard.workers.view
-            message = self.answer(header, serve.reads, reply.places, serve.keeper)
+            message = self._values(serve, reply)
         except PsfleetError as error:
             reply.fail(error)
         else:

@@ -26,8 +26,8 @@ from psfleet.observability.latency import LatencyHistogram
 from psfleet.platform.service_thread import ServiceThread, ends_process
 from psfleet.wire import error_status
 from psfleet.wire.channel import GRACE
-from psfleet.wire.v1.frame_pb2 import Header
-from psfleet_server.rpc.pull_response import ResponsePlaces
+from psfleet.wire.v1.frame_pb2 import OUTCOME_UNSPECIFIED, Outcome
+from psfleet_server.rpc.pull_response import PullResponse
 
 __all__ = ["Deadlines", "DeferredReply", "immediate", "parkable", "perform", "prompt"]
 
@@ -49,8 +49,8 @@ class DeferredReply:
 
     Attributes:
         done: It has been answered.
-        places: Where in shared memory its values go; None: into the message.
-        header: The header of the answer.
+        response: Laid out in shared memory, to be filled; None: its values go into the message.
+        outcome: Of the push that came with it, for the answer.
         waited: Gets the time from the call to its answer too; None: only the latency does.
     """
 
@@ -64,8 +64,8 @@ class DeferredReply:
         self._lock = threading.Lock()
         self._parked: Deadlines | None = None
         self.done = False
-        self.places: ResponsePlaces | None = None
-        self.header: Header | None = None
+        self.response: PullResponse | None = None
+        self.outcome: Outcome = OUTCOME_UNSPECIFIED
         self.waited: LatencyHistogram | None = None
 
     def answer(self, message: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,9 @@ from psfleet.runtime.interface import Read
 from psfleet.wire import frame, segments
 from psfleet.wire.compression import CompressedValues, pack
 from psfleet.wire.shared_memory import SharedMemory
-from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet.wire.v1.frame_pb2 import Header, Outcome, Segment
 
-__all__ = ["PullResponse", "ResponsePlaces", "lay_out"]
+__all__ = ["PullResponse", "lay_out", "lay_out_in"]
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -21,51 +22,19 @@ Bytes = NDArray[np.uint8]
 _WORD = 4  # bytes: kernels of packed values want their arrays to begin on it
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsePlaces:
-    """Where the values of each read go in the memory that a worker shares."""
-
-    memory: SharedMemory
-    offsets: tuple[int, ...]
-
-    def check(self, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Refuse places that lie outside of the memory."""
-        for offset, read, shape in zip(self.offsets, reads, shapes, strict=True):
-            _check_word(offset)
-            self.memory.check(offset, CompressedValues.size_of(read.format, shape))
-
-    def rooms(self, sizes: Sequence[int]) -> list[Bytes]:
-        """The places, of so many bytes each.
-
-        Raises:
-            FrameError: One lies outside of the memory, or across its words.
-        """
-        for offset in self.offsets:
-            _check_word(offset)
-        return [
-            self.memory.array(offset, (size,), np.uint8)
-            for offset, size in zip(self.offsets, sizes, strict=True)
-        ]
-
-
-def _check_word(offset: int) -> None:
-    if offset % _WORD:
-        raise FrameError(f"a place at {offset} is no multiple of {_WORD}")
-
-
 @dataclass(slots=True)
 class PullResponse:
     """The answer to a pull.
 
     Attributes:
-        message: What is sent, once all is in place.
-        values: An array for the values of each read, to be filled by the tables.
-        bytes: That travel, in the message or in shared memory.
+        message: What is sent, once all is in place; empty: the values are in shared memory.
+        size: Bytes that travel, in the message or in shared memory.
         saved: By which they would be more in float32.
+        values: An array for the values of each read, to be filled by the tables.
     """
 
-    message: bytes
-    bytes: int
+    message: bytes = b""
+    size: int = 0
     saved: int = 0
     values: list[Floats] = field(default_factory=list)
     _packed: list[tuple[Floats, CompressedValues]] = field(default_factory=list)
@@ -80,41 +49,67 @@ class PullResponse:
         self.values.append(values)
         self._packed.append((values, CompressedValues.over(room, read.format, shape)))
 
-    def finish(self) -> None:
-        """The tables have filled `values`: put those that are packed in their rooms."""
+    def finish(self, outcome: Outcome, view: int) -> bytes:
+        """The tables have filled `values`: put those that are packed in their rooms. What is sent."""
         for values, packed in self._packed:
             pack(values, packed)
+        if self.message:
+            return self.message
+        message = _placed(outcome, view)
+        self.size += len(message)
+        return message
+
+
+@lru_cache(64)
+def _placed(outcome: Outcome, view: int) -> bytes:
+    """The message which says that all values are in shared memory."""
+    header = Header(outcome=outcome, view=view)
+    header.lane.SetInParent()
+    return frame.encode(header)
+
+
+def lay_out_in(
+    memory: SharedMemory,
+    places: Sequence[int],
+    reads: Sequence[Read],
+    shape_of: Callable[[Read], tuple[int, ...]],
+) -> PullResponse:
+    """An answer whose values go to these places of the memory that a worker shares.
+
+    Raises:
+        FrameError: One lies outside of the memory, or across its words.
+    """
+    laid = PullResponse()
+    for place, read in zip(places, reads, strict=True):
+        if place % _WORD:
+            raise FrameError(f"a place at {place} is no multiple of {_WORD}")
+        shape = shape_of(read)
+        size = CompressedValues.size_of(read.format, shape)
+        laid.add(read, shape, memory.part(place, size))
+        laid.size += size
+    return laid
 
 
 def lay_out(
-    header: Header,
-    reads: Sequence[Read],
-    shape_of: Callable[[Read], tuple[int, ...]],
-    places: ResponsePlaces | None,
+    header: Header, reads: Sequence[Read], shape_of: Callable[[Read], tuple[int, ...]]
 ) -> PullResponse:
-    """The message that answers the reads, and an array for the values of each.
+    """An answer with the values in its message. They must be there before it is sent.
 
     Args:
         header: Of the answer; the segments are added to it.
+        reads: What is asked for.
         shape_of: The shape of a read's values.
-        places: None: the values go into the message. They must be there before it is sent.
 
     Raises:
-        FrameError: A place lies outside of the shared memory, or the message is too long.
+        FrameError: The message is too long.
     """
     shapes = [shape_of(read) for read in reads]
     sizes = [
         CompressedValues.size_of(read.format, s) for read, s in zip(reads, shapes, strict=True)
     ]
-    if places is not None:
-        header.lane.SetInParent()
-        message, rooms = frame.encode(header), places.rooms(sizes)
-        laid = PullResponse(message, len(message) + sum(sizes))
-    else:
-        for read, shape in zip(reads, shapes, strict=True):
-            header.segments.append(_segment(read, shape))
-        message, rooms = _rooms(header, sizes)
-        laid = PullResponse(message, len(message))
+    header.segments.extend(map(_segment, reads, shapes))
+    message, rooms = _rooms(header, sizes)
+    laid = PullResponse(message, len(message))
     for read, shape, room in zip(reads, shapes, rooms, strict=True):
         laid.add(read, shape, room)
     return laid

@@ -13,12 +13,13 @@ from psfleet.errors import (
     UnknownTable,
 )
 from psfleet.kernels.dedup import first_repeat
-from psfleet.runtime.interface import Gradient, Read, missing_table
+from psfleet.runtime.interface import Gradient, missing_table
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
+from psfleet.wire.segments import TensorRequest
 from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
 from psfleet.wire.table_messages import read_spec, write_evictions, write_mode, write_spec
 from psfleet.wire.v1 import shard_pb2
@@ -26,7 +27,7 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply
-from psfleet_server.rpc.pull_response import ResponsePlaces
+from psfleet_server.rpc.pull_response import lay_out_in
 from psfleet_server.services.protobuf_messages import encoded, parsed
 
 __all__ = ["ShardService"]
@@ -42,29 +43,34 @@ class ShardService:
         self._host = host
 
     def push(self, request: bytes) -> bytes:
-        header, content, memory = self._open(request)
+        header, asked, memory = self._open(request)
         self._host.bytes.push += len(request)
-        gradients = segments.read_gradients(header, content, self._spec_of)
+        if asked.reads:
+            raise FrameError("the frame of a push has a read; make an exchange of it")
         if memory is not None and self._host.shard.consistency.declared.has_rounds:
             # The push is held for its round; its places go back to the worker with the answer.
-            gradients = tuple(_kept(gradient) for gradient in gradients)
-        answer = self._host.ask(self._push(header, gradients))
+            asked.gradients = [_kept(gradient) for gradient in asked.gradients]
+        answer = self._host.ask(self._push(header, asked))
         assert answer.outcome is not None
         return frame.encode(Header(outcome=OUTCOMES[answer.outcome]))
 
     def pull(self, request: bytes, reply: DeferredReply) -> None:
-        header, content, memory = self._open(request)
+        header, asked, memory = self._open(request)
         self._host.bytes.pull += len(request)
-        reads = segments.read_reads(header, content, self._spec_of)
-        reply.places = _places(header, memory)
-        self._host.submit(_pull(header, reads), reply)
+        if asked.gradients:
+            raise FrameError("the frame of a pull has a gradient; make an exchange of it")
+        if memory is not None:
+            shape_of = self._host.shard.tables.shape_of
+            reply.response = lay_out_in(memory, asked.places, asked.reads, shape_of)
+        self._host.submit(_pull(header, asked), reply)
 
     def exchange(self, request: bytes, reply: DeferredReply) -> None:
-        header, content, memory = self._open(request)
+        header, asked, memory = self._open(request)
         self._host.bytes.exchange += len(request)
-        gradients, reads = segments.read_exchange(header, content, self._spec_of)
-        reply.places = _places(header, memory)
-        self._host.exchange(self._push(header, gradients), _pull(header, reads), reply)
+        if memory is not None:
+            shape_of = self._host.shard.tables.shape_of
+            reply.response = lay_out_in(memory, asked.places, asked.reads, shape_of)
+        self._host.exchange(self._push(header, asked), _pull(header, asked), reply)
 
     def attach(self, request: bytes) -> bytes:
         asked = parsed(shard_pb2.AttachRequest, request)
@@ -79,19 +85,21 @@ class ShardService:
         shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation, offer)
         return encoded(shard_pb2.AttachReply(attached=shared))
 
-    def _open(self, request: bytes) -> tuple[Header, segments.Bytes, SharedMemory | None]:
-        """The header of a data call, the bytes of its segments, and the memory they are in."""
+    def _open(self, request: bytes) -> tuple[Header, TensorRequest, SharedMemory | None]:
+        """The header of a data call, what it brings and asks for, and the memory that its tensors are in."""
         header, payload = frame.decode(request)
         memory = self._host.lanes.of(header)
-        return header, payload if memory is None else memory.bytes, memory
+        content = payload if memory is None else memory.bytes
+        asked = segments.read_request(header, content, self._spec_of)
+        if memory is not None:
+            self._host.bytes.push += asked.gradient_bytes
+        return header, asked, memory
 
-    def _push(self, header: Header, gradients: tuple[Gradient, ...]) -> Push:
-        for gradient in gradients:
+    def _push(self, header: Header, asked: TensorRequest) -> Push:
+        for gradient in asked.gradients:
             _refuse_repeats(gradient, self._spec_of(gradient.table))
-        if header.HasField("lane"):
-            self._host.bytes.push += segments.gradient_bytes(header, self._spec_of)
         cut = (header.cut, header.cut_after) if header.cut else None
-        return read_push(header, gradients, cut)
+        return read_push(header, tuple(asked.gradients), cut)
 
     def join(self, request: bytes) -> bytes:
         asked = parsed(shard_pb2.JoinRequest, request)
@@ -236,30 +244,16 @@ class ShardService:
         return self._host.shard.tables.find(key).spec
 
 
-def _pull(header: Header, reads: tuple[Read, ...]) -> Pull:
+def _pull(header: Header, asked: TensorRequest) -> Pull:
     keeps = header.delay_compensation > 0
     return Pull(
         header.worker,
         header.incarnation,
-        reads,
+        tuple(asked.reads),
         header.commit,
         header.clock,
         keeps,
         header.progress,
-    )
-
-
-def _places(header: Header, memory: SharedMemory | None) -> ResponsePlaces | None:
-    """Where the values of the header's reads go."""
-    if memory is None:
-        return None
-    return ResponsePlaces(
-        memory,
-        tuple(
-            segment.answer
-            for segment in header.segments
-            if segment.content in (segments.IDS, segments.WHOLE)
-        ),
     )
 
 

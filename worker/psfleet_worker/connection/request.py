@@ -1,11 +1,11 @@
 """One call to one server: its tensors laid out where they will travel."""
 
-import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
 from psfleet.kernels.streaming import copy_over
@@ -13,7 +13,6 @@ from psfleet.runtime.interface import Format
 from psfleet.schema.table import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.compression import CompressedValues, value_format
-from psfleet.wire.segments import OutgoingSegment
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 from psfleet_worker.connection.tensor_memory import LaneMemory, LentArray
 
@@ -25,6 +24,7 @@ SpecOf = Callable[[int], TableSpec]
 Values = Floats | CompressedValues
 
 _SMALL = 64 << 10
+_TOLD = 64  # bytes of an answer that may hold no values: they are in shared memory
 
 
 class ServerRequest:
@@ -41,17 +41,17 @@ class ServerRequest:
     """
 
     def __init__(self, header: Header, held: LaneMemory | None, wanted: Format = "float32") -> None:
-        self._header = header
+        self._header = header  # with the segments
         self._held = held
         self._wanted = wanted
-        self._pieces: list[OutgoingSegment] = []
+        self._arrays: list[tuple[NDArray[Any], ...]] = []  # the bytes of each segment
         self._places: list[int] = []
         self._answers: list[Values] = []
         self._reads = 0
         self._answer_bytes = 0
         self._inline = held is None
         self._missed = 0  # bytes without a place in the memory
-        self._borrowed: list[int] = []  # pieces that are views of the caller's arrays
+        self._borrowed: list[int] = []  # segments whose arrays are views of the caller's arrays
         self.bytes = 0
         self.view = 0
 
@@ -63,7 +63,7 @@ class ServerRequest:
     @property
     def is_empty(self) -> bool:
         """Whether it has neither gradients nor reads."""
-        return not self._pieces
+        return not self._arrays
 
     @property
     def held(self) -> LaneMemory | None:
@@ -101,43 +101,38 @@ class ServerRequest:
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
         """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""
-        width = spec.push_width
-        mine, at = self._room((len(ids) * 2 + len(ids) * width,), np.float32)
-        kept, rows = mine[: 2 * len(ids)].view(np.int64), mine[2 * len(ids) :].reshape(-1, width)
-        kept[:] = ids
-        self._add(
-            Segment(
-                table=spec.key,
-                content=segments.ID_ROWS,
-                count=len(ids),
-                learning_rate=learning_rate,
-                offset=at,
-            ),
-            kept,
-            rows,
+        count, width = len(ids), spec.push_width
+        mine, at = self._room(count * (8 + 4 * width))
+        mine[: 8 * count].view(np.int64)[:] = ids
+        self._header.segments.add(
+            table=spec.key,
+            content=segments.ID_ROWS,
+            count=count,
+            learning_rate=learning_rate,
+            offset=at,
         )
-        return rows
+        self._add(mine)
+        return mine[8 * count :].view(np.float32).reshape(-1, width)
 
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
         """Add this server's part of a dense gradient; without shared memory as a view, see `own`."""
         at = 0
         if self._inline:
-            self._borrowed.append(len(self._pieces))
+            self._borrowed.append(len(self._arrays))
             self._miss(values.nbytes)
         else:
-            mine, at = self._room(values.shape, np.float32)
+            room, at = self._room(values.nbytes)
+            mine = room.view(np.float32)
             copy_over(mine, values)
             values = mine
-        self._add(
-            Segment(
-                table=spec.key,
-                content=segments.VALUES,
-                count=len(values),
-                learning_rate=learning_rate,
-                offset=at,
-            ),
-            values,
+        self._header.segments.add(
+            table=spec.key,
+            content=segments.VALUES,
+            count=len(values),
+            learning_rate=learning_rate,
+            offset=at,
         )
+        self._add(values)
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
         """Add a segment whose bytes are these arrays, side by side."""
@@ -149,20 +144,20 @@ class ServerRequest:
 
     def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
         """Add a segment of so many bytes; returns the array that the caller fills with them."""
-        mine, segment.offset = self._room((size,), np.uint8)
-        self._add(segment, mine)
+        mine, segment.offset = self._room(size)
+        self._header.segments.append(segment)
+        self._add(mine)
         return mine
 
     def read_rows(self, spec: TableSpec, ids: Ids) -> None:
         """Add a pull of rows."""
-        mine, at = self._room(ids.shape, np.int64)
-        np.copyto(mine, ids)
-        self._read(
-            spec,
-            Segment(table=spec.key, content=segments.IDS, count=len(ids), offset=at),
-            (len(ids), spec.dim),
-            mine,
+        mine, at = self._room(ids.nbytes)
+        mine.view(np.int64)[:] = ids
+        segment = self._header.segments.add(
+            table=spec.key, content=segments.IDS, count=len(ids), offset=at
         )
+        self._add(mine)
+        self._await(spec, segment, (len(ids), spec.dim))
 
     def read_values(
         self, spec: TableSpec, low: int, high: int, lent: LentArray | None = None
@@ -173,24 +168,22 @@ class ServerRequest:
             low, high: Which of the whole table's they are.
             lent: The whole table's array, in the memory of this parcel; None: a place of its own.
         """
-        segment = Segment(table=spec.key, content=segments.WHOLE)
+        segment = self._header.segments.add(table=spec.key, content=segments.WHOLE)
+        self._add()
         if lent is None:
-            self._read(spec, segment, (high - low,))
+            self._await(spec, segment, (high - low,))
             return
         segment.answer = lent.offset + 4 * low
         self._answers.append(lent.array[low:high])
         self._reads += 1
-        self._add(segment)
 
     def request(self) -> bytes:
         """The message of the call. With shared memory it holds places only."""
         if self._inline or self._held is None:
             return self._message()
-        header = Header()
-        header.CopyFrom(self._header)
-        header.lane.generation, header.lane.turn = self._held.generation, self._held.next_turn()
-        header.segments.extend(piece.segment for piece in self._pieces)
-        return frame.encode(header)
+        lane = self._header.lane
+        lane.generation, lane.turn = self._held.generation, self._held.next_turn()
+        return frame.encode(self._header)
 
     def fallback(self) -> bytes:
         """The message with the tensors in it, for a call that has failed with shared memory."""
@@ -199,10 +192,12 @@ class ServerRequest:
 
     def answer(self, message: bytes, spec_of: SpecOf) -> list[Values]:
         """What the server has read, in the order of the reads; valid until `close`."""
+        if len(message) <= _TOLD:
+            self.view, is_placed = _told(message)
+            if is_placed:
+                return self._answers
         header, payload = frame.decode(message)
         self.view = header.view
-        if header.HasField("lane"):
-            return self._answers
         found = segments.read_values(header, payload, spec_of)
         if len(found) != self._reads:
             raise FrameError(f"a server answers {len(found)} of {self._reads} reads")
@@ -211,10 +206,7 @@ class ServerRequest:
     def own(self) -> None:
         """Copy what is still a view of the caller's arrays: the call is made later."""
         for i in self._borrowed:
-            piece = self._pieces[i]
-            self._pieces[i] = OutgoingSegment(
-                piece.segment, tuple(array.copy() for array in piece.arrays)
-            )
+            self._arrays[i] = tuple(array.copy() for array in self._arrays[i])
         self._borrowed.clear()
 
     def lose(self) -> None:
@@ -224,7 +216,7 @@ class ServerRequest:
 
     def close(self) -> None:
         """Answer and places are no longer used."""
-        places, self._places, self._answers, self._pieces = self._places, [], [], []
+        places, self._places, self._answers, self._arrays = self._places, [], [], []
         if self._held is not None:
             for place in places:
                 self._held.give(place)
@@ -232,43 +224,49 @@ class ServerRequest:
             self._held.ended(self.bytes + self._answer_bytes, missed)
 
     def _message(self) -> bytes:
-        header = Header()
-        header.CopyFrom(self._header)
-        return segments.message(header, self._pieces)
+        self._header.ClearField("lane")
+        return segments.joined(self._header, self._arrays)
 
-    def _add(self, segment: Segment, *arrays: NDArray[Any]) -> None:
-        self._pieces.append(OutgoingSegment(segment, arrays))
-        self.bytes += sum(array.nbytes for array in arrays)
+    def _add(self, *arrays: NDArray[Any]) -> None:
+        """The arrays of the newest segment."""
+        self._arrays.append(arrays)
+        for array in arrays:
+            self.bytes += array.nbytes
 
-    def _read(
-        self, spec: TableSpec, segment: Segment, shape: tuple[int, ...], *arrays: NDArray[Any]
-    ) -> None:
+    def _await(self, spec: TableSpec, segment: Segment, shape: tuple[int, ...]) -> None:
+        """Have a place for the values of the newest segment, which is a read."""
         form = value_format(spec, self._wanted)
         segment.precision = segments.PRECISIONS[form]
         size = CompressedValues.size_of(form, shape)
         self._answer_bytes += size
         if self._held is not None:
-            out, segment.answer = self._room((size,), np.uint8)
+            out, segment.answer = self._room(size)
             self._answers.append(
                 out.view(np.float32).reshape(shape)
                 if form == "float32"
                 else CompressedValues.over(out, form, shape)
             )
         self._reads += 1
-        self._add(segment, *arrays)
 
     def _miss(self, size: int) -> None:
         if self._held is not None:
             self._missed += size
             self._held.miss(size)
 
-    def _room(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray[Any], int]:
-        """An array to fill, and its place if it is in shared memory."""
+    def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
+        """So many bytes to fill, and their place if they are in shared memory."""
         if self._held is not None:
-            taken = self._held.take(shape, dtype)
+            taken = self._held.take(size)
             if taken is not None:
                 self._places.append(taken[1])
                 return taken
-            self._miss(math.prod(shape) * np.dtype(dtype).itemsize)
+            self._miss(size)
             self._inline = True  # what is in the memory already is sent from there
-        return np.empty(shape, dtype), 0
+        return np.empty(size, np.uint8), 0
+
+
+@lru_cache(16)
+def _told(message: bytes) -> tuple[int, bool]:
+    """The view that an answer tells of, and whether its values are in shared memory."""
+    header, _ = frame.decode(message)
+    return header.view, header.HasField("lane")

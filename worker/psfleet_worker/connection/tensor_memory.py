@@ -11,14 +11,12 @@ used: such an array is lent, and its place comes back when the last view of it i
 
 import collections
 import itertools
-import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from psfleet.kernels.initial_values import address_of
 from psfleet.wire.shared_memory import BlockAllocator, MemoryHandle, SharedMemory
@@ -68,14 +66,14 @@ class LaneMemory:
     def __len__(self) -> int:
         return len(self._memory)
 
-    def take(self, shape: Sequence[int], dtype: DTypeLike) -> tuple[NDArray[Any], int] | None:
-        """A new array in the memory and its offset; None: there is no room left."""
-        self._regain()
-        size = math.prod(shape) * np.dtype(dtype).itemsize
+    def take(self, size: int) -> tuple[NDArray[np.uint8], int] | None:
+        """So many bytes of the memory and their offset; None: there is no room left."""
+        if self._returned:
+            self._regain()
         offset = self._blocks.take(size)
         if offset is None:
             return None
-        return self._memory.array(offset, shape, dtype), offset
+        return self._memory.bytes[offset : offset + size], offset
 
     def give(self, offset: int) -> None:
         """The array at `offset` is no longer used."""
@@ -93,17 +91,18 @@ class LaneMemory:
 
     def lend(self, count: int) -> "LentArray | None":
         """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
-        self._regain()
+        if self._returned:
+            self._regain()
         size = 4 * count
         lent = size + sum([*self._lent.values()])
         self.lent = max(self.lent, lent)
         if lent > len(self) // _LENDABLE:
             return None
-        taken = self.take((count,), np.float32)
+        taken = self.take(size)
         if taken is None:
             self.missing = max(self.missing, self._missed + size)
             return None
-        base = _LentValues(self, taken[0])
+        base = _LentValues(self, taken[0].view(np.float32))
         self._lent[_Loan(base, self._returned, taken[1])] = size
         return LentArray(self, base, taken[1])
 

@@ -158,37 +158,31 @@ class Transfers:
         times = self._fleet.times
 
         def perform(wanted: Instruction, timeout: float | None) -> Any:
-            began = time.perf_counter_ns()
+            began, kind = time.perf_counter_ns(), "wait"
             try:
-                return act(wanted, timeout)
-            finally:
-                spent = time.perf_counter_ns() - began
                 match wanted:
-                    case SendPull() | AwaitReads():
-                        times.pull += spent
-                    case LayOutPush() | SendPush():
-                        times.push += spent
+                    case AwaitPushes():
+                        if wanted.leaves:
+                            self._pushes.send()
+                        return self._pushes.settle(wanted.under_way, timeout)
+                    case SendPull():
+                        kind = "pull"
+                        return self._read(wanted, dealt if wanted.own else (), timeout)
+                    case LayOutPush():
+                        kind = "push"
+                        assert lay is not None
+                        self._parcels = lay(wanted)
+                        return [self._is_sent(parcel) for parcel in self._parcels]
+                    case SendPush():
+                        kind = "push"
+                        return self._send(wanted)
+                    case AwaitReads():
+                        kind = "pull"
+                        return self._land(wanted.joined)
                     case _:
-                        times.wait += spent
-
-        def act(wanted: Instruction, timeout: float | None) -> Any:
-            match wanted:
-                case AwaitPushes(under_way, leaves):
-                    if leaves:
-                        self._pushes.send()
-                    return self._pushes.settle(under_way, timeout)
-                case SendPull():
-                    return self._read(wanted, dealt if wanted.own else (), timeout)
-                case LayOutPush():
-                    assert lay is not None
-                    self._parcels = lay(wanted)
-                    return [*map(self._is_sent, self._parcels)]
-                case SendPush():
-                    return self._send(wanted)
-                case AwaitReads(joined):
-                    return self._land(joined)
-                case _:
-                    return self._fleet.perform(wanted, timeout)
+                        return self._fleet.perform(wanted, timeout)
+            finally:
+                setattr(times, kind, getattr(times, kind) + time.perf_counter_ns() - began)
 
         return self._fleet.run(program, perform, timeout)
 
@@ -321,7 +315,10 @@ class Transfers:
     def _send(self, send: SendPush) -> FleetPush:
         parcels, self._parcels = self._parcels, []
         for server, parcel in enumerate(parcels):
-            parcel.say(cut=send.cut[0], cut_after=send.cut[1], skipped=send.skipped(server))
+            if skipped := send.skipped(server):
+                parcel.say(skipped=skipped)
+            if send.cut[0]:
+                parcel.say(cut=send.cut[0], cut_after=send.cut[1])
         if send.skips:
             parcels[0].say_addressed(send.addressed)
         lingers = send.lingers and all(
