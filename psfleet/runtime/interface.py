@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.kernels.bags import RowBags
+from psfleet.platform.value_class import value_class
 from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.schema.table import OWN, TableSpec
 from psfleet.settings.choices import Format
@@ -55,7 +56,7 @@ Ids = NDArray[np.int64]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Read:
     """What to pull from one table.
 
@@ -73,7 +74,7 @@ class Read:
     bags: Sequence[RowBags] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Gradient:
     """One table's part of a push.
 

@@ -4,13 +4,14 @@ A `call` identifies an open request for the caller; the shard only returns it.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
+from psfleet.platform.value_class import value_class
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
@@ -55,7 +56,7 @@ Call = Hashable
 Outcome = Literal["applied", "held"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Join:
     """An incarnation of a worker begins, or continues after a rest. The reply has its last round or sequence.
 
@@ -74,7 +75,7 @@ class Join:
     last: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Leave:
     """A worker makes no push after push `last`: it leaves or rests.
 
@@ -89,7 +90,7 @@ class Leave:
     rest: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Correction:
     """How a stale push is corrected, see psfleet.shard.stale_gradients; 0: not at all."""
 
@@ -97,7 +98,7 @@ class Correction:
     compensation: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Push:
     """A worker's gradients for this shard: of its `sequence`-th push, or of round `sequence`.
 
@@ -135,7 +136,7 @@ class Push:
         return self.sequence - 1 - self.skipped
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Pull:
     """A worker asks for values of tables.
 
@@ -154,12 +155,12 @@ class Pull:
     progress: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Expire:
     """The deadline of a waiting call has passed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class PartState:
     """Weights and optimizer state of a part of a table.
 
@@ -181,7 +182,7 @@ class PartState:
     start: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class WriteState:
     """Set parts of tables: the `number`-th write of an incarnation, or of no worker (0)."""
 
@@ -191,7 +192,7 @@ class WriteState:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Shrink:
     """Remove rows with low scores or out of use, see SparseTable.shrink. The reply has their number.
 
@@ -208,14 +209,14 @@ class Shrink:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Tick:
     """Time has passed, in seconds since the last tick or the start of this process."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RestorePart:
     """Restore a part of a table from a snapshot.
 
@@ -229,14 +230,14 @@ class RestorePart:
     columns: Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class BeginCut:
     """Begin a snapshot and abandon an earlier incomplete one. The reply has the last round."""
 
     cutting: PendingCut
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class MarkCut:
     """A worker's stream is cut after its push `last`.
 
@@ -250,12 +251,12 @@ class MarkCut:
     addressed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RetryRoom:
     """The log may have room again: retry what waited for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class EndCut:
     """A snapshot is complete or abandoned.
 
@@ -286,7 +287,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CreateTable:
     """Create a table with this server's part of its first value, for worker `maker` (None: for no worker)."""
 
@@ -295,7 +296,7 @@ class CreateTable:
     maker: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Evict:
     """Evict these rows of a table, because memory is short."""
 
@@ -303,7 +304,7 @@ class Evict:
     ids: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CloseRound:
     """Sync mode: close the round with the held pushes of these seats.
 
@@ -316,7 +317,7 @@ class CloseRound:
     progress: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class MakeCut:
     """The cut of a snapshot: it holds the shard as it is at this record."""
 
@@ -343,7 +344,7 @@ Journal = Callable[[Record], None]
 """Stores a record before it takes effect."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SendOutcome:
     """Reply to `call`: for a push its outcome, for join and leave a number, for join a clock too."""
 
@@ -353,7 +354,7 @@ class SendOutcome:
     clock: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SendValues:
     """Read the tables for `call` (see Tables.read) and reply with the values.
 
@@ -365,7 +366,7 @@ class SendValues:
     keeper: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SendError:
     """Reply to `call` with this error; nothing was changed."""
 
@@ -373,7 +374,7 @@ class SendError:
     error: PsfleetError
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class WriteSnapshot:
     """Write the frozen shard to a snapshot. This is not a reply."""
 
@@ -381,7 +382,7 @@ class WriteSnapshot:
     call: Call = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SendReport:
     """Reply to `call` with the report of the prepared shard."""
 

@@ -7,10 +7,10 @@ protocol run it under a scheduler that loses messages and kills processes.
 
 import dataclasses
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from psfleet.data.assignment import Range, RoundPlan
+from psfleet.platform.value_class import value_class
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave, MarkCut
 
@@ -47,12 +47,12 @@ Ranges = tuple[Range, ...]
 # -- the life of a worker -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RegisterWorker:
     """Ask the coordinator for the worker's seat. Answered with Seated."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SeatGranted:
     """The worker has its seat.
 
@@ -79,7 +79,7 @@ class SeatGranted:
     progress: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ServerJoined:
     """Answer of one server to Join: where the life stands there, and the mode of the fleet."""
 
@@ -90,7 +90,7 @@ class ServerJoined:
     switches: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class JoinCollective:
     """Come to a meeting of all workers, and wait for them. Answered with Released.
 
@@ -109,7 +109,7 @@ class JoinCollective:
     reached: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CollectiveResult:
     """The meeting is complete: what it gives, and the mode and settings that somebody outside wants."""
 
@@ -117,7 +117,7 @@ class CollectiveResult:
     wish: tuple[str, dict[str, int]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Pause:
     """Wait so many seconds."""
 
@@ -127,7 +127,7 @@ class Pause:
 # -- pushes and pulls -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class AwaitPushes:
     """Wait until at most `under_way` of the pushes that have left are not acknowledged.
 
@@ -138,7 +138,7 @@ class AwaitPushes:
     leaves: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class AwaitReads:
     """Wait for the answers of what is read ahead; with `joined` also until they are arrays.
 
@@ -148,7 +148,7 @@ class AwaitReads:
     joined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SendPull:
     """Make a pull, together with the push that waits for company.
 
@@ -165,7 +165,7 @@ class SendPull:
     own: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class LayOutPush:
     """Lay out the caller's gradients as the push of this number and clock.
 
@@ -176,7 +176,7 @@ class LayOutPush:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SendPush:
     """Let the push that is laid out leave, or wait a moment for the next pull.
 
@@ -212,7 +212,7 @@ class SendPush:
 # -- snapshots ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class AwaitMarking:
     """Tell server 0 that this worker has heard of a snapshot. Answered, when all workers have: (whether
     to mark the stream of pushes, else the last round in the snapshot)."""
@@ -220,7 +220,7 @@ class AwaitMarking:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CutStream:
     """Tell all servers of the mark.
 
@@ -238,7 +238,7 @@ class CutStream:
         return dataclasses.replace(self.cut, addressed=addressed)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ReportState:
     """Tell server 0 what the worker keeps in a snapshot, as of its push `last`."""
 
@@ -249,7 +249,7 @@ class ReportState:
 # -- data -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RequestData:
     """Ask for data of a dataset. Answered with Dealt.
 
@@ -267,7 +267,7 @@ class RequestData:
     used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class DataReply:
     """What the coordinator has dealt at a view: a plan or a lease; (): nothing more; None: not yet."""
 
@@ -275,31 +275,31 @@ class DataReply:
     view: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class TrainStep:
     """Let the script train with these samples."""
 
     ranges: Ranges
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SkipStep:
     """Make a step without gradients."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class FlushPushes:
     """Wait until every push of the script is applied."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class TellStages:
     """Tell the other stages of this worker which samples the next step has."""
 
     ranges: Ranges
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class HearStages:
     """Hear from this worker's first stage which samples the next step has. Answered with them."""
 

@@ -1,13 +1,13 @@
 """What of a push goes to which server, and in which form."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.float16 import encode
+from psfleet.platform.value_class import value_class
 from psfleet.runtime.interface import Format, Gradient
 from psfleet.runtime.validation import Checked
 from psfleet.schema.table import TableSpec
@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _GradientPart:
     """One table's gradient, as psfleet.runtime.validation.check_gradients gives it."""
 
