@@ -72,11 +72,14 @@ def _wanted(
     tables: ShardTables, parts: Parts, held: Sequence[Push]
 ) -> Iterator[tuple[SparseTable, list[Ids]]]:
     """The sparse tables of these parts, and all ids that their next update may name."""
-    wanted: dict[int, list[Ids]] = {part.table: [] for part in parts if part.ids is not None}
-    waiting = (gradient for push in held for gradient in push.gradients)
-    for part in (*parts, *waiting):
-        if part.ids is not None and part.table in wanted:
-            wanted[part.table].append(part.ids)
+    wanted: dict[int, list[Ids]] = {}
+    for part in parts:
+        if part.ids is not None:
+            wanted.setdefault(part.table, []).append(part.ids)
+    for push in held:
+        for gradient in push.gradients:
+            if gradient.ids is not None and gradient.table in wanted:
+                wanted[gradient.table].append(gradient.ids)
     for key, ids in wanted.items():
         table = tables[key]
         if isinstance(table, SparseTable):

@@ -256,9 +256,9 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[Pa
 def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
     if spec.kind == "dense":
         _expect(segment, spec, WHOLE)
-        return Read(segment.table, None, _format(segment, spec))
+        return Read(spec.key, None, _format(segment, spec))
     _expect(segment, spec, IDS)
-    return Read(segment.table, cursor.ids(segment.count), _format(segment, spec))
+    return Read(spec.key, cursor.ids(segment.count), _format(segment, spec))
 
 
 def _format(segment: Segment, spec: TableSpec) -> Format:
@@ -273,31 +273,26 @@ def _format(segment: Segment, spec: TableSpec) -> Format:
 
 
 def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
-    shape = _gradient_shape(segment, spec)
-    ids: Ids | None = None
+    count, ids = segment.count, None
+    shape: tuple[int, ...] = (count,)
     if spec.kind == "sparse":
         _expect(segment, spec, ID_ROWS)
-        ids = cursor.ids(segment.count)
+        ids, shape = cursor.ids(count), (count, spec.push_width)
     elif segment.content == ELEMENTS:
-        ids = cursor.positions(segment.count)
+        ids = cursor.positions(count)
     else:
         _expect(segment, spec, VALUES)
-    return Gradient(
-        segment.table, _gradient_values(segment, spec, cursor, shape), ids, segment.learning_rate
-    )
+    if segment.precision == frame_pb2.PRECISION_FLOAT32:
+        values = cursor.floats(*shape)
+    else:
+        values = _short_values(segment, spec, cursor, shape)
+    return Gradient(spec.key, values, ids, segment.learning_rate)
 
 
-def _gradient_shape(segment: Segment, spec: TableSpec) -> tuple[int, ...]:
-    if segment.content == ID_ROWS:
-        return segment.count, spec.push_width
-    return (segment.count,)
-
-
-def _gradient_values(
+def _short_values(
     segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
 ) -> Floats:
-    if segment.precision == frame_pb2.PRECISION_FLOAT32:
-        return cursor.floats(*shape)
+    """The values of a gradient that travel in fewer bytes."""
     if segment.precision == frame_pb2.PRECISION_INT8 and segment.content != ELEMENTS:
         packed = cursor.packed("int8", shape)
         wrong = packed.scales[~(np.isfinite(packed.scales) & (packed.scales >= 0))]

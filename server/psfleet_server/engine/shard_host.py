@@ -138,13 +138,16 @@ class ShardHost:
         instructions = self.shard.handle(event, call)
         if cutting is not None and self.shard.cuts.is_lost(cutting.number):
             self.parts.forget(cutting.number)
+        answers: list[Instruction] = []
         for instruction in instructions:
-            if isinstance(instruction, SendError):
-                instruction.error.__traceback__ = None
             if isinstance(instruction, WriteSnapshot):
                 frozen = instruction.frozen
                 self.parts.begin(frozen, server_state(frozen.state, self.coordinator))
-        return [i for i in instructions if not isinstance(i, WriteSnapshot)]
+                continue
+            if isinstance(instruction, SendError):
+                instruction.error.__traceback__ = None
+            answers.append(instruction)
+        return answers
 
     def ask(self, event: Event) -> SendOutcome:
         """Take an event that is answered at once."""
@@ -155,8 +158,9 @@ class ShardHost:
     def _ask(self, event: Event) -> Instruction:
         call = object()
         instructions = self._take(event, call)
-        mine = next(i for i in instructions if i.call is call)
-        self._perform([i for i in instructions if i.call is not call])
+        [mine] = [i for i in instructions if i.call is call]
+        if len(instructions) > 1:
+            self._perform([i for i in instructions if i.call is not call])
         if not isinstance(mine, SendError):
             return mine
         error = mine.error

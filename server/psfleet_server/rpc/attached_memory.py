@@ -77,19 +77,21 @@ class AttachedMemory:
         """
         if not header.HasField("lane"):
             return None
+        lane = header.lane
+        generation, turn = lane.generation, lane.turn
         with self._lock:
             shared = self._shared.get(header.worker)
-            if shared is None or shared.generation != header.lane.generation:
+            if shared is None or shared.generation != generation:
                 raise LaneLost(
                     f"worker {header.worker} shares no memory of generation "
-                    f"{header.lane.generation:#x} with this server; send the tensors"
+                    f"{generation:#x} with this server; send the tensors"
                 )
-            if header.lane.turn <= shared.turn:
+            if turn <= shared.turn:
                 raise LaneLost(
-                    f"call {header.lane.turn} in the memory of worker {header.worker} "
+                    f"call {turn} in the memory of worker {header.worker} "
                     f"comes after call {shared.turn}; send the tensors"
                 )
-            shared.turn = header.lane.turn
+            shared.turn = turn
             return shared.memory
 
     def drop(self, worker: int, before: int | None = None) -> None:

@@ -148,7 +148,12 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
     """
 
     def settled() -> bool:
-        return all(call.ended for call in calls) or any(call.error for call in calls)
+        ended = True
+        for call in calls:
+            if call.error is not None:
+                return True
+            ended = ended and call.answer is not None
+        return ended
 
     if not settled():
         with deferred():

@@ -29,14 +29,17 @@ _KEPT = 2  # batches of a table: the one that is trained and the one that is rea
 _SAMPLE = 997  # a look at every so many ids tells most batches apart
 _SHORT = 512  # ids of a batch that is compared faster as bytes
 
+_Batch = tuple[Ids, bytes | None, UniqueIds]
+"""Ids, their bytes if they are few, and the plan that was made for them."""
+
 
 class RoutingPlans:
     """How tables and batches of ids are dealt. A push mostly brings the ids of the pull before."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
-        self._made: dict[int, deque[tuple[Ids, UniqueIds]]] = {}
-        self._recent: dict[int, deque[tuple[Ids, UniqueIds]]] = {}  # of any table, by servers
+        self._made: dict[int, deque[_Batch]] = {}
+        self._recent: dict[int, deque[_Batch]] = {}  # of any table, by servers
         self._groups: dict[int, list[int]] = {}
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}
 
@@ -58,18 +61,21 @@ class RoutingPlans:
 
     def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
         """The distinct ids [n] of a batch, dealt to the servers of the table's group."""
-        own = self._made.setdefault(spec.key, deque(maxlen=_KEPT))  # the last one first
-        found = _among(own, ids)
+        own = self._made.get(spec.key)  # the last one first
+        if own is None:
+            own = self._made[spec.key] = deque(maxlen=_KEPT)
+        content = ids.tobytes() if len(ids) <= _SHORT else None
+        found = _among(own, ids, content)
         if found is None:
             # Tables of one model are often looked up with the same ids, one after the other.
             parts = len(self.group(spec))
             recent = self._recent.setdefault(parts, deque(maxlen=_KEPT))
-            found = _among(recent, ids)
+            found = _among(recent, ids, content)
             if found is None:
-                found = _kept(ids), dedup(ids, parts)
+                found = _kept(ids), content, dedup(ids, parts)
                 recent.appendleft(found)
             own.appendleft(found)
-        return found[1]
+        return found[2]
 
     def newest(self) -> dict[int, Ids]:
         """The newest batch of each table, by key. Another thread may ask, for displays."""
@@ -81,18 +87,16 @@ def _kept(ids: Ids) -> Ids:
     return ids if ids.base is None and not ids.flags.writeable else ids.copy()
 
 
-def _among(made: Collection[tuple[Ids, UniqueIds]], ids: Ids) -> tuple[Ids, UniqueIds] | None:
-    """The plan that was made for these very ids."""
+def _among(made: Collection[_Batch], ids: Ids, content: bytes | None) -> _Batch | None:
+    """The plan that was made for these very ids, whose bytes are given if they are few."""
     for one in made:
-        if one[0] is ids:
+        if one[0] is ids or (content is not None and one[1] == content):
             return one
-    alike = (one for one in made if len(one[0]) == len(ids))
-    if len(ids) <= _SHORT:
-        wanted = ids.tobytes()
-        return next((one for one in alike if one[0].tobytes() == wanted), None)
-    for known, plan in alike:
-        if (known[::_SAMPLE] == ids[::_SAMPLE]).all() and (known == ids).all():
-            return known, plan
+    for one in made if content is None else ():
+        known = one[0]
+        alike = len(known) == len(ids) and (known[::_SAMPLE] == ids[::_SAMPLE]).all()
+        if alike and (known == ids).all():
+            return one
     return None
 
 
@@ -161,18 +165,16 @@ class SparseRead:
 
     def join(self, values: Sequence[Values | None]) -> Floats:
         """One row per id or bag that was asked for, from what each server gave."""
-        nothing = np.empty((0, self._spec.dim), np.float32)
-        found = [
-            nothing
-            if value is None
-            else value.unpack()
-            if isinstance(value, CompressedValues)
-            else value
-            for value in (values[server] for server in self._group)
-        ]
+        found = [self._rows(values[server]) for server in self._group]
         if self._bags is not None:
             return self._plan.pool(found, self._bags)
         return self._plan.expand(found).reshape(*self._shape, self._spec.dim)
+
+    def _rows(self, value: Values | None) -> Floats:
+        """What a server gave: no rows if it has no part."""
+        if value is None:
+            return np.empty((0, self._spec.dim), np.float32)
+        return value.unpack() if isinstance(value, CompressedValues) else value
 
 
 def deal_read(spec: TableSpec, read: Read, plans: RoutingPlans) -> DenseRead | SparseRead:

@@ -65,6 +65,7 @@ class PushQueue:
         self._came = False  # a push, since the thread last looked
         self._asleep = False  # the thread, until it is woken
         self._under_way: deque[FleetPush] = deque()
+        self._bytes = 0  # of those under way
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -103,9 +104,10 @@ class PushQueue:
             return ticket
 
     def sent(self, ticket: FleetPush, calls: Sequence[Call]) -> None:
-        """The push is in these calls."""
+        """The push is in these calls. The caller holds the lock."""
         ticket.calls = list(calls)
         self._under_way.append(ticket)
+        self._bytes += ticket.bytes
 
     def send(self) -> None:
         """Let the push that waits leave alone."""
@@ -140,14 +142,18 @@ class PushQueue:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             oldest = self._under_way[0]
             wait_all(oldest.calls, left)
-            self._under_way.popleft()
+            with self.lock:
+                self._under_way.popleft()
+                self._bytes -= oldest.bytes
             for parcel in oldest.parcels:
                 parcel.close()
 
     @property
     def _is_full(self) -> bool:
-        sizes = [push.bytes for push in list(self._under_way)]  # a thread may add one meanwhile
-        return bool(sizes) and sum(sizes) + sizes[-1] > self._most
+        if self._bytes * 2 <= self._most:  # the last one has no more than all of them
+            return False
+        with self.lock:
+            return bool(self._under_way) and self._bytes + self._under_way[-1].bytes > self._most
 
     def close(self) -> None:
         """Stop waiting for company. What has not left is dropped. Safe to call twice."""
