@@ -91,6 +91,8 @@ def _block(shape: Sequence[int]) -> int:
 
 def value_format(spec: TableSpec, wanted: Format) -> Format:
     """How values of the table travel where `wanted` is asked for."""
+    if wanted == "float32":
+        return wanted
     width = spec.dim if spec.kind == "sparse" else spec.size
     return "bfloat16" if wanted == "int8" and width < _LEAST else wanted
 

@@ -289,6 +289,8 @@ class ShardHost:
             reply.park(self._deadlines, lambda: reply.fail(DeadlineExceeded(expired)))
 
     def _check_parked(self, *, registers: bool = False) -> None:
+        if not registers and len(self._deadlines) < self.limits.parked:
+            return
         registering = 0 if self.coordinator is None else self.coordinator.registering
         waiting = registering if registers else len(self._deadlines) - registering
         if waiting >= self.limits.parked:

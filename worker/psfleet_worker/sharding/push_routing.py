@@ -75,8 +75,8 @@ def add_gradients(
         checked: The gradients.
         plans: How ids are dealt.
         packer: Knows the form in which gradients travel.
-        look: Gets names of tables, values and ids, to see whether they are finite; rows are looked at when
-            they are summed, for there are fewer then.
+        look: Gets names of tables, values and ids, to see whether they are finite; rows when they are
+            summed, for there are fewer then.
 
     Raises:
         UsageError: One cannot travel in that form; the packer is as before.
@@ -85,15 +85,19 @@ def add_gradients(
         _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
         for spec, gradient, values, ids in checked
     ]
-    look((p.spec.name, p.values, p.row_ids) for p in parts if not p.is_summed_in_place)
+    others, summed = [], []
     for part in parts:
+        if part.is_summed_in_place:
+            summed += [(part.spec.name, rows, ids) for rows, ids in _sum(parcels, part, plans)]
+        else:
+            others.append(part)
+    look([*((part.spec.name, part.values, part.row_ids) for part in others), *summed])
+    for part in others:
         if part.form == "int8":
             packer.check(part.spec, part.values)
     # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
-    for part in sorted(parts, key=lambda part: part.ids is None):
-        if part.is_summed_in_place:
-            look((part.spec.name, rows, ids) for rows, ids in _sum(parcels, part, plans))
-        elif part.form == "float32":
+    for part in sorted(others, key=lambda part: part.ids is None):
+        if part.form == "float32":
             _add(parcels, part, plans)
         elif part.ids is None:
             _pack_values(parcels, part, plans, packer)

@@ -46,7 +46,14 @@ class FleetPull:
 
     @deferred()
     def wait(self) -> list[Floats]:
-        """See Awaited.wait. Gives the places of the answers back, so it comes before they are reused."""
+        """See PendingPull.wait."""
+        return self.join()
+
+    def join(self) -> list[Floats]:
+        """As `wait`, of which the caller has seen to interrupts.
+
+        Gives the places of the answers back, so it comes before they are reused.
+        """
         if self._joined is None:
             found = self.arrive()
             self._joined = [

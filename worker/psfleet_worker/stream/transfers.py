@@ -89,7 +89,7 @@ class Transfers:
         """See Runtime.pull. One call to each server that has a part in it."""
         self._fleet.clients[0].check_process()
         ticket: FleetPull = self.run(self._stream.pull(), dealt=self._deal(reads))
-        return ticket.wait()
+        return ticket.join()
 
     @deferred()
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
@@ -199,12 +199,12 @@ class Transfers:
         self._fleet.clients[0].check_process()
         ahead, arrived, self._ahead, self._arrived = self._ahead, self._arrived, None, None
         if arrived is not None:
-            arrived.wait()
+            arrived.join()
         if ahead is None:
             return 0
         ahead.arrive()
         if joined:
-            ahead.wait()
+            ahead.join()
         else:
             self._arrived = ahead
         return ahead.view
@@ -214,7 +214,7 @@ class Transfers:
         if read.ahead:
             self._ahead = ticket
         else:
-            ticket.wait()
+            ticket.join()
         return ticket
 
     def _deal(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
