@@ -174,6 +174,12 @@ class Http2Connection:
         self._start = end = start + size
         return bytes(self._view[start:end])
 
+    def arrived(self, most: int) -> bytes:
+        """What is here and not read yet, at least one byte, which stays; empty if it is more than `most`."""
+        if self._start == self._end:
+            self._fill(1)
+        return b"" if self._end - self._start > most else bytes(self._view[self._start : self._end])
+
     def read_into(self, target: memoryview) -> None:
         """The next bytes, as many as the target holds."""
         here = min(len(target), self._end - self._start)
@@ -233,10 +239,7 @@ class Http2Connection:
             stream.incoming.take(size, self)
         if padding:
             self._skip(number, padding)
-        self._received += length
-        if self._received >= _RENEW:
-            self.send([frames.window_update(0, self._received)])
-            self._received = 0
+        self.took(length)
         if stream is not None:
             stream.received += length
             if stream.received >= _RENEW:
@@ -244,6 +247,13 @@ class Http2Connection:
                 stream.received = 0
             if flags & frames.END_STREAM:
                 self.on_end(stream)
+
+    def took(self, length: int) -> None:
+        """So many bytes of messages are read: open the connection's window again, from time to time."""
+        self._received += length
+        if self._received >= _RENEW:
+            self.send([frames.window_update(0, self._received)])
+            self._received = 0
 
     def _skip(self, number: int, size: int) -> None:
         """Pass over bytes of a call that has ended here."""
