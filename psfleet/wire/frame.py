@@ -36,8 +36,8 @@ def encode(header: Header, parts: Sequence[Part] = ()) -> bytes:
     Raises:
         FrameError: The message would be longer than gRPC can carry.
     """
-    if not parts:
-        return _head(header, 0)
+    if not parts:  # an empty payload is left out, as protobuf does
+        return field(_HEADER, _written(header))
     views = [part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts]
     return b"".join((_head(header, sum(view.nbytes for view in views)), *views))
 
@@ -93,9 +93,13 @@ def _head(header: Header, length: int) -> bytes:
             f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
             "use more servers or smaller batches"
         )
-    written = header.SerializeToString()
+    return opened(field(_HEADER, _written(header)), _PAYLOAD, length, _PADDING)
+
+
+def _written(header: Header) -> bytes:
+    written: bytes = header.SerializeToString()
     _check_header(len(written))
-    return opened(field(_HEADER, written), _PAYLOAD, length, _PADDING)
+    return written
 
 
 def _check_header(length: int) -> None:

@@ -14,7 +14,7 @@ from psfleet.wire.compression import CompressedValues, pack
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header, Outcome, Segment
 
-__all__ = ["PullResponse", "lay_out", "lay_out_in"]
+__all__ = ["PullResponse", "lay_out", "lay_out_in", "push_response"]
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -58,6 +58,12 @@ class PullResponse:
         message = _placed(outcome, view)
         self.size += len(message)
         return message
+
+
+@lru_cache(64)
+def push_response(outcome: Outcome) -> bytes:
+    """The answer to a push."""
+    return frame.encode(Header(outcome=outcome))
 
 
 @lru_cache(64)

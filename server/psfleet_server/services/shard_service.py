@@ -27,7 +27,7 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply
-from psfleet_server.rpc.pull_response import lay_out_in
+from psfleet_server.rpc.pull_response import lay_out_in, push_response
 from psfleet_server.services.protobuf_messages import encoded, parsed
 
 __all__ = ["ShardService"]
@@ -52,7 +52,7 @@ class ShardService:
             asked.gradients = [_kept(gradient) for gradient in asked.gradients]
         answer = self._host.ask(self._push(header, asked))
         assert answer.outcome is not None
-        return frame.encode(Header(outcome=OUTCOMES[answer.outcome]))
+        return push_response(OUTCOMES[answer.outcome])
 
     def pull(self, request: bytes, reply: DeferredReply) -> None:
         header, asked, memory = self._open(request)
