@@ -96,6 +96,13 @@ def test_small_steps(tmp_path: Path) -> None:
     assert all(0 < row["of it servers"] < row["CPU us / step"] for row in rows)
 
 
+def test_ping_pong(tmp_path: Path) -> None:
+    """Two processes wake each other over an eventfd and over a socket."""
+    rows = run("ping_pong.py", "--steps", "50", folder=tmp_path)["rows"]
+    assert [row["over"] for row in rows] == ["eventfd", "unix socket, 200 bytes"]
+    assert all(row["round trips / s"] > 0 for row in rows)
+
+
 def test_connections(tmp_path: Path) -> None:
     """The server's cost of a step, with some connections."""
     small = ("--steps", "80", "--connections", "4")
