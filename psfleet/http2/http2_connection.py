@@ -60,8 +60,8 @@ class IncomingMessage:
             self._begin()
             if size == _PREFIX + self.length:
                 self.content, self._filled = piece[_PREFIX:], self.length
-            else:
-                self._put(piece[_PREFIX:])
+            elif size > _PREFIX:
+                self._next(size - _PREFIX)[:] = piece[_PREFIX:]
             return
         if missing and size:
             first = min(missing, size)
@@ -71,10 +71,6 @@ class IncomingMessage:
                 self._begin()
         if size:
             connection.read_into(self._next(size))
-
-    def _put(self, piece: bytes) -> None:
-        if piece:
-            self._next(len(piece))[:] = piece
 
     def _next(self, size: int) -> memoryview:
         """The place of the next bytes, which are taken."""
