@@ -10,6 +10,7 @@ from psfleet.kernels import cuda_index
 from psfleet.kernels.cuda import DeviceBuffers, launch
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import ids_of
+from psfleet.tables.device_arena import DeviceArena, fill_zero
 from psfleet.tables.row_memory import Listed
 
 __all__ = ["DeviceIndex", "FreeSlots"]
@@ -19,6 +20,7 @@ FreeSlots = tuple[Any, int, int]
 """Slots that removed rows have left, how many these are, and the first slot that no row has had."""
 
 _FEWEST = 4  # entries of a segment
+_GROUP = 16  # segments that are rebuilt at a time
 _ENTRY_BYTES = 16
 
 
@@ -26,33 +28,45 @@ class DeviceIndex:
     """Entries as psfleet.kernels.cuda_index describes them. Not thread-safe.
 
     A segment is filled to three quarters at most. When one would be fuller, all are rebuilt with at least
-    twice as many entries as rows; so each row is moved a few times at most while a table grows.
+    twice as many entries as rows; so each row is moved a few times at most while a table grows. They are
+    rebuilt where they lie, group by group: only a copy of one group is there twice.
+
+    Args:
+        max_rows: The most rows it will hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_rows: int) -> None:
         self._buffers = DeviceBuffers()
         self._used = np.zeros(SEGMENT_COUNT, np.int64)  # entries, those of removed rows included
-        self._allocate(np.full(SEGMENT_COUNT, _FEWEST))
+        most = _most_entries(max_rows)
+        self._arenas = [DeviceArena(most, dtype) for dtype in (np.uint64, np.uint32, np.uint32)]
+        self._shape(np.full(SEGMENT_COUNT, _FEWEST))
 
     @property
     def bytes(self) -> int:
         """What it takes."""
-        return _ENTRY_BYTES * self._size
+        return sum(arena.bytes for arena in self._arenas)
 
     def bytes_with(self, rows: int) -> int:
-        """What it takes at most with so many rows while it is rebuilt, when it is there twice."""
-        return 2 * max(self.bytes, _ENTRY_BYTES * (4 * rows + SEGMENT_COUNT * _FEWEST + 1))
+        """What it takes at most with so many rows, and while it is rebuilt for them."""
+        grown = sum(arena.taken(_most_entries(rows)) for arena in self._arenas)
+        return grown + _ENTRY_BYTES * int(self._group_sizes().max())
 
-    def _allocate(self, sizes: Ids) -> None:
+    def _shape(self, sizes: Ids) -> None:
+        """Have segments of these sizes, and memory for them."""
         ends = 1 + np.cumsum(sizes)
         self._sizes, self._bases, self._size = sizes, ends - sizes, int(ends[-1])
+        for arena in self._arenas:
+            arena.grow(self._size)
         self._entries = (
-            cuda.to_device(np.zeros(self._size, np.uint64)),
-            cuda.to_device(np.zeros(self._size, np.uint32)),
-            cuda.to_device(np.zeros(self._size, np.uint32)),
+            *(arena.array for arena in self._arenas),
             cuda.to_device(self._bases),
             cuda.to_device((sizes - 1).astype(np.uint64)),
         )
+
+    def _group_sizes(self) -> Ids:
+        """How many entries each group of segments has."""
+        return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
     # -- ids -----------------------------------------------------------------------------------
 
@@ -113,21 +127,35 @@ class DeviceIndex:
         if (4 * (self._used + unknown) <= 3 * self._sizes).all():
             self._used += unknown
             return
-        keys, slots, stamps, *_ = self._entries
+        keys, slots, *_ = self._entries
         live = self._zeros("live", SEGMENT_COUNT)
         launch(cuda_index.census, self._size, keys, slots, self._size, live)
         self._used = live.copy_to_host() + unknown
-        sizes, old = np.full(SEGMENT_COUNT, _FEWEST), self._size
+        sizes = np.full(SEGMENT_COUNT, _FEWEST)
         while (small := sizes < 2 * self._used).any():
             sizes[small] *= 2
-        self._allocate(sizes)
-        new_keys, new_slots, new_stamps, *shape = self._entries
-        launch(
-            cuda_index.rebuild,
-            old,
-            *(keys, slots, stamps, *shape, old),
-            *(new_keys, new_slots, new_stamps),
-        )
+        self._rebuild(sizes)
+
+    def _rebuild(self, sizes: Ids) -> None:
+        """Move all entries to segments of these sizes.
+
+        A group whose new place begins at or behind its old one may cover only groups behind it that move
+        likewise, any other group only groups before it that do not. So those go first, the last one before
+        the others, then these, the first one before the others.
+        """
+        groups, counts = self._bases[::_GROUP], self._group_sizes()
+        room = [cuda.device_array(int(counts.max()), arena.array.dtype) for arena in self._arenas]
+        self._shape(sizes)
+        later, new_counts = self._bases[::_GROUP], self._group_sizes()
+        order = np.arange(len(groups))
+        behind = later >= groups
+        for group in [*order[behind][::-1], *order[~behind]]:
+            start, count, new = int(groups[group]), int(counts[group]), int(later[group])
+            for array, copy in zip(self._entries, room, strict=False):
+                copy[:count].copy_to_device(array[start : start + count])
+                fill_zero(array, new, new + int(new_counts[group]))
+            entries, shape = self._entries[:3], self._entries[3:]
+            launch(cuda_index.rebuild, count, *room, *shape, count, *entries)
 
     # -- all rows ------------------------------------------------------------------------------
 
@@ -192,3 +220,8 @@ class DeviceIndex:
 
     def _counted(self) -> int:
         return int(self._buffers.get("count", (1,), np.int64).copy_to_host()[0])
+
+
+def _most_entries(rows: int) -> int:
+    """How many entries so many rows have at most: less than four each, and a few for each segment."""
+    return 4 * rows + SEGMENT_COUNT * _FEWEST + 1

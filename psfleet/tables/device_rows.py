@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
-from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.kernels import cuda_rows
 from psfleet.kernels.cuda import DeviceBuffers, launch
 from psfleet.kernels.hash_index import SEGMENT_COUNT
+from psfleet.tables.device_arena import DeviceArena
 from psfleet.tables.device_index import DeviceIndex
 from psfleet.tables.row_memory import EVERY, Listed, RowStore
 
@@ -19,20 +19,18 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _FEWEST_ROWS = 256
+_STEP = 16  # rows become more by one in so many at least: a segment costs calls of the driver
 _PAGE = 1 << 20  # rows that are copied between host and device at a time
 
 
 class DeviceRowMemory(RowStore):
-    """See RowStore. The rows are one array, which becomes half as large again when it is full.
+    """See RowStore. A row stays where it is while there become more.
 
     Attributes:
-        rows: float32 on the device, flat.
         width: Of a row.
     """
 
     listed_at_once = 16  # each time costs a launch of a kernel
-    rows: Any
-    _free: Any
 
     def __init__(self, width: int, max_rows: int, marks: bool) -> None:
         if not 1 <= max_rows < 2**32 - 2:
@@ -40,11 +38,13 @@ class DeviceRowMemory(RowStore):
         self.views = []
         self.max_rows = max_rows
         self.width = width
-        self._index = DeviceIndex()
+        self._index = DeviceIndex(max_rows)
         self._buffers = DeviceBuffers()
         self._live, self._freed, self._next = 0, 0, 1
-        self._has_marks = marks
         self._slots = 0
+        self._rows = DeviceArena((max_rows + 1) * width, np.float32)
+        self._freed_slots = DeviceArena(max_rows + 1, np.uint32)
+        self._marks = DeviceArena(max_rows + 1, np.uint8) if marks else None
         self._grow(1)
 
     # -- memory --------------------------------------------------------------------------------
@@ -55,12 +55,17 @@ class DeviceRowMemory(RowStore):
     @property
     def bytes(self) -> int:
         """See RowMemory."""
-        return self._index.bytes + self._slots * self._slot_bytes
+        return self._index.bytes + self._bytes_of_slots(self._slots)
 
     @property
     def device_bytes(self) -> int:
         """See RowMemory."""
         return self.bytes
+
+    @property
+    def rows(self) -> Any:
+        """All of them: float32 on the device, flat."""
+        return self._rows.array
 
     @property
     def next_slot(self) -> int:
@@ -69,7 +74,7 @@ class DeviceRowMemory(RowStore):
 
     def free_slots(self) -> Ids:
         """See RowStore."""
-        found: Ids = self._free[: self._freed].copy_to_host().astype(np.int64)
+        found: Ids = self._freed_slots.array[: self._freed].copy_to_host().astype(np.int64)
         return found
 
     def has_lines(self, count: int) -> bool:
@@ -77,7 +82,7 @@ class DeviceRowMemory(RowStore):
         return True
 
     def taken(self, more: int) -> int:
-        """See RowMemory; both places of rows that move to a larger one."""
+        """See RowMemory."""
         return self._taken(more, max(more - self.free, 0))
 
     def taken_at_most(self, more: int) -> int:
@@ -91,35 +96,31 @@ class DeviceRowMemory(RowStore):
         """See RowMemory."""
         self._grow(min(rows, self.max_rows) + 1)
 
-    @property
-    def _slot_bytes(self) -> int:
-        return 4 * self.width + 4 + self._has_marks
-
     def _taken(self, more: int, slots: int) -> int:
+        if not more:
+            return self.bytes
         index = self._index.bytes_with(self._live + more)
-        grown = self._grown(self._next + slots)
-        moved = grown if grown > self._slots else 0
-        return index + (self._slots + moved) * self._slot_bytes
+        return index + self._bytes_of_slots(self._grown(self._next + slots))
+
+    def _bytes_of_slots(self, slots: int) -> int:
+        marks = 0 if self._marks is None else self._marks.taken(slots)
+        return self._rows.taken(slots * self.width) + self._freed_slots.taken(slots) + marks
 
     def _grown(self, slots: int) -> int:
         """How many slots there will be once so many are needed."""
         if slots <= self._slots:
             return self._slots
-        return max(slots, min(self._slots * 3 // 2, self.max_rows + 1), _FEWEST_ROWS)
+        larger = max(self._slots + self._slots // _STEP, _FEWEST_ROWS)
+        return max(slots, min(larger, self.max_rows + 1))
 
     def _grow(self, slots: int) -> None:
         """Have so many slots, the first one included."""
-        if slots <= self._slots:
-            return
-        old, self._slots = self._slots, self._grown(slots)
-        rows = cuda.device_array(self._slots * self.width, np.float32)
-        free = cuda.device_array(self._slots, np.uint32)
-        if old:
-            rows[: old * self.width].copy_to_device(self.rows)
-            free[:old].copy_to_device(self._free)
-        self.rows, self._free = rows, free
-        if self._has_marks:
-            self._marks = cuda.to_device(np.zeros(self._slots, np.uint8))
+        if slots > self._slots:
+            self._slots = self._grown(slots)
+            self._rows.grow(self._slots * self.width)
+            self._freed_slots.grow(self._slots)
+            if self._marks is not None:
+                self._marks.grow(self._slots)
 
     # -- ids -----------------------------------------------------------------------------------
 
@@ -152,7 +153,8 @@ class DeviceRowMemory(RowStore):
         self._index.make_room(unknown)
         self._grow(self._next + new - again)
         fresh = self._buffers.get("fresh", ids.shape, np.uint8)
-        self._index.add(ids, steps, (self._free, self._freed, self._next), found, fresh)
+        free = self._freed_slots.array, self._freed, self._next
+        self._index.add(ids, steps, free, found, fresh)
         self._live, self._freed = self._live + new, self._freed - again
         self._next += new - again
         return found, fresh
@@ -177,7 +179,7 @@ class DeviceRowMemory(RowStore):
     def remove(self, ids: Ids) -> int:
         """See RowMemory."""
         self.keep(ids)
-        gone = self._index.forget(self.send(ids), self._free, self._freed)
+        gone = self._index.forget(self.send(ids), self._freed_slots.array, self._freed)
         self._live, self._freed = self._live - gone, self._freed + gone
         return gone
 
@@ -209,9 +211,11 @@ class DeviceRowMemory(RowStore):
 
     def others(self, slots: Any) -> Any:
         """The slots of all rows but these, on the device."""
-        launch(cuda_rows.mark, len(slots), slots, len(slots), self._marks, 1)
-        found = self._index.unmarked(self._marks, self._live)
-        launch(cuda_rows.mark, len(slots), slots, len(slots), self._marks, 0)
+        assert self._marks is not None
+        marks = self._marks.array
+        launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)
+        found = self._index.unmarked(marks, self._live)
+        launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 0)
         return found
 
     def gather(self, slots: Ids) -> Floats:

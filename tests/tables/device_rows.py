@@ -21,11 +21,11 @@ from psfleet.entry import (
     TTLEntry,
 )
 from psfleet.errors import UsageError
+from psfleet.kernels.hashing import hash_ids
 from psfleet.rules import ASGD, RULES, SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, Rule
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.device_rows import DeviceRowMemory
-from psfleet.tables.packed_rows import PackedRows
 from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.tiered_rows import TieredRowMemory
@@ -165,9 +165,11 @@ STEPS: list[Callable[[Dice, SparseTable], Any]] = [
 
 def on_device(spec: TableSpec, room: int | None) -> SparseTable:
     """A table on a device that has room for so many of its rows; None: for all."""
-    width, limit = PackedRows(spec).width, None
+    limit = None
     if room is not None:
-        limit = DeviceRowMemory(width, 1000, spec.every_row).taken(room)
+        rows = SparseTable(spec, device="cuda")._index
+        assert isinstance(rows, TieredRowMemory)
+        limit = rows.device.taken(room)
     return SparseTable(spec, device="cuda", device_budget=MemoryBudget(limit, place=PLACE))
 
 
@@ -226,6 +228,44 @@ def grow() -> bool:
     return equal and of_all(tables[0]) == of_all(tables[1])
 
 
+def stay() -> bool:
+    """Whether rows stay where they are while others are added, which takes no more memory than was said."""
+    memory, dice = DeviceRowMemory(5, 4000, marks=True), np.random.default_rng(4)
+    first = dice.integers(-(2**62), 2**62, 200)
+    values = dice.standard_normal((200, 5)).astype(np.float32)
+    slots = memory.place(first, np.ones(200, np.int64))
+    memory.scatter(slots, values)
+    there, kept = memory.rows, True
+    for count in (1, 300, 900, 1700):
+        promised = memory.taken(count)
+        memory.place(dice.integers(-(2**62), 2**62, count), np.ones(count, np.int64))
+        kept = kept and memory.taken(0) == memory.bytes <= promised
+    old = there[: 201 * 5].copy_to_host().reshape(-1, 5)
+    return bool(kept and (memory.locate(first)[0] == slots).all() and (old[slots] == values).all())
+
+
+def rebuild_in_place() -> bool:
+    """Whether an index knows its ids when its segments become larger or smaller, so that others move to
+    either side, over one another's old places."""
+    index, dice = DeviceRowMemory(1, 9000, marks=False), np.random.default_rng(5)
+    pool, known = dice.integers(-(2**62), 2**62, 24000), dict[int, int]()
+    segments = hash_ids(pool) >> np.uint64(56)
+    # The first ones grow, then the last ones while the first ones shrink, then those in the middle.
+    for low, high in ((0, 60), (130, 256), (50, 140), (20, 21), (0, 256)):
+        for one in [*known][: len(known) * 9 // 10]:
+            del known[one]
+        gone = index.aged(1)[0]
+        index.remove(gone[~np.isin(gone, [*known])])
+        ids = pool[(segments >= low) & (segments < high)][:2000]
+        known |= zip(ids.tolist(), index.place(ids, np.ones(len(ids), np.int64)), strict=True)
+        found, slots, _ = index.aged(1)
+        if dict(zip(found.tolist(), slots, strict=True)) != known or len(index) != len(known):
+            return False
+        if (index.locate(np.array([*known]))[0] != [*known.values()]).any():
+            return False
+    return True
+
+
 def come_back() -> bool:
     """Whether the rows pushed the longest time ago are those that leave the device, and come back with the
     next push that names them."""
@@ -272,8 +312,7 @@ if __name__ == "__main__":
     first = int(sys.argv[1]) if sys.argv[1:] else 0  # other programs
     programs = itertools.product(range(len(SPECS)), (None, 5))
     found = [wrong for n, room in programs if (wrong := differ(n, n + first, room))]
-    found += [
-        check.__name__ for check in (grow, come_back, is_refused, is_too_small) if not check()
-    ]
+    checks = (grow, stay, rebuild_in_place, come_back, is_refused, is_too_small)
+    found += [check.__name__ for check in checks if not check()]
     print(f"{len(SPECS)} tables, most rows in host memory by room: {spilled}, wrong: {found}")
     sys.exit(bool(found) or spilled[None] > 0 or spilled[5] < 20)

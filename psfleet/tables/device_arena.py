@@ -1,0 +1,151 @@
+"""An array on a CUDA device that grows by segments, so that what it holds never moves."""
+# mypy: disable-error-code="no-untyped-call,attr-defined"
+
+import mmap
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import DTypeLike
+
+from psfleet.kernels.cuda_arithmetic import SIMULATED
+
+if not SIMULATED:
+    from numba.cuda.cudadrv.driver import binding, driver
+
+__all__ = ["DeviceArena", "fill_zero"]
+
+_NORESERVE = 0x4000  # MAP_NORESERVE
+_SIMULATED_GRANULE = 16
+
+
+class DeviceArena:
+    """A flat array in an address range as long as it may become.
+
+    Growing maps one more segment of memory behind the others, with the virtual memory management of the CUDA
+    driver. That copies nothing and takes no memory twice. Segments are whole granules, of 2 MiB each.
+    Not thread-safe. The memory is given back with the object and all that was made of `array`.
+
+    Args:
+        most: Elements that it may ever have.
+        dtype: Of an element.
+
+    Attributes:
+        array: All elements, on the device. `grow` sets it anew, at the same address.
+        bytes: That it takes.
+    """
+
+    def __init__(self, most: int, dtype: DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        self._range: Any = (_SimulatedRange if SIMULATED else _DeviceRange)(
+            _whole(most * self._dtype.itemsize)
+        )
+        self.bytes = 0
+        self.array: Any = None
+
+    def taken(self, count: int) -> int:
+        """Bytes that it takes with so many elements."""
+        return max(self.bytes, _whole(count * self._dtype.itemsize))
+
+    def grow(self, count: int) -> None:
+        """Have so many elements, or some more. The bytes of those that are new are 0."""
+        wanted = self.taken(count)
+        if wanted > self.bytes:
+            self._range.extend(self.bytes, wanted)
+            self.array = self._range.array(wanted // self._dtype.itemsize, self._dtype)
+            fill_zero(self.array, self.bytes // self._dtype.itemsize)
+            self.bytes = wanted
+
+
+def fill_zero(array: Any, start: int = 0, end: int | None = None) -> None:
+    """Set elements start to end - 1 of a flat array on the device to 0."""
+    part = array[start:end]
+    if part.size:
+        cuda.cudadrv.driver.device_memset(part, 0, part.nbytes)
+
+
+def _whole(size: int) -> int:
+    """So many bytes in whole granules, one at least."""
+    return -(-max(size, 1) // _granule()) * _granule()
+
+
+@cache
+def _granule() -> int:
+    """Bytes of the smallest segment."""
+    if SIMULATED:
+        return _SIMULATED_GRANULE
+    least = binding.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return int(driver.cuMemGetAllocationGranularity(_kind(), least))
+
+
+def _kind() -> Any:
+    """What cuMemCreate is to make: memory of the current device."""
+    kind = binding.CUmemAllocationProp()
+    kind.type = binding.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    kind.location.type = binding.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    kind.location.id = cuda.current_context().device.id
+    return kind
+
+
+class _DeviceRange:
+    """Reserved addresses of the device, no more than it has memory."""
+
+    def __init__(self, size: int) -> None:
+        _, total = cuda.current_context().get_memory_info()
+        self._size = min(size, _whole(total))
+        self._address = int(driver.cuMemAddressReserve(self._size, 0, 0, 0))
+        self._mapped: list[tuple[int, int]] = []  # address and bytes of each segment
+        release = weakref.finalize(self, _release, self._address, self._size, self._mapped)
+        release.atexit = False  # then the process gives back everything
+
+    def extend(self, start: int, end: int) -> None:
+        """Map memory for bytes start to end - 1."""
+        kind, place, size = _kind(), self._address + start, end - start
+        cuda.current_context().deallocations.clear()  # numba frees late
+        memory = driver.cuMemCreate(size, kind, 0)
+        try:
+            driver.cuMemMap(binding.CUdeviceptr(place), size, 0, memory, 0)
+        finally:
+            driver.cuMemRelease(memory)  # what is mapped stays until it is unmapped
+        self._mapped.append((place, size))
+        access = binding.CUmemAccessDesc()
+        access.location = kind.location
+        access.flags = binding.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        driver.cuMemSetAccess(binding.CUdeviceptr(place), size, [access], 1)
+
+    def array(self, count: int, dtype: np.dtype[Any]) -> Any:
+        """The first elements as an array, which keeps this range."""
+        described = {
+            "shape": (count,),
+            "typestr": dtype.str,
+            "data": (self._address, False),
+            "version": 3,
+        }
+        return cuda.from_cuda_array_interface(described, owner=self)
+
+
+def _release(address: int, size: int, mapped: list[tuple[int, int]]) -> None:
+    """Give back a range when no kernel uses it any more."""
+    cuda.synchronize()
+    for place, length in mapped:
+        driver.cuMemUnmap(binding.CUdeviceptr(place), length)
+    driver.cuMemAddressFree(binding.CUdeviceptr(address), size)
+
+
+class _SimulatedRange:
+    """The same with reserved addresses of the host, whose pages come with their first use."""
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        self._memory = mmap.mmap(-1, size, flags=flags)
+
+    def extend(self, start: int, end: int) -> None:
+        """See _DeviceRange."""
+
+    def array(self, count: int, dtype: np.dtype[Any]) -> Any:
+        """See _DeviceRange."""
+        from numba.cuda.cudadrv.devicearray import FakeCUDAArray
+
+        return FakeCUDAArray(np.frombuffer(self._memory, dtype, count))
