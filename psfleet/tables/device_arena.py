@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda.cudadrv import driver as cuda_driver
 from numpy.typing import DTypeLike
 
 from psfleet.kernels.cuda_arithmetic import SIMULATED
-
-if not SIMULATED:
-    from numba.cuda.cudadrv.driver import binding, driver
 
 __all__ = ["DeviceArena", "fill_zero"]
 
@@ -63,7 +61,7 @@ def fill_zero(array: Any, start: int = 0, end: int | None = None) -> None:
     """Set elements start to end - 1 of a flat array on the device to 0."""
     part = array[start:end]
     if part.size:
-        cuda.cudadrv.driver.device_memset(part, 0, part.nbytes)
+        cuda_driver.device_memset(part, 0, part.nbytes)
 
 
 def _whole(size: int) -> int:
@@ -76,12 +74,13 @@ def _granule() -> int:
     """Bytes of the smallest segment."""
     if SIMULATED:
         return _SIMULATED_GRANULE
-    least = binding.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    return int(driver.cuMemGetAllocationGranularity(_kind(), least))
+    least = cuda_driver.binding.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return int(cuda_driver.driver.cuMemGetAllocationGranularity(_kind(), least))
 
 
 def _kind() -> Any:
     """What cuMemCreate is to make: memory of the current device."""
+    binding = cuda_driver.binding
     kind = binding.CUmemAllocationProp()
     kind.type = binding.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     kind.location.type = binding.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -95,13 +94,14 @@ class _DeviceRange:
     def __init__(self, size: int) -> None:
         _, total = cuda.current_context().get_memory_info()
         self._size = min(size, _whole(total))
-        self._address = int(driver.cuMemAddressReserve(self._size, 0, 0, 0))
+        self._address = int(cuda_driver.driver.cuMemAddressReserve(self._size, 0, 0, 0))
         self._mapped: list[tuple[int, int]] = []  # address and bytes of each segment
         release = weakref.finalize(self, _release, self._address, self._size, self._mapped)
         release.atexit = False  # then the process gives back everything
 
     def extend(self, start: int, end: int) -> None:
         """Map memory for bytes start to end - 1."""
+        binding, driver = cuda_driver.binding, cuda_driver.driver
         kind, place, size = _kind(), self._address + start, end - start
         cuda.current_context().deallocations.clear()  # numba frees late
         memory = driver.cuMemCreate(size, kind, 0)
@@ -129,6 +129,7 @@ class _DeviceRange:
 def _release(address: int, size: int, mapped: list[tuple[int, int]]) -> None:
     """Give back a range when no kernel uses it any more."""
     cuda.synchronize()
+    binding, driver = cuda_driver.binding, cuda_driver.driver
     for place, length in mapped:
         driver.cuMemUnmap(binding.CUdeviceptr(place), length)
     driver.cuMemAddressFree(binding.CUdeviceptr(address), size)

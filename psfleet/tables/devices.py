@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.schema.table import Device, TableSpec
@@ -13,17 +14,19 @@ __all__ = ["DeviceChoice", "check_device_memory", "why_no_gpu"]
 @functools.cache
 def why_no_gpu() -> str:
     """Why this process cannot use a GPU, as the end of a sentence; empty: it can."""
+    missing = "numba's CUDA target is not installed; pip install 'psfleet[cuda]'"
     try:
-        from numba import cuda
+        from numba import config, cuda
         from numba.cuda.cudadrv.error import CudaSupportError
     except ImportError:
-        return "numba's CUDA target is not installed; pip install 'psfleet[cuda]'"
+        return missing
     try:
         cuda.current_context()  # type: ignore[no-untyped-call]
     except CudaSupportError as error:
         why = " ".join(str(error).split()).removeprefix("Error at driver init: ")
         return f"there is no usable NVIDIA GPU or driver here ({why.split('. ')[0].rstrip('.')})"
-    return ""
+    simulated = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
+    return "" if simulated or find_spec("numba_cuda") else missing  # numba's own one is old
 
 
 @dataclass
