@@ -48,10 +48,11 @@ def bench_dense(size: int, runs: int, peers: bool) -> Rows:
     from numba import cuda
 
     from psfleet.kernels.cuda import CudaUpdate
+    from psfleet.kernels.cuda_queue import DeviceQueue
 
     gradient = cuda.to_device(np.full(size, 0.01, np.float32))
     planes = [cuda.to_device(np.zeros(size, np.float32)) for _ in range(3)]
-    update, scalars = CudaUpdate(Adam(), DecaySpec()), numbers(1)
+    update, scalars = CudaUpdate(Adam(), DecaySpec(), DeviceQueue()), numbers(1)
     variants: Variants = {
         "copy": lambda: planes[0].copy_to_device(gradient),
         "psfleet Adam": lambda: update.dense(planes, gradient, size, scalars, 1),

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from psfleet.kernels.cuda_arithmetic import SIMULATED
 
-__all__ = ["DeviceArena", "fill_zero"]
+__all__ = ["DeviceArena"]
 
 _NORESERVE = 0x4000  # MAP_NORESERVE
 _SIMULATED_GRANULE = 16
@@ -53,15 +53,9 @@ class DeviceArena:
         if wanted > self.bytes:
             self._range.extend(self.bytes, wanted)
             self.array = self._range.array(wanted // self._dtype.itemsize, self._dtype)
-            fill_zero(self.array, self.bytes // self._dtype.itemsize)
+            new = self.array[self.bytes // self._dtype.itemsize :]
+            cuda_driver.device_memset(new, 0, new.nbytes)
             self.bytes = wanted
-
-
-def fill_zero(array: Any, start: int = 0, end: int | None = None) -> None:
-    """Set elements start to end - 1 of a flat array on the device to 0."""
-    part = array[start:end]
-    if part.size:
-        cuda_driver.device_memset(part, 0, part.nbytes)
 
 
 def _whole(size: int) -> int:

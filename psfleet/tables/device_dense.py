@@ -5,6 +5,7 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.kernels.cuda import CudaUpdate
+from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.dense_memory import slot_sizes
 from psfleet.tables.devices import check_device_memory
@@ -13,11 +14,14 @@ __all__ = ["DeviceDenseMemory"]
 
 Floats = NDArray[np.float32]
 
+_SHORT = 1 << 24  # weights whose update takes long beside the copy of their gradient
+
 
 class DeviceDenseMemory:
     """See psfleet.tables.dense_memory.DenseMemory.
 
-    A push copies its gradient to the device, where it has a place of its own.
+    A push copies its gradient to the device, where it has a place of its own. Short ones have two places, so
+    that one arrives while the update by the other is at work.
 
     Raises:
         UsageError: The device has too little memory.
@@ -28,35 +32,35 @@ class DeviceDenseMemory:
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         sizes = slot_sizes(spec, len(value), width)
         self.lengths = [len(value), *sizes]
-        self.bytes = 4 * (len(value) + sum(self.lengths))
+        places = 2 if len(value) <= _SHORT else 1
+        self.bytes = 4 * (places * len(value) + sum(self.lengths))
         check_device_memory(spec.name, self.bytes)
+        self._queue = DeviceQueue()
         self._planes = [cuda.to_device(np.ascontiguousarray(value, np.float32))]
         self._planes += [
             cuda.to_device(np.full(size, slot.initial, np.float32))
             for slot, size in zip(spec.rule.slots, sizes, strict=True)
         ]
-        self._gradient = cuda.device_array(len(value), np.float32)
+        self._gradients = DeviceBuffers(self._queue, places)
+        self._gradients.reserve("gradient", len(value), np.float32)
         self._width = width
-        self._update = CudaUpdate(spec.rule, spec.decay)
+        self._update = CudaUpdate(spec.rule, spec.decay, self._queue)
 
     def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
         """See DenseMemory."""
         if len(gradient):
-            self._gradient.copy_to_device(gradient)
-            self._update.dense(self._planes, self._gradient, self._width, scalars, step)
+            arrived = self._gradients.fill("gradient", gradient)
+            self._update.dense(self._planes, arrived, self._width, scalars, step)
 
     def pull_into(self, out: Floats) -> None:
         """See DenseMemory."""
-        if len(out):
-            self._planes[0].copy_to_host(out)
+        self._queue.read_into(self._planes[0], out)
 
     def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
         """See DenseMemory."""
-        found: Floats = self._planes[plane][start:end].copy_to_host()
-        return found
+        return self._queue.read(self._planes[plane][start:end])
 
     def write(self, plane: int, start: int, values: Floats) -> None:
         """See DenseMemory."""
-        if len(values):
-            there = self._planes[plane][start : start + len(values)]
-            there.copy_to_device(np.ascontiguousarray(values, np.float32))
+        there = self._planes[plane][start : start + len(values)]
+        self._queue.write(there, values.astype(np.float32, copy=False))

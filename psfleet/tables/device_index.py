@@ -7,10 +7,10 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.kernels import cuda_index
-from psfleet.kernels.cuda import DeviceBuffers, launch
+from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import ids_of
-from psfleet.tables.device_arena import DeviceArena, fill_zero
+from psfleet.tables.device_arena import DeviceArena
 from psfleet.tables.row_memory import Listed
 
 __all__ = ["DeviceIndex", "FreeSlots"]
@@ -33,10 +33,12 @@ class DeviceIndex:
 
     Args:
         max_rows: The most rows it will hold.
+        queue: Of the table.
     """
 
-    def __init__(self, max_rows: int) -> None:
-        self._buffers = DeviceBuffers()
+    def __init__(self, max_rows: int, queue: DeviceQueue) -> None:
+        self._queue = queue
+        self._buffers = DeviceBuffers(queue)
         self._used = np.zeros(SEGMENT_COUNT, np.int64)  # entries, those of removed rows included
         most = _most_entries(max_rows)
         self._arenas = [DeviceArena(most, dtype) for dtype in (np.uint64, np.uint32, np.uint32)]
@@ -80,7 +82,7 @@ class DeviceIndex:
             found, touched: int64 [n] on the device.
         """
         given = np.zeros(1, np.int64) if steps is None else steps
-        launch(
+        self._queue.launch(
             cuda_index.find,
             len(ids),
             *self._entries,
@@ -92,17 +94,16 @@ class DeviceIndex:
             int(steps is not None),
             found,
             touched,
-            self._zeros("new", SEGMENT_COUNT),
+            self._buffers.zeros("new", SEGMENT_COUNT),
         )
 
     def unknown(self) -> Ids:
         """How many ids of each segment the last `find` has not found: int64 [segments]."""
-        found: Ids = self._buffers.get("new", (SEGMENT_COUNT,), np.int64).copy_to_host()
-        return found
+        return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
     def add(self, ids: Any, steps: Ids, slots: FreeSlots, found: Any, fresh: Any) -> None:
         """Give slots to the ids that the last `find` has not found. Call `make_room` before."""
-        launch(
+        self._queue.launch(
             cuda_index.add,
             len(ids),
             *self._entries,
@@ -113,13 +114,15 @@ class DeviceIndex:
             *slots,
             found,
             fresh,
-            self._zeros("count", 1),
+            self._buffers.zeros("count", 1),
         )
 
     def forget(self, ids: Any, free: Any, freed: int) -> int:
         """Remove ids; their slots go to free[freed:]. Returns how many were there."""
-        count = self._zeros("count", 1)
-        launch(cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, freed, count)
+        count = self._buffers.zeros("count", 1)
+        self._queue.launch(
+            cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, freed, count
+        )
         return self._counted()
 
     def make_room(self, unknown: Ids) -> None:
@@ -128,9 +131,9 @@ class DeviceIndex:
             self._used += unknown
             return
         keys, slots, *_ = self._entries
-        live = self._zeros("live", SEGMENT_COUNT)
-        launch(cuda_index.census, self._size, keys, slots, self._size, live)
-        self._used = live.copy_to_host() + unknown
+        live = self._buffers.zeros("live", SEGMENT_COUNT)
+        self._queue.launch(cuda_index.census, self._size, keys, slots, self._size, live)
+        self._used = self._queue.read(live) + unknown
         sizes = np.full(SEGMENT_COUNT, _FEWEST)
         while (small := sizes < 2 * self._used).any():
             sizes[small] *= 2
@@ -152,10 +155,11 @@ class DeviceIndex:
         for group in [*order[behind][::-1], *order[~behind]]:
             start, count, new = int(groups[group]), int(counts[group]), int(later[group])
             for array, copy in zip(self._entries, room, strict=False):
-                copy[:count].copy_to_device(array[start : start + count])
-                fill_zero(array, new, new + int(new_counts[group]))
+                self._queue.copy(copy[:count], array[start : start + count])
+                self._queue.zero(array[new : new + int(new_counts[group])])
             entries, shape = self._entries[:3], self._entries[3:]
-            launch(cuda_index.rebuild, count, *room, *shape, count, *entries)
+            self._queue.launch(cuda_index.rebuild, count, *room, *shape, count, *entries)
+        self._queue.finish()  # `room` is in use until then
 
     # -- all rows ------------------------------------------------------------------------------
 
@@ -168,26 +172,25 @@ class DeviceIndex:
         room = min(rows, last - first)
         out = [self._buffers.get(name, (room,), np.int64) for name in ("slots", "ages")]
         hashes = self._buffers.get("hashes", (room,), np.uint64)
-        launch(
+        self._queue.launch(
             cuda_index.collect,
             last - first if room else 0,
             *self._entries[:3],
             *(first, last, step, least, most),
-            *(hashes, *out, self._zeros("count", 1)),
+            *(hashes, *out, self._buffers.zeros("count", 1)),
         )
         count = self._counted()
-        slots, ages = (array[:count].copy_to_host() for array in out)
-        return ids_of(hashes[:count].copy_to_host()), slots, ages
+        slots, ages = (self._queue.read(array[:count]) for array in out)
+        return ids_of(self._queue.read(hashes[:count])), slots, ages
 
     def histogram(self, step: int, shift: int, bins: int) -> Ids:
         """See RowMemory."""
         _, slots, stamps, *_ = self._entries
-        counts = self._zeros("bins", bins)
-        launch(
+        counts = self._buffers.zeros("bins", bins)
+        self._queue.launch(
             cuda_index.histogram, self._size, slots, stamps, self._size, step, shift, bins, counts
         )
-        found: Ids = counts.copy_to_host()
-        return found
+        return self._queue.read(counts)
 
     def decay(
         self, rows: Any, stride: int, place: int, numbers: tuple[float, ...], live: int
@@ -195,31 +198,30 @@ class DeviceIndex:
         """See RowMemory. numbers: the factors, then `least`; live: how many rows there are."""
         keys, slots, *_ = self._entries
         hashes = self._buffers.get("hashes", (live,), np.uint64)
-        launch(
+        self._queue.launch(
             cuda_index.decay,
             self._size if live else 0,
             *(keys, slots, self._size, rows, stride, place),
             *map(float, numbers),
-            *(hashes, self._zeros("count", 1)),
+            *(hashes, self._buffers.zeros("count", 1)),
         )
-        return ids_of(hashes[: self._counted()].copy_to_host())
+        return ids_of(self._queue.read(hashes[: self._counted()]))
 
     def restamp(self, old: int, new: int) -> None:
         """See RowMemory."""
-        launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
+        self._queue.launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
 
     def unmarked(self, marks: Any, rows: int) -> Any:
         """The slots, of `rows` in all, that have a row and no mark: int64 on the device."""
         out = self._buffers.get("slots", (rows,), np.int64)
-        count = self._zeros("count", 1)
-        launch(cuda_index.unmarked, self._size, self._entries[1], self._size, marks, out, count)
+        count = self._buffers.zeros("count", 1)
+        self._queue.launch(
+            cuda_index.unmarked, self._size, self._entries[1], self._size, marks, out, count
+        )
         return out[: self._counted()]
 
-    def _zeros(self, name: str, count: int) -> Any:
-        return self._buffers.fill(name, np.zeros(count, np.int64))
-
     def _counted(self) -> int:
-        return int(self._buffers.get("count", (1,), np.int64).copy_to_host()[0])
+        return int(self._queue.read(self._buffers.get("count", (1,), np.int64))[0])
 
 
 def _most_entries(rows: int) -> int:

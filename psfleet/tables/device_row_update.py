@@ -8,7 +8,8 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.kernels import cuda_rows
-from psfleet.kernels.cuda import CudaUpdate, DeviceBuffers, launch
+from psfleet.kernels.cuda import CudaUpdate
+from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.initial_code import CONSTANT, UNIFORM
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
@@ -27,22 +28,24 @@ _PAGE = 1 << 16  # rows that rest at a time
 class MergedRows:
     """See psfleet.tables.row_update.DeviceValues; `values`: float32 on the device, flat."""
 
-    def __init__(self, values: Any, width: int, buffers: DeviceBuffers) -> None:
+    def __init__(self, values: Any, width: int, buffers: DeviceBuffers, queue: DeviceQueue) -> None:
         self.values = values
         self._width = width
         self._buffers = buffers
+        self._queue = queue
 
     def __getitem__(self, kept: NDArray[np.bool_]) -> "MergedRows":
         """See DeviceValues."""
         places = self._buffers.fill("kept", np.flatnonzero(kept))
         values = self._buffers.get("gradients", (len(places) * self._width,), np.float32)
-        launch(cuda_rows.gather, len(values), self.values, self._width, places, len(values), values)
-        return MergedRows(values, self._width, self._buffers)
+        self._queue.launch(
+            cuda_rows.gather, len(values), self.values, self._width, places, len(values), values
+        )
+        return MergedRows(values, self._width, self._buffers, self._queue)
 
     def to_host(self) -> Floats:
         """See DeviceValues."""
-        copied: Floats = self.values.copy_to_host()
-        return copied.reshape(-1, self._width)
+        return self._queue.read(self.values).reshape(-1, self._width)
 
 
 class DeviceRowUpdate:
@@ -55,8 +58,9 @@ class DeviceRowUpdate:
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
         self._spec = spec
         self._memory = memory
-        self._update = CudaUpdate(spec.rule, spec.decay, spec.dim, spec.scores)
-        self._buffers = DeviceBuffers()
+        self._queue = memory.queue
+        self._update = CudaUpdate(spec.rule, spec.decay, self._queue, spec.dim, spec.scores)
+        self._buffers = DeviceBuffers(self._queue)
         kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._on_host = kind not in (CONSTANT, UNIFORM)
         self._first = np.float32(low), np.float32(span if kind == UNIFORM else -0.0), stream
@@ -71,14 +75,14 @@ class DeviceRowUpdate:
         found, _ = memory.find(given)
         new = memory.unknown()
         weights = self._buffers.get("weights", (len(ids) * dim,), np.float32)
-        launch(
+        self._queue.launch(
             cuda_rows.weights,
             len(weights),
             *(memory.rows, memory.width, given, found, len(weights), dim, *self._first, weights),
         )
-        weights.copy_to_host(out.reshape(-1))
+        self._queue.read_into(weights, out)
         if self._on_host and new:
-            unknown = found.copy_to_host() == 0
+            unknown = self._queue.read(found) == 0
             out[unknown] = self._first_values(ids[unknown])
         return new
 
@@ -87,16 +91,20 @@ class DeviceRowUpdate:
         joined = dedup(np.concatenate([ids for ids, _ in parts]), 1)
         ids, width = joined.unique[0], self._spec.push_width
         sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
-        launch(cuda_rows.clear, len(sums), sums, len(sums))
+        self._queue.launch(cuda_rows.clear, len(sums), sums, len(sums))
         start = 0
         for one, rows in parts:
             codes = self._buffers.fill("codes", joined.inverse[start : start + len(one)])
             values = self._buffers.fill("gradients", rows.reshape(-1))
-            launch(cuda_rows.merge, len(values), codes, len(values), width, values, sums)
+            self._queue.launch(
+                cuda_rows.merge, len(values), codes, len(values), width, values, sums
+            )
             start += len(one)
         factor = np.float32(1.0 / len(parts))
-        launch(cuda_rows.scale, len(sums), sums, len(sums), width, self._spec.dim, factor)
-        return ids, MergedRows(sums, width, self._buffers)
+        self._queue.launch(
+            cuda_rows.scale, len(sums), sums, len(sums), width, self._spec.dim, factor
+        )
+        return ids, MergedRows(sums, width, self._buffers, self._queue)
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
         """See RowUpdate."""
@@ -111,7 +119,7 @@ class DeviceRowUpdate:
             assert isinstance(gradients, np.ndarray)
             values = self._buffers.fill("gradients", gradients.reshape(-1))
         self._update.rows(memory.rows, found, values, scalars, step)
-        launch(
+        self._queue.launch(
             cuda_rows.add_scores,
             len(ids) * spec.scores,
             *(memory.rows, memory.width, found, len(ids)),
@@ -122,8 +130,8 @@ class DeviceRowUpdate:
     def rest(self, scalars: Floats, step: int) -> None:
         """See RowUpdate."""
         others, width = self._memory.others(self._pushed), self._spec.push_width
-        zeros = np.zeros(min(len(others), _PAGE) * width, np.float32)
-        gradients = self._buffers.fill("resting", zeros)
+        gradients = self._buffers.get("resting", (min(len(others), _PAGE) * width,), np.float32)
+        self._queue.zero(gradients)
         for start in range(0, len(others), _PAGE):
             slots = others[start : start + _PAGE]
             self._update.rows(
@@ -133,15 +141,15 @@ class DeviceRowUpdate:
     def _begin(self, ids: Ids, given: Any, found: Any, fresh: Any) -> None:
         """Give new rows their first values."""
         memory, spec = self._memory, self._spec
-        launch(
+        self._queue.launch(
             cuda_rows.begin,
             len(ids) * memory.width,
             *(memory.rows, memory.width, given, found, fresh, len(ids), spec.dim),
             *(*self._first, self._state),
         )
         if self._on_host:
-            new = fresh.copy_to_host() != 0
-            memory.set_first(found.copy_to_host()[new], self._first_values(ids[new]))
+            new = self._queue.read(fresh) != 0
+            memory.set_first(self._queue.read(found)[new], self._first_values(ids[new]))
 
     def _first_values(self, ids: Ids) -> Floats:
         spec = self._spec

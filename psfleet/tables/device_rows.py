@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.kernels import cuda_rows
-from psfleet.kernels.cuda import DeviceBuffers, launch
+from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.tables.device_arena import DeviceArena
 from psfleet.tables.device_index import DeviceIndex
@@ -28,6 +28,7 @@ class DeviceRowMemory(RowStore):
 
     Attributes:
         width: Of a row.
+        queue: Of the table's work.
     """
 
     listed_at_once = 16  # each time costs a launch of a kernel
@@ -38,8 +39,9 @@ class DeviceRowMemory(RowStore):
         self.views = []
         self.max_rows = max_rows
         self.width = width
-        self._index = DeviceIndex(max_rows)
-        self._buffers = DeviceBuffers()
+        self.queue = DeviceQueue()
+        self._index = DeviceIndex(max_rows, self.queue)
+        self._buffers = DeviceBuffers(self.queue)
         self._live, self._freed, self._next = 0, 0, 1
         self._slots = 0
         self._rows = DeviceArena((max_rows + 1) * width, np.float32)
@@ -74,8 +76,7 @@ class DeviceRowMemory(RowStore):
 
     def free_slots(self) -> Ids:
         """See RowStore."""
-        found: Ids = self._freed_slots.array[: self._freed].copy_to_host().astype(np.int64)
-        return found
+        return self.queue.read(self._freed_slots.array[: self._freed]).astype(np.int64)
 
     def has_lines(self, count: int) -> bool:
         """See RowMemory."""
@@ -161,20 +162,19 @@ class DeviceRowMemory(RowStore):
 
     def locate(self, ids: Ids) -> tuple[Ids, int]:
         """See RowMemory."""
-        slots = self.find(self.send(ids))[0].copy_to_host()
+        slots = self.queue.read(self.find(self.send(ids))[0])
         return slots, int(np.count_nonzero(slots == 0))
 
     def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
         """See RowMemory."""
         self.keep(ids)
-        slots = self.find(self.send(ids), np.array([step]))[0].copy_to_host()
+        slots = self.queue.read(self.find(self.send(ids), np.array([step]))[0])
         return slots, int(np.count_nonzero(slots == 0))
 
     def place(self, ids: Ids, steps: Ids) -> Ids:
         """See RowMemory."""
         self.keep(ids)
-        slots: Ids = self.add(self.send(ids), np.ascontiguousarray(steps))[0].copy_to_host()
-        return slots
+        return self.queue.read(self.add(self.send(ids), np.ascontiguousarray(steps))[0])
 
     def remove(self, ids: Ids) -> int:
         """See RowMemory."""
@@ -186,7 +186,7 @@ class DeviceRowMemory(RowStore):
     def recall(self, ids: Ids, step: int) -> Listed:
         """See RowMemory."""
         found, touched = self.find(self.send(ids), now=step)
-        return ids, found.copy_to_host(), touched.copy_to_host()
+        return ids, self.queue.read(found), self.queue.read(touched)
 
     def restamp(self, old: int, new: int) -> None:
         """See RowMemory."""
@@ -213,9 +213,9 @@ class DeviceRowMemory(RowStore):
         """The slots of all rows but these, on the device."""
         assert self._marks is not None
         marks = self._marks.array
-        launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)
+        self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)
         found = self._index.unmarked(marks, self._live)
-        launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 0)
+        self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 0)
         return found
 
     def gather(self, slots: Ids) -> Floats:
@@ -224,8 +224,10 @@ class DeviceRowMemory(RowStore):
         for start in range(0, len(slots), _PAGE):
             part = self._buffers.fill("slots", slots[start : start + _PAGE])
             values = self._buffers.get("values", (len(part) * self.width,), np.float32)
-            launch(cuda_rows.gather, len(values), self.rows, self.width, part, len(values), values)
-            out[start : start + _PAGE] = values.copy_to_host().reshape(-1, self.width)
+            self.queue.launch(
+                cuda_rows.gather, len(values), self.rows, self.width, part, len(values), values
+            )
+            self.queue.read_into(values, out[start : start + _PAGE])
         return out
 
     def scatter(self, slots: Ids, rows: Floats) -> None:
@@ -237,7 +239,7 @@ class DeviceRowMemory(RowStore):
         for start in range(0, len(slots), _PAGE):
             part = self._buffers.fill("slots", slots[start : start + _PAGE])
             given = self._buffers.fill("values", values[start : start + _PAGE].reshape(-1))
-            launch(
+            self.queue.launch(
                 cuda_rows.scatter,
                 len(given),
                 *(self.rows, self.width, part, len(given), values.shape[1], given),

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.cuda import CudaUpdate
+from psfleet.kernels.cuda_queue import DeviceQueue
 from psfleet.kernels.reference import twin_push
 from psfleet.kernels.rule_text import scalars_of
 from psfleet.rules import ASGD, RULES, Adam, Ftrl, Momentum, RMSProp, Rule
@@ -28,7 +29,7 @@ def agrees(rule: Rule, decay: DecaySpec, sparse: bool, resting: bool = False) ->
         *(np.full(N, slot.initial, np.float32) for slot in rule.slots),
     ]
     values, rows = narrow(twin, shared, width), np.array([2, 0, 1])
-    table, update = joined(values), CudaUpdate(rule, decay, DIM if sparse else 0)
+    table, update = joined(values), CudaUpdate(rule, decay, DeviceQueue(), DIM if sparse else 0)
     for step in range(1, STEPS + 1):
         gradient = random.standard_normal(N).astype(np.float32)
         scalars = scalars_of(rule, decay, 0.1, step, resting)

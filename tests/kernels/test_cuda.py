@@ -15,14 +15,15 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.parametrize(
     "module",
-    ["tests.kernels.cuda_agreement", "tests.tables.device_tables", "tests.tables.device_rows"],
+    ["kernels.cuda_agreement", "tables.device_tables", "tables.device_rows", "tables.device_order"],
 )
 def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
     """Every rule as a kernel, dense and sparse, with and without decay, has the bits of the NumPy twin.
-    Tables on the device say and hold what those in host memory do, whatever is done to both."""
+    Tables on the device say and hold what those in host memory do, whatever is done to both, and in whatever
+    order the device does what is asked of it."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", f"tests.{module}"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
