@@ -19,7 +19,7 @@ SHORT = TrainingWorkload(
     steps=3, shape=(9, 7)
 )  # the simulator runs a Python thread for each weight
 LARGE = TrainingWorkload(steps=1, shape=(70, 61))  # two blocks, so that each server has one
-LITTLE = "48K"  # room for some twenty rows of SHORT
+LITTLE = "29K"  # room for some twenty rows of SHORT
 Work = Callable[[Runtime], None]
 
 

@@ -11,7 +11,7 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.devices import DeviceChoice
 from psfleet.tables.sparse import SparseTable
 
-_LITTLE = 64 << 10  # bytes, for a few hundred rows
+_LITTLE = 48 << 10  # bytes, for a few hundred rows
 
 assert os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 SparseTable.__init__.__defaults__ = (2**28, 1, None, "cuda", None)
