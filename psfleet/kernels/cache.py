@@ -28,7 +28,7 @@ import numpy as np
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import UserSettings
 
-__all__ = ["cache_folder", "load_text", "short_rows"]
+__all__ = ["cache_folder", "forget_compiled", "load_text", "short_rows"]
 
 _HELPERS = ("hash_index.py", "hashing.py", "id_routing.py", "initial_code.py", "intrinsics.py")
 _lock = threading.Lock()
@@ -120,12 +120,17 @@ def _mended(name: str, path: Path) -> ModuleType:
     try:
         return _import(name, path)
     except Exception:
-        damaged = list((path.parent / "__pycache__").glob(f"{name}.*"))
-        if not damaged:
+        if not forget_compiled(name):
             raise
-        for file in damaged:
-            file.unlink(missing_ok=True)
         return _import(name, path)
+
+
+def forget_compiled(name: str) -> bool:
+    """Remove what was compiled of the module of this name. Whether there was anything."""
+    files = list((cache_folder() / "__pycache__").glob(f"{name}.*"))
+    for file in files:
+        file.unlink(missing_ok=True)
+    return bool(files)
 
 
 def _import(name: str, path: Path) -> ModuleType:

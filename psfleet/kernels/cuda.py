@@ -1,9 +1,11 @@
 """Updates on a CUDA device, or in numba's simulator (NUMBA_ENABLE_CUDASIM=1)."""
 # numba.cuda is untyped, and absent from some installations: it is imported when first used.
 
+import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,9 +19,12 @@ from psfleet.kernels.rule_text import CHUNK, LANES
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 
-__all__ = ["CudaUpdate", "cuda_kernels"]
+__all__ = ["CudaUpdate", "cuda_kernels", "table_kernels"]
 
 Floats = NDArray[np.float32]
+
+_HERE = Path(__file__).parent
+_HELPERS = ("cuda_arithmetic.py", "hashing.py")  # kernels contain their functions
 
 
 @cache
@@ -28,7 +33,21 @@ def cuda_kernels(
 ) -> tuple[CudaSource, ModuleType]:
     """The CUDA kernels of a rule; dim 0: for dense arrays."""
     text = CudaSource(rule, l1, l2, dim, scores)
-    return text, load_text(f"cuda_{rule.name}_{dim}", text.module())
+    return text, _load(f"cuda_{rule.name}_{dim}", text.module())
+
+
+@cache
+def table_kernels(name: str) -> ModuleType:
+    """The kernels of `<name>.py`, which no rule has a part in."""
+    return _load(name, (_HERE / f"{name}.py").read_text())
+
+
+def _load(stem: str, text: str) -> ModuleType:
+    """The module with this text. What it compiles is kept on disk, for the next process as well."""
+    helpers = "".join((_HERE / name).read_text() for name in _HELPERS)
+    digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
+    kept = text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n")
+    return load_text(stem, f"{kept}\n# Compiled with helpers {digest}.\n")
 
 
 class CudaUpdate:

@@ -5,8 +5,7 @@ from typing import Any
 
 from numba import cuda, float32, float64, int64, types, uint8, uint32, uint64, void
 
-from psfleet.kernels import cuda_index, cuda_rows
-from psfleet.kernels.cuda import cuda_kernels
+from psfleet.kernels.cuda import cuda_kernels, table_kernels
 from psfleet.rules.rule import Rule
 
 __all__ = ["compile_ptx", "compile_table_ptx"]
@@ -50,8 +49,8 @@ def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
 def compile_table_ptx() -> dict[str, str]:
     """The same of each kernel of a sparse table's index and rows that no rule has a part in."""
     return {
-        name: _ptx(getattr(module, name), void(*arguments))
-        for module, kernels in ((cuda_index, _INDEX_KERNELS), (cuda_rows, _ROW_KERNELS))
+        name: _ptx(getattr(table_kernels(module), name), void(*arguments))
+        for module, kernels in (("cuda_index", _INDEX_KERNELS), ("cuda_rows", _ROW_KERNELS))
         for name, arguments in kernels.items()
     }
 

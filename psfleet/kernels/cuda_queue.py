@@ -7,6 +7,7 @@ stream is in order too, if slower.
 
 import math
 import threading
+import warnings
 from functools import cache
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +17,7 @@ from numba import cuda
 from numba.cuda.cudadrv import driver as cuda_driver
 from numpy.typing import DTypeLike, NDArray
 
+from psfleet.kernels.cache import forget_compiled
 from psfleet.kernels.cuda_arithmetic import SIMULATED
 from psfleet.kernels.streaming import copy_over
 
@@ -25,6 +27,8 @@ _THREADS = 128  # of a block
 _SIMULATED_THREADS = 2
 _HALF = 1 << 20  # bytes of half a staging buffer
 _STAGING = 4  # staging buffers of a process
+# A push of few ids is a small grid, and none of a user's business.
+warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
 _launching = threading.Lock()  # the simulator runs one kernel at a time
 
 
@@ -73,9 +77,15 @@ class DeviceOperations:
         cuda_driver.device_memset(target, 0, target.nbytes, stream)
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
-        """Run a kernel."""
+        """Run a kernel, compiled anew if what was kept of it on disk is damaged."""
         with _launching:
-            kernel[blocks, threads, stream](*arguments)
+            start = kernel[blocks, threads, stream]
+            try:
+                start(*arguments)
+            except Exception:
+                if SIMULATED or kernel.overloads or not forget_compiled(kernel.py_func.__module__):
+                    raise
+                start(*arguments)
 
 
 class _Half:

@@ -6,7 +6,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from psfleet.kernels import cuda_index
+from psfleet.kernels.cuda import table_kernels
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import ids_of
@@ -22,6 +22,8 @@ FreeSlots = tuple[Any, int, int]
 _FEWEST = 4  # entries of a segment
 _GROUP = 16  # segments that are rebuilt at a time
 _ENTRY_BYTES = 16
+
+cuda_index = table_kernels("cuda_index")
 
 
 class DeviceIndex:

@@ -7,8 +7,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from psfleet.kernels import cuda_rows
-from psfleet.kernels.cuda import CudaUpdate
+from psfleet.kernels.cuda import CudaUpdate, table_kernels
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.initial_code import CONSTANT, UNIFORM
@@ -23,6 +22,8 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _PAGE = 1 << 16  # rows that rest at a time
+
+cuda_rows = table_kernels("cuda_rows")
 
 
 class MergedRows:

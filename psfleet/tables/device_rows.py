@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
-from psfleet.kernels import cuda_rows
+from psfleet.kernels.cuda import table_kernels
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.tables.device_arena import DeviceArena
@@ -21,6 +21,8 @@ Floats = NDArray[np.float32]
 _FEWEST_ROWS = 256
 _STEP = 16  # rows become more by one in so many at least: a segment costs calls of the driver
 _PAGE = 1 << 20  # rows that are copied between host and device at a time
+
+cuda_rows = table_kernels("cuda_rows")
 
 
 class DeviceRowMemory(RowStore):

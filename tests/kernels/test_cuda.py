@@ -56,10 +56,28 @@ def test_tests_of_shards_and_snapshots_pass_on_the_simulated_device(tmp_path: Pa
     assert " passed" in run.stdout
 
 
-@pytest.mark.skipif(
+needs_numba_cuda = pytest.mark.skipif(
     find_spec("numba_cuda") is None,
     reason="numba-cuda is not installed: pip install 'psfleet[cuda]'",
 )
+
+
+@needs_numba_cuda
+def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
+    """A kernel that was compiled before comes from the disk; what is damaged there is compiled anew."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.cuda_cache"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PSFLEET_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@needs_numba_cuda
 def test_kernels_compile_to_machine_code() -> None:
     """Every rule becomes PTX for compute capability 9.0, in float32 throughout its update, and a cubin
     that spills no register."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels import cuda_queue, cuda_rows
+from psfleet.kernels import cuda_queue
+from psfleet.kernels.cuda import table_kernels
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceOperations, DeviceQueue, Staging
 from psfleet.rules import RULES
 from psfleet.tables import device_dense
@@ -148,7 +149,7 @@ def writes_wait(seed: int) -> bool:
     buffers, values = DeviceBuffers(queue := DeviceQueue()), np.arange(100, dtype=np.float32)
     there = buffers.fill("values", values)
     for factor in (2, 3):
-        queue.launch(cuda_rows.scale, 100, there, 100, 1, 1, np.float32(factor))
+        queue.launch(table_kernels("cuda_rows").scale, 100, there, 100, 1, 1, np.float32(factor))
         queue.write(there, factor * values)
     return bool((queue.read(there) == 3 * values).all())
 
