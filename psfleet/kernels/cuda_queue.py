@@ -31,6 +31,16 @@ _STAGING = 4  # staging buffers of a process
 warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
 _launching = threading.Lock()  # the simulator runs one kernel at a time
 
+if SIMULATED:
+    from numba.cuda.simulator.kernel import BlockThread
+
+    def _lives(thread: threading.Thread) -> bool:
+        """Wait a moment before saying so: the simulator asks in a loop, which took most of its time."""
+        thread.join(0.001)
+        return threading.Thread.is_alive(thread)
+
+    BlockThread.is_alive = _lives  # type: ignore[assignment,method-assign]
+
 
 class DeviceOperations:
     """What a device is asked for. All but `finish` only add to a stream and return. Any thread may call."""

@@ -286,14 +286,14 @@ def is_refused() -> bool:
     stays as it is. Until then it takes no more than its part of either."""
     budget, device = MemoryBudget(400_000), MemoryBudget(90_000, place=PLACE)
     table = SparseTable(spec(Adam()), budget=budget, device="cuda", device_budget=device)
-    for count in itertools.count(500, 500):
+    for count in itertools.count(1500, 1500):
         before = of_all(table)
         ids = np.arange(count)
         try:
             table.push(ids, np.ones((count, 3), np.float32), 0.1)
         except UsageError as error:
-            told = "'t' was asked to add 500 rows" in str(error) and of_all(table) == before
-            return told and table.spilled > 500
+            told = "'t' was asked to add 1500 rows" in str(error) and of_all(table) == before
+            return told and table.spilled > 1500
         if budget.room() < 0 or device.room() < 0:
             return False
     return False
