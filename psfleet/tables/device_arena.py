@@ -3,6 +3,8 @@
 
 import mmap
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,7 @@ from numba import cuda
 from numba.cuda.cudadrv import driver as cuda_driver
 from numpy.typing import DTypeLike
 
+from psfleet.errors import UsageError
 from psfleet.kernels.cuda_arithmetic import SIMULATED
 
 __all__ = ["DeviceArena"]
@@ -33,6 +36,9 @@ class DeviceArena:
     Attributes:
         array: All elements, on the device. `grow` sets it anew, at the same address.
         bytes: That it takes.
+
+    Raises:
+        UsageError: The driver has no addresses left.
     """
 
     def __init__(self, most: int, dtype: DTypeLike) -> None:
@@ -48,7 +54,11 @@ class DeviceArena:
         return max(self.bytes, _whole(count * self._dtype.itemsize))
 
     def grow(self, count: int) -> None:
-        """Have so many elements, or some more. The bytes of those that are new are 0."""
+        """Have so many elements, or some more. The bytes of those that are new are 0.
+
+        Raises:
+            UsageError: The driver has no memory left. The array is as before.
+        """
         wanted = self.taken(count)
         if wanted > self.bytes:
             self._range.extend(self.bytes, wanted)
@@ -82,13 +92,30 @@ def _kind() -> Any:
     return kind
 
 
+@contextmanager
+def _explained(size: int) -> Iterator[None]:
+    """Say what so many bytes, which the driver is asked for meanwhile, were for."""
+    try:
+        yield
+    except cuda_driver.CudaAPIError as error:
+        raise UsageError(
+            f"the GPU's driver refuses {size >> 20:,} MiB for a table ({error}); if other programs use the "
+            "GPU's memory, say with --device-memory how much tables may take"
+        ) from error
+
+
 class _DeviceRange:
-    """Reserved addresses of the device, no more than it has memory."""
+    """Reserved addresses of the device, no more than it has memory.
+
+    Raises:
+        UsageError: The driver has no addresses, or no memory, left.
+    """
 
     def __init__(self, size: int) -> None:
         _, total = cuda.current_context().get_memory_info()
         self._size = min(size, _whole(total))
-        self._address = int(cuda_driver.driver.cuMemAddressReserve(self._size, 0, 0, 0))
+        with _explained(self._size):
+            self._address = int(cuda_driver.driver.cuMemAddressReserve(self._size, 0, 0, 0))
         self._mapped: list[tuple[int, int]] = []  # address and bytes of each segment
         release = weakref.finalize(self, _release, self._address, self._size, self._mapped)
         release.atexit = False  # then the process gives back everything
@@ -98,7 +125,8 @@ class _DeviceRange:
         binding, driver = cuda_driver.binding, cuda_driver.driver
         kind, place, size = _kind(), self._address + start, end - start
         cuda.current_context().deallocations.clear()  # numba frees late
-        memory = driver.cuMemCreate(size, kind, 0)
+        with _explained(size):
+            memory = driver.cuMemCreate(size, kind, 0)
         try:
             driver.cuMemMap(binding.CUdeviceptr(place), size, 0, memory, 0)
         finally:

@@ -59,9 +59,9 @@ class DeviceIndex:
     def _shape(self, sizes: Ids) -> None:
         """Have segments of these sizes, and memory for them."""
         ends = 1 + np.cumsum(sizes)
-        self._sizes, self._bases, self._size = sizes, ends - sizes, int(ends[-1])
         for arena in self._arenas:
-            arena.grow(self._size)
+            arena.grow(int(ends[-1]))
+        self._sizes, self._bases, self._size = sizes, ends - sizes, int(ends[-1])
         self._entries = (
             *(arena.array for arena in self._arenas),
             cuda.to_device(self._bases),

@@ -119,11 +119,12 @@ class DeviceRowMemory(RowStore):
     def _grow(self, slots: int) -> None:
         """Have so many slots, the first one included."""
         if slots > self._slots:
-            self._slots = self._grown(slots)
-            self._rows.grow(self._slots * self.width)
-            self._freed_slots.grow(self._slots)
+            grown = self._grown(slots)
+            self._rows.grow(grown * self.width)
+            self._freed_slots.grow(grown)
             if self._marks is not None:
-                self._marks.grow(self._slots)
+                self._marks.grow(grown)
+            self._slots = grown
 
     # -- ids -----------------------------------------------------------------------------------
 
