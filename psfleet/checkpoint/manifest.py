@@ -34,6 +34,7 @@ __all__ = [
 
 _FORMAT = Format("snapshot", also=2)
 _GROUP = "group"  # of the servers that hold a table; only version 2 has it
+_PRECISION = "precision"  # of a table's rows; likewise
 _PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
@@ -245,7 +246,9 @@ def _text(fields: Mapping[str, Any]) -> bytes:
     """The one way to write these fields: any other bytes are damage."""
     said = _FORMAT.document(**fields)
     tables = fields.get("tables")
-    if isinstance(tables, list) and any(isinstance(t, dict) and _GROUP in t for t in tables):
+    if isinstance(tables, list) and any(
+        isinstance(t, dict) and not {_GROUP, _PRECISION}.isdisjoint(t) for t in tables
+    ):
         said["version"] = _FORMAT.also
     checksum = hashlib.sha256(json.dumps(said, indent=1, sort_keys=True).encode()).hexdigest()
     return json.dumps({**said, "sha256": checksum}, indent=1, sort_keys=True).encode()
@@ -313,8 +316,10 @@ def _file_from_json(said: Any) -> ShardFile:
 def _table_to_json(spec: TableSpec) -> dict[str, Any]:
     start, entry = spec.initializer, spec.entry
     group = {} if spec.servers is None else {_GROUP: {"servers": spec.servers, "first": spec.first}}
+    stored = {} if spec.precision == "float32" else {_PRECISION: spec.precision}
     return {
         **group,
+        **stored,
         "name": spec.name,
         "kind": spec.kind,
         "shape": spec.shape,
@@ -331,11 +336,12 @@ def _table_to_json(spec: TableSpec) -> dict[str, Any]:
 def _table_from_json(said: Any) -> TableSpec:
     kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
     more = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
-    grouped = {_GROUP: dict} if _GROUP in said else {}
-    name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry, *group = exact(
-        said, "table", **kinds, **more, entry=dict | None, **grouped
+    later = {name: of for name, of in ((_GROUP, dict), (_PRECISION, str)) if name in said}
+    name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry, *_ = exact(
+        said, "table", **kinds, **more, entry=dict | None, **later
     )
-    servers, first = exact(group[0], _GROUP, servers=int, first=int) if group else (None, 0)
+    group = exact(said[_GROUP], _GROUP, servers=int, first=int) if _GROUP in said else (None, 0)
+    servers, first = group
     if any(type(extent) is not int for extent in shape):
         raise TypeError(f"table {name!r} has the shape {shape!r}")
     number = float | int
@@ -351,4 +357,5 @@ def _table_from_json(said: Any) -> TableSpec:
         None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),
         servers=servers,
         first=first,
+        precision=said.get(_PRECISION, "float32"),
     )

@@ -30,7 +30,14 @@ from psfleet.settings.groups import UserSettings
 
 __all__ = ["cache_folder", "forget_compiled", "load_text", "short_rows"]
 
-_HELPERS = ("hash_index.py", "hashing.py", "id_routing.py", "initial_code.py", "intrinsics.py")
+_HELPERS = (
+    "hash_index.py",
+    "hashing.py",
+    "id_routing.py",
+    "initial_code.py",
+    "intrinsics.py",
+    "rounding.py",
+)
 _lock = threading.Lock()
 _modules: dict[str, ModuleType] = {}
 

@@ -10,9 +10,12 @@ import numba
 
 from psfleet.errors import RuleError
 from psfleet.kernels.cache import load_text
+from psfleet.kernels.packed_text import row_parts
+from psfleet.kernels.row_format import RowFormat
 from psfleet.kernels.rule_text import RuleSource
 from psfleet.rules.named_definition import NamedDefinition
 from psfleet.rules.rule import Rule
+from psfleet.schema.table import RowPrecision
 
 __all__ = [
     "compiled",
@@ -72,15 +75,19 @@ def sparse_kernels(
     every_row: bool,
     scores: int = 0,
     counted: bool = False,
+    precision: RowPrecision = "float32",
 ) -> ModuleType:
     """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`.
 
     Args:
         scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
         counted: One value more follows a row's state, its frequency: 1 in a new row.
+        precision: How rows are stored.
     """
-    text = RuleSource(rule, l1, l2, dim)
-    rest = _source("rest.txt") if every_row else ""
+    text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
+    rest = _source("rest.txt" if form.plain else "rest_packed.txt") if every_row else ""
+    parts = row_parts(text, rule, form)
+    parts["first_row"] += _ONE_USE * counted
     return compiled(
         rule,
         f"sparse_{rule.name}_{dim}",
@@ -90,10 +97,10 @@ def sparse_kernels(
             core=text.core(),
             dim=dim,
             scores=scores,
-            place=text.row_width(),
-            stride=4 * (text.row_width() + scores + counted),
-            fill_slots=text.fill_slots() + _ONE_USE * counted,
+            place=form.words,
+            stride=4 * (form.words + scores + counted),
             load_scalars=text.load_scalars(),
+            **parts,
         ),
     )
 

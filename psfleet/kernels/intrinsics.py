@@ -20,8 +20,12 @@ __all__ = [
     "load_f32",
     "load_i64",
     "load_lane",
+    "load_packed_i8",
+    "load_packed_u16",
+    "load_packed_u32",
     "load_u32",
     "load_u64",
+    "load_wide",
     "prefetch",
     "prefetch_write",
     "read_f32",
@@ -30,8 +34,12 @@ __all__ = [
     "store_f32",
     "store_i64",
     "store_lane",
+    "store_packed_i8",
+    "store_packed_u16",
+    "store_packed_u32",
     "store_u32",
     "store_u64",
+    "store_wide",
     "trailing_zeros",
 ]
 
@@ -59,6 +67,8 @@ def kernel(signature):
 
 
 _KINDS = {
+    "i8": (types.int8, ir.IntType(8)),
+    "u16": (types.uint16, ir.IntType(16)),
     "f32": (types.float32, ir.FloatType()),
     "u32": (types.uint32, ir.IntType(32)),
     "u64": (types.uint64, ir.IntType(64)),
@@ -66,14 +76,30 @@ _KINDS = {
 }
 
 
-def _mark_apart(module, instruction, lane):
-    """Tell the compiler that lanes share no memory with anything else: it then keeps no watch."""
+# What is in one of these memories, and in which other ones it certainly is not.
+_SCOPES = {
+    "": ((), ("lanes",)),
+    "lanes": (("lanes",), ()),
+    "packed": (("packed",), ("lanes",)),
+    "wide": ((), ("lanes", "packed")),
+}
+
+
+def _mark_apart(module, instruction, memory):
+    """Tell the compiler which memories share nothing with each other: it then keeps no watch.
+
+    Lanes are apart from all else. A packed row is apart from the row as float32 ("wide").
+    """
     domain = module.add_metadata([ir.MetaDataString(module, "psfleet")])
-    scope = module.add_metadata([ir.MetaDataString(module, "lanes"), domain])
-    instruction.set_metadata("alias.scope" if lane else "noalias", module.add_metadata([scope]))
+    for name, scopes in zip(("alias.scope", "noalias"), _SCOPES[memory], strict=True):
+        if scopes:
+            nodes = [
+                module.add_metadata([ir.MetaDataString(module, scope), domain]) for scope in scopes
+            ]
+            instruction.set_metadata(name, module.add_metadata(nodes))
 
 
-def _load(kind, invariant=False, lane=False):
+def _load(kind, invariant=False, memory=""):
     """load(address, index) -> value. invariant: nobody writes there while the kernel runs."""
     numba_type, llvm_type = _KINDS[kind]
 
@@ -85,7 +111,7 @@ def _load(kind, invariant=False, lane=False):
             value.align = 1
             if invariant:
                 value.set_metadata("invariant.load", builder.module.add_metadata([]))
-            _mark_apart(builder.module, value, lane)
+            _mark_apart(builder.module, value, memory)
             return value
 
         return numba_type(types.int64, types.int64), generate
@@ -93,7 +119,7 @@ def _load(kind, invariant=False, lane=False):
     return load
 
 
-def _store(kind, lane=False):
+def _store(kind, memory=""):
     """store(address, index, value)."""
     numba_type, llvm_type = _KINDS[kind]
 
@@ -103,7 +129,7 @@ def _store(kind, lane=False):
             pointer = builder.inttoptr(arguments[0], llvm_type.as_pointer())
             store = builder.store(arguments[2], builder.gep(pointer, [arguments[1]]))
             store.align = 1
-            _mark_apart(builder.module, store, lane)
+            _mark_apart(builder.module, store, memory)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, numba_type), generate
@@ -139,7 +165,11 @@ store_f32, store_u32, store_u64, store_i64 = (
     _store("u64"),
     _store("i64"),
 )
-load_lane, store_lane = _load("f32", lane=True), _store("f32", lane=True)
+load_lane, store_lane = _load("f32", memory="lanes"), _store("f32", memory="lanes")
+load_wide, store_wide = _load("u32", memory="wide"), _store("u32", memory="wide")
+load_packed_i8, store_packed_i8 = _load("i8", memory="packed"), _store("i8", memory="packed")
+load_packed_u16, store_packed_u16 = _load("u16", memory="packed"), _store("u16", memory="packed")
+load_packed_u32, store_packed_u32 = _load("u32", memory="packed"), _store("u32", memory="packed")
 prefetch, prefetch_write = _prefetch(0), _prefetch(1)
 
 
@@ -154,7 +184,7 @@ def fold(count):
             kind = ir.VectorType(ir.FloatType(), count)
             value = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()))
             value.align = 4
-            _mark_apart(builder.module, value, True)
+            _mark_apart(builder.module, value, "lanes")
             half = count
             while half > 1:
                 half //= 2

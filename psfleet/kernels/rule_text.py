@@ -91,10 +91,6 @@ class RuleSource:
             f"{name} + {step}" for name, step in zip(self.pointers, ["at", *steps], strict=True)
         ]
 
-    def row_width(self) -> int:
-        """How many float32 a sparse row has, state included."""
-        return self._dim + sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
-
     def _place(self, slot: int, index: str) -> str:
         """The arguments of a load: where weight `index` has its slot.
 
@@ -250,9 +246,9 @@ def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def scratch_for(rule: Rule) -> NDArray[np.float32]:
-    """Working memory of a kernel: the lanes of the rule's sums."""
-    return np.empty(LANES * sum_count(rule), np.float32)
+def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
+    """Working memory of a kernel: the lanes of the rule's sums, then a row of `width` values."""
+    return np.empty(LANES * sum_count(rule) + width, np.float32)
 
 
 def sum_count(rule: Rule) -> int:

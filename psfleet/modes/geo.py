@@ -82,7 +82,7 @@ class GeoRuntime(ForwardingRuntime):
         """Begin with what the servers hold, of rows without their optimizer state."""
         if spec.key in self._copies or spec.rule.counts:
             return  # what is counted goes straight to the servers
-        mine = dataclasses.replace(spec, entry=None, device=None)
+        mine = dataclasses.replace(spec, entry=None, device=None, precision="float32")
         if spec.kind == "dense":
             state = self._fleet.read_table(spec.key)
             self._local.create(mine, state.values[0])

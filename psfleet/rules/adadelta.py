@@ -30,7 +30,10 @@ class Adadelta(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("avg_squared_grad"), Slot("avg_squared_update"))
+        return (
+            Slot("avg_squared_grad", smallest="bfloat16"),
+            Slot("avg_squared_update", smallest="bfloat16"),
+        )
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return adadelta

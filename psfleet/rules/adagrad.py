@@ -41,7 +41,7 @@ class Adagrad(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("moment", self.initial_accumulator_value),)
+        return (Slot("moment", self.initial_accumulator_value, smallest="bfloat16"),)
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return adagrad

@@ -44,7 +44,7 @@ class Adam(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("moment1"), Slot("moment2"))
+        return (Slot("moment1", smallest="int8"), Slot("moment2", smallest="bfloat16"))
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return adam

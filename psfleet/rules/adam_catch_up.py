@@ -76,8 +76,8 @@ class AdamCatchUp(Rule):
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (
-            Slot("moment1"),
-            Slot("moment2"),
+            Slot("moment1", smallest="bfloat16"),
+            Slot("moment2", smallest="bfloat16"),
             *(
                 Slot(name, per_unit=True)
                 for name in (

@@ -28,7 +28,7 @@ class Adamax(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("moment"), Slot("inf_norm"))
+        return (Slot("moment", smallest="int8"), Slot("inf_norm", smallest="bfloat16"))
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return adamax

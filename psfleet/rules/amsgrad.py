@@ -42,7 +42,11 @@ class AMSGrad(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("moment1"), Slot("moment2"), Slot("moment2_max"))
+        return (
+            Slot("moment1", smallest="int8"),
+            Slot("moment2", smallest="bfloat16"),
+            Slot("moment2_max"),
+        )
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return amsgrad

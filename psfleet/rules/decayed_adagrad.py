@@ -27,7 +27,7 @@ class DecayedAdagrad(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("moment"),)
+        return (Slot("moment", smallest="bfloat16"),)
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return decayed_adagrad

@@ -27,7 +27,7 @@ class DGCMomentum(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("velocity"),)
+        return (Slot("velocity", smallest="int8"),)
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return dgc_momentum

@@ -50,7 +50,7 @@ class Ftrl(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("squared"), Slot("linear"))
+        return (Slot("squared", smallest="bfloat16"), Slot("linear", smallest="bfloat16"))
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return ftrl if self.lr_power == -0.5 else ftrl_power

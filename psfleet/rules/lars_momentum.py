@@ -41,7 +41,7 @@ class LarsMomentum(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("velocity"),)
+        return (Slot("velocity", smallest="int8"),)
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return lars

@@ -47,7 +47,7 @@ class Momentum(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("velocity"),)
+        return (Slot("velocity", smallest="int8"),)
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return nesterov if self.use_nesterov else momentum

@@ -41,7 +41,7 @@ class RAdam(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("moment1"), Slot("moment2"))
+        return (Slot("moment1", smallest="int8"), Slot("moment2", smallest="bfloat16"))
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return radam

@@ -42,8 +42,9 @@ class RMSProp(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        third = (Slot("mean_grad"),) if self.centered else ()
-        return (Slot("momentum"), Slot("mean_square"), *third)
+        if self.centered:  # rounded, the mean of squares might be below the square of the mean
+            return (Slot("momentum", smallest="int8"), Slot("mean_square"), Slot("mean_grad"))
+        return (Slot("momentum", smallest="int8"), Slot("mean_square", smallest="bfloat16"))
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return rmsprop_centered if self.centered else rmsprop

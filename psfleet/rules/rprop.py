@@ -47,7 +47,10 @@ class Rprop(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("prevs"), Slot("learning_rates", self.first_rate))
+        return (
+            Slot("prevs", smallest="bfloat16"),
+            Slot("learning_rates", self.first_rate, smallest="bfloat16"),
+        )
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return rprop

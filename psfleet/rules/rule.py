@@ -6,17 +6,19 @@ no gradient but 0 becomes 0 / 0, NaN. Nothing is put in its place; keep it above
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from psfleet.rules.named_definition import NamedDefinition
 from psfleet.rules.optimizer_spec import OptimizerSpec, TorchSpec
 from psfleet.rules.registry import RULES
 from psfleet.validation.annotations import Range
 
-__all__ = ["DecayRate", "Rule", "Slot", "UnitInterval"]
+__all__ = ["DecayRate", "Rule", "Slot", "SlotFormat", "UnitInterval"]
 
 DecayRate = Annotated[float, Range(0, 1, high_open=True)]
 """The decay rate of a running mean."""
+SlotFormat = Literal["float32", "bfloat16", "int8"]
+"""How the values of a slot are stored in a row."""
 UnitInterval = Annotated[float, Range(0, 1)]
 
 
@@ -28,11 +30,16 @@ class Slot:
         name: As in state dicts.
         initial: Its first value.
         per_unit: One value for the whole unit (see Rule.unit) instead of one per weight.
+        smallest: The smallest format in which rows of a sparse table may store it, should the table ask for
+            one. The rule then gets values that are right on average, and a value near 0 may become 0:
+            int8 with steps of at least 1/127 of the row's largest value, bfloat16 only where it is below
+            2^-133. So what the rule divides by must not be int8, and a count must be float32.
     """
 
     name: str
     initial: float = 0.0
     per_unit: bool = False
+    smallest: SlotFormat = "float32"
 
 
 @dataclass(frozen=True)

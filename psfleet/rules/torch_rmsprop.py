@@ -43,8 +43,9 @@ class TorchRMSprop(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        third = (Slot("mean_grad"),) if self.centered else ()
-        return (Slot("mean_square"), Slot("momentum"), *third)
+        if self.centered:  # rounded, the mean of squares might be below the square of the mean
+            return (Slot("mean_square"), Slot("momentum", smallest="int8"), Slot("mean_grad"))
+        return (Slot("mean_square", smallest="bfloat16"), Slot("momentum", smallest="int8"))
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return torch_rmsprop_centered if self.centered else torch_rmsprop

@@ -22,6 +22,7 @@ __all__ = [
     "DecaySpec",
     "Device",
     "InitializerSpec",
+    "RowPrecision",
     "TableSpec",
     "key_of",
 ]
@@ -29,6 +30,8 @@ __all__ = [
 _Kind = Literal["dense", "sparse"]
 Device = Literal["cpu", "cuda"]
 """Whose memory holds a table: the host's, or that of an NVIDIA GPU."""
+RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
+"""How rows are stored: the weights, then the state if it is not float32. See psfleet.rules.rule.Slot."""
 
 MAX_DIM = 1024
 MAX_SERVERS = 1024
@@ -109,6 +112,7 @@ class TableSpec:
         device: Which memory of the servers is to hold it; None: as each server's setting says.
         servers: How many servers hold it at most; None: all, see psfleet.shard.server_group.
         first: The first of them.
+        precision: Sparse only: how its rows are stored. What is computed is float32.
 
     Definitions that differ only in where a table lies are equal: it stays where it was made.
     """
@@ -125,6 +129,7 @@ class TableSpec:
     device: Device | None = field(default=None, compare=False)
     servers: int | None = field(default=None, compare=False)
     first: int = field(default=0, compare=False)
+    precision: RowPrecision = "float32"
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -166,6 +171,7 @@ class TableSpec:
         if self.entry is not None and self.kind != "sparse":
             raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
         check_functions(self.rule)
+        self._check_precision()
         wanted = {"shows", "clicks"}.intersection(self.policy.arguments)
         if wanted and not self.pushed_scores:
             raise ConfigError(
@@ -174,6 +180,37 @@ class TableSpec:
             )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
+
+    def _check_precision(self) -> None:
+        """Refuse a precision that no row can have, or that would change nothing."""
+        if self.precision not in get_args(RowPrecision):
+            raise ConfigError(
+                f"table {self.name!r}: precision is {self.precision!r}; it must be one of "
+                f"{', '.join(get_args(RowPrecision))}"
+            )
+        if self.precision == "float32":
+            return
+        if self.kind != "sparse":
+            raise ConfigError(
+                f"table {self.name!r} is dense, and dense tables are float32; precision="
+                f"{self.precision!r} is for sparse tables"
+            )
+        if self.device == "cuda":
+            raise ConfigError(
+                f"table {self.name!r} asks for device='cuda' and precision={self.precision!r}, which rows "
+                "in host memory have only; leave one of them out"
+            )
+        if self.rule.counts:
+            raise ConfigError(
+                f"table {self.name!r}: the rule {self.rule.name!r} counts exactly, in float32; leave "
+                f"precision={self.precision!r} out"
+            )
+        slots = self.rule.slots
+        if "/" in self.precision and slots and all(s.smallest == "float32" for s in slots):
+            raise ConfigError(
+                f"table {self.name!r}: the state of {self.rule.name!r} cannot be rounded; use "
+                f"precision='bfloat16' in place of {self.precision!r}"
+            )
 
     @cached_property
     def key(self) -> int:

@@ -3,6 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.kernels.initial_values import initializer_arguments
+from psfleet.kernels.row_codec import draw_weights
+from psfleet.kernels.row_format import RowFormat
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_data import RowData
 from psfleet.tables.sparse import SparseTable
@@ -64,9 +67,11 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> No
 def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
     """Add to the weights of rows, adding those of unknown ids; counts as an update.
 
-    Args and errors as for `set_rows`.
+    Args and errors as for `set_rows`. Weights that are stored in 16 bits are rounded as by a push.
     """
-    weights = rows_of(table, ids) + deltas
+    spec, weights = table.spec, rows_of(table, ids) + deltas
     table.step += 1
     table.use(ids)
-    set_rows(table, ids, weights, uses=1)
+    *_, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
+    form = RowFormat(spec.rule, spec.dim, spec.precision)
+    set_rows(table, ids, draw_weights(form, ids, weights, stream, table.step), uses=1)

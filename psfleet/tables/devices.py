@@ -75,7 +75,8 @@ class DeviceChoice:
             ConfigError: Its definition names a device that this process lacks.
         """
         if spec.device is None:
-            return "cpu" if spec.policy.score() else self.default
+            host = spec.policy.score() or spec.precision != "float32"
+            return "cpu" if host else self.default
         if spec.device == "cpu" or not (why := self._why_not(spec)):
             return spec.device
         if may_refuse:

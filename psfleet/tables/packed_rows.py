@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
-from psfleet.kernels.rule_text import RuleSource
+from psfleet.kernels.row_codec import pack_rows, unpack_rows
+from psfleet.kernels.row_format import RowFormat
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import RowData
 
@@ -24,7 +25,8 @@ class PackedRows:
 
     def __init__(self, spec: TableSpec) -> None:
         self._spec = spec
-        self.scores = RuleSource(spec.rule, False, False, spec.dim).row_width()
+        self._form = RowFormat(spec.rule, spec.dim, spec.precision)
+        self.scores = self._form.words
         self.width = self.scores + spec.scores
 
     def unpack(self, ids: Ids, stored: Floats, touched: Ids) -> RowData:
@@ -34,12 +36,12 @@ class PackedRows:
 
     def values(self, stored: Floats) -> Floats:
         """Of stored rows [n, width] weights and state [n, dim * (1 + slots)]."""
-        dim, columns = self._spec.dim, self._columns()
-        if all(width == dim for _, width in columns):
-            return np.ascontiguousarray(stored[:, : self.scores])
+        dim, columns, rows = self._spec.dim, self._form.columns, unpack_rows(self._form, stored)
+        if all(column.count == dim for column in columns):
+            return np.ascontiguousarray(rows)
         parts = [
-            np.broadcast_to(stored[:, start : start + width], (len(stored), dim))
-            for start, width in columns
+            np.broadcast_to(rows[:, column.place : column.place + column.count], (len(rows), dim))
+            for column in columns
         ]
         return np.concatenate(parts, axis=1)
 
@@ -57,18 +59,12 @@ class PackedRows:
                 f"table {name!r}: {count} rows come with touched {rows.touched.shape} "
                 f"and scores {rows.scores.shape}; they must be {(count,)} and {(count, scores)}"
             )
-        columns = enumerate(self._columns())
-        parts = [rows.values[:, i * dim : i * dim + width] for i, (_, width) in columns]
-        packed = np.concatenate([*parts, rows.scores.astype(np.float32)], axis=1)
-        return np.ascontiguousarray(packed)
-
-    def _columns(self) -> list[tuple[int, int]]:
-        """(start, width) of weights and each slot within a stored row."""
-        dim, start, columns = self._spec.dim, 0, []
-        for width in [dim, *(1 if slot.per_unit else dim for slot in self._spec.rule.slots)]:
-            columns.append((start, width))
-            start += width
-        return columns
+        columns = enumerate(self._form.columns)
+        parts = [rows.values[:, i * dim : i * dim + column.count] for i, column in columns]
+        packed = pack_rows(self._form, np.concatenate(parts, axis=1, dtype=np.float32))
+        return np.ascontiguousarray(
+            np.concatenate([packed, rows.scores.astype(np.float32)], axis=1)
+        )
 
 
 def check_rows(table: str, ids: Ids, rows: Floats, width: int) -> Ids:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.kernels.generate import sparse_kernels
 from psfleet.kernels.initial_values import address_of, initializer_arguments
+from psfleet.kernels.row_format import RowFormat
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.budget import MemoryBudget
@@ -114,10 +115,11 @@ class HostRowUpdate:
             spec.every_row,
             spec.pushed_scores,
             spec.counts_frequency,
+            spec.precision,
         )
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(192, np.int64)
-        self._scratch = scratch_for(rule)
+        self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)
         self._zeros = np.zeros(spec.dim, np.float32)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
@@ -165,6 +167,7 @@ class HostRowUpdate:
             self._turn(step),
             step,
             address_of(self._zeros),
+            self._initial[-1],
             address_of(self._scratch),
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.schema.table import InitializerSpec, RowPrecision, TableSpec
 
 __all__ = ["TrainingWorkload", "in_threads", "same_bits"]
 
@@ -21,12 +21,14 @@ class TrainingWorkload:
 
     Each gradient is a function of the pulled weights, the worker and the step, so that a wrong
     version, order or member of a round changes the final bits. `pause`: seconds after each step.
+    `precision`: of the sparse table.
     """
 
     steps: int = 40
     shape: tuple[int, ...] = (137, 61)
     dim: int = 5
     pause: float = 0.0
+    precision: RowPrecision = "float32"
 
     @property
     def dense(self) -> TableSpec:
@@ -43,6 +45,7 @@ class TrainingWorkload:
             make_rule("adagrad", {}),
             initializer=InitializerSpec("uniform", -0.1, 0.1),
             seed=7,
+            precision=self.precision,
         )
 
     def run(self, runtime: Runtime) -> None:

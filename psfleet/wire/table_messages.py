@@ -60,6 +60,7 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
         device=spec.device or "",
         servers=spec.servers or 0,
         first=spec.first,
+        precision="" if spec.precision == "float32" else spec.precision,
     )
 
 
@@ -72,6 +73,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     kind: Any = message.kind  # checked by TableSpec
     initializer: Any = message.initializer  # checked by Initializer
     device: Any = message.device or None  # checked by TableSpec
+    precision: Any = message.precision or "float32"  # checked by TableSpec
     spec = TableSpec(
         name=message.name,
         kind=kind,
@@ -85,6 +87,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
         device=device,
         servers=message.servers or None,
         first=message.first,
+        precision=precision,
     )
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")

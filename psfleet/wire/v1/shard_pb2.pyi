@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 b4734bc50ce744a655f12aa4c03e84417b3c4819873aba718b87ec6b20a47241
+# From protos/psfleet/v1/shard.proto, SHA-256 b1f3f1c446cf2a0c7cdf5629ecd388c538202aa49d66633dca8ab100cdaccfbf
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -102,7 +102,7 @@ class LeaveReply(_message.Message):
     def __init__(self, remaining: _Optional[int] = ...) -> None: ...
 
 class TableSpec(_message.Message):
-    __slots__ = ("name", "kind", "shape", "rule", "hyperparameters", "l1", "l2", "initializer", "low", "high", "seed", "every_row", "entry", "entry_values", "device", "servers", "first")
+    __slots__ = ("name", "kind", "shape", "rule", "hyperparameters", "l1", "l2", "initializer", "low", "high", "seed", "every_row", "entry", "entry_values", "device", "servers", "first", "precision")
     class HyperparametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class TableSpec(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -151,7 +152,8 @@ class TableSpec(_message.Message):
     device: str
     servers: int
     first: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ..., entry: _Optional[str] = ..., entry_values: _Optional[_Mapping[str, float]] = ..., device: _Optional[str] = ..., servers: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+    precision: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ..., entry: _Optional[str] = ..., entry_values: _Optional[_Mapping[str, float]] = ..., device: _Optional[str] = ..., servers: _Optional[int] = ..., first: _Optional[int] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("spec", "value", "worker", "incarnation")
