@@ -75,6 +75,8 @@ def _differences(before: TableSpec, after: TableSpec) -> Iterator[str]:
         yield f"from {before.dim} to {after.dim} wide"
     if (before.initializer, before.seed) != (after.initializer, after.seed):
         yield f"new rows start from {after.initializer}, seed {after.seed}"
+    if before.precision != after.precision:
+        yield f"rows in {after.precision} in place of {before.precision}"
     if before.entry != after.entry:
         yield f"entry {after.entry} in place of {before.entry}"
 
@@ -212,7 +214,16 @@ def _added(table: Table, seed: int) -> TableSpec:
     start, seed = starting(table.initializer, (None, table.dim), seed, f"table {table.name!r}")
     rule, decay, every_row = _optimizer_of(table)
     return TableSpec(
-        table.name, "sparse", (table.dim,), rule, decay, start, seed, every_row, table.entry
+        table.name,
+        "sparse",
+        (table.dim,),
+        rule,
+        decay,
+        start,
+        seed,
+        every_row,
+        table.entry,
+        precision=table.precision,
     )
 
 
@@ -234,7 +245,14 @@ def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
             f"cannot get narrower: keep dim {spec.dim}, {anew}"
         )
     start, seed = starting(table.initializer, (None, table.dim), spec.seed, f"table {spec.name!r}")
-    after = replace(spec, shape=(table.dim,), initializer=start, seed=seed, entry=table.entry)
+    after = replace(
+        spec,
+        shape=(table.dim,),
+        initializer=start,
+        seed=seed,
+        entry=table.entry,
+        precision=table.precision,
+    )
     if table.optimizer is not None and _optimizer(spec) != (wanted := _optimizer_of(table)):
         raise CheckpointError(
             f"table {spec.name!r} was trained with {_said(_optimizer(spec))} and its features say "

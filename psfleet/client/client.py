@@ -36,7 +36,7 @@ from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
 from psfleet.prediction.predictors import Predictor
 from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import Device, InitializerSpec, TableSpec
+from psfleet.schema.table import Device, InitializerSpec, RowPrecision, TableSpec
 from psfleet.strategy import Settings
 
 __all__ = ["Client"]
@@ -82,6 +82,7 @@ class Client:
         entry: Entry | None = None,
         device: Device | None = None,
         servers: int | None = None,
+        precision: RowPrecision = "float32",
     ) -> SparseTable:
         """The table of that name, made if no worker has made it yet.
 
@@ -99,6 +100,9 @@ class Client:
             device: Whose memory holds it on the servers, "cpu" or "cuda"; None: as their setting says.
             servers: How many servers hold it, 1 to 1024, so that a step calls fewer; None: all. A table that
                 is there stays where it is.
+            precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),
+                "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
+                All that is computed, pulled and pushed is float32.
 
         Raises:
             ConfigError: The servers lack that device.
@@ -128,6 +132,7 @@ class Client:
             entry,
             device,
             servers,
+            precision=precision,
         )
         self.runtime.create(spec)
         return self._opened(SparseTable(self.runtime, spec, optimizer))
@@ -141,7 +146,12 @@ class Client:
         """
         tables = {
             table.name: self.sparse_table(
-                table.name, table.dim, table.optimizer, table.initializer, entry=table.entry
+                table.name,
+                table.dim,
+                table.optimizer,
+                table.initializer,
+                entry=table.entry,
+                precision=table.precision,
             )
             for table in features.tables.values()
         }

@@ -10,7 +10,7 @@ from psfleet.errors import ConfigError, ShapeError
 from psfleet.feature_sets.jagged import as_plain
 from psfleet.parameters.initializer import Initializer
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import MAX_DIM, InitializerSpec
+from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision
 from psfleet.validation.annotations import Must, NonNegativeInt, PositiveInt, Range, check_fields
 
 __all__ = ["Feature", "FeatureSet", "Number", "Pooling", "Table"]
@@ -31,6 +31,8 @@ class Table:
             only reads the table, which must be there.
         initializer: First values of the rows, of psfleet.initializer; None: uniform in [-0.01, 0.01).
         entry: Admission, expiry and capacity, of psfleet.entry; None: every row is made, and stays.
+        precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),
+            "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
     """
 
     name: _Name
@@ -38,6 +40,7 @@ class Table:
     optimizer: Any = None
     initializer: InitializerSpec | Initializer | None = None
     entry: Entry | None = None
+    precision: RowPrecision = "float32"
 
     def __post_init__(self) -> None:
         check_fields(f"table {self.name!r}", self)

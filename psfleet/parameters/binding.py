@@ -264,6 +264,7 @@ class BoundTables(ParameterClient):
             parameter.seed,
             where.every_row,
             parameter.entry,
+            precision=parameter.precision,
         )
 
     def _preload(self, seat: BoundTable) -> None:

@@ -13,7 +13,7 @@ from psfleet.kernels.initial_values import initial_array, initial_rows
 from psfleet.parameters.initializer import Assign, Initializer, starting
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import InitializerSpec
+from psfleet.schema.table import InitializerSpec, RowPrecision
 
 __all__ = [
     "Binding",
@@ -101,6 +101,7 @@ class Parameter:
         sparse: Rows live in a sparse table and gradients are SparseGrad.
         distributed: Sparse only: ids are any int64 and rows appear when first updated.
         entry: Distributed only: which unknown ids of a push get a row; None: all.
+        precision: Sparse only: how servers store its rows, see psfleet.schema.table.
         initializer, seed: The first values: what was made of one of psfleet.initializer, whose own seed
             comes first. `value` overrides them for parameters with a known shape.
         trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
@@ -131,6 +132,7 @@ class Parameter:
         need_clip: bool = True,
         dtype: str | None = None,
         entry: Entry | None = None,
+        precision: RowPrecision = "float32",
     ) -> None:
         if entry is not None and not (sparse and distributed):
             raise ShapeError(
@@ -156,6 +158,7 @@ class Parameter:
         self.sparse = sparse
         self.distributed = distributed
         self.entry = entry
+        self.precision = precision
         self.initializer, self.seed = starting(initializer, self.shape, seed, f"parameter {name!r}")
         self.trainable = trainable
         self.learning_rate = learning_rate

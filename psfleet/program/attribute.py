@@ -15,7 +15,7 @@ from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import InitializerSpec
+from psfleet.schema.table import InitializerSpec, RowPrecision
 from psfleet.validation.annotations import Must, NonNegative, check_fields
 
 __all__ = ["Attribute", "ParamAttr", "attribute", "create_parameter", "make_parameter"]
@@ -33,6 +33,8 @@ class ParamAttr:
         trainable: False: it stays as it starts.
         do_model_average: False: ModelAverage and ExponentialMovingAverage leave it out.
         need_clip: False: gradient clipping leaves it out.
+        precision: Of an embedding with sparse gradients: how servers store its rows, "float32", "bfloat16"
+            (the weights), "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state).
     """
 
     name: Annotated[str, Must(bool, "a text")] | None = None
@@ -42,6 +44,7 @@ class ParamAttr:
     trainable: bool = True
     do_model_average: bool = True
     need_clip: bool = True
+    precision: RowPrecision = "float32"
 
     def __post_init__(self) -> None:
         check_fields("ParamAttr", self)
@@ -122,6 +125,7 @@ def make_parameter(
         do_model_average=said.do_model_average,
         need_clip=said.need_clip,
         entry=entry,
+        precision=said.precision,
     )
     programs.parameters[name] = parameter
     return parameter

@@ -18,7 +18,7 @@ from psfleet.platform.memory import available_memory
 from psfleet.runtime.interface import Read, Runtime, TableState
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry, ShowClickEntry, part_of
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.schema.table import InitializerSpec, RowPrecision, TableSpec
 from psfleet.torch.rule_mapping import RuleMapping
 from psfleet.torch.table_weight import GradientIds, TableWeight, as_tensor, look_up
 
@@ -60,6 +60,7 @@ class EmbeddingRows:
         padding: An id whose row begins as zeros; None: there is none.
         initializer, seed: First values of the rows.
         entry: Which unknown ids of a push get a row; None: all.
+        precision: How the servers store them.
         weight: The stand-in that torch's optimizers see.
         content: Rows to begin with, float32 [count, dim], instead of the initializer's.
         watcher: Told of each lookup.
@@ -74,6 +75,7 @@ class EmbeddingRows:
         initializer: InitializerSpec,
         seed: int,
         entry: Entry | None = None,
+        precision: RowPrecision = "float32",
     ) -> None:
         self.name = name
         self.count = count
@@ -82,6 +84,7 @@ class EmbeddingRows:
         self.initializer = initializer
         self.seed = seed
         self.entry = entry
+        self.precision = precision
         self.weight = TableWeight(count, dim)
         self.content: Floats | None = None
         self.watcher: LookupObserver | None = None
@@ -92,7 +95,14 @@ class EmbeddingRows:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingRows":
         copied = EmbeddingRows(
-            self.name, self.count, self.dim, self.padding, self.initializer, self.seed, self.entry
+            self.name,
+            self.count,
+            self.dim,
+            self.padding,
+            self.initializer,
+            self.seed,
+            self.entry,
+            self.precision,
         )
         copied.weight = copy.deepcopy(self.weight, memo)
         copied.content = self.content
@@ -154,6 +164,7 @@ class EmbeddingRows:
             self.seed,
             formula.every_row,
             self.entry,
+            precision=self.precision,
         )
         client.runtime.create(spec)
         self.read_from(client, spec)

@@ -15,7 +15,7 @@ from psfleet.optimizer.standalone import check_outside
 from psfleet.parameters.initializer import Initializer, starting
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import MAX_DIM, InitializerSpec
+from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.show_click import scores_of
 
@@ -49,6 +49,7 @@ class TableModule(nn.Module):
         seed: int,
         optimizer: Optimizer | None,
         entry: Entry | None,
+        precision: RowPrecision,
     ) -> None:
         super().__init__()
         _check(num_embeddings, embedding_dim, optimizer)
@@ -64,7 +65,7 @@ class TableModule(nn.Module):
                 "num_embeddings=None"
             )
         self.table = EmbeddingRows(
-            name, num_embeddings, embedding_dim, self.padding_idx, start, seed, entry
+            name, num_embeddings, embedding_dim, self.padding_idx, start, seed, entry, precision
         )
         self.weight = self.table.weight
 
@@ -167,6 +168,8 @@ class Embedding(TableModule):
         optimizer: A psfleet optimizer for these rows; None: the torch optimizer that is given
             `weight`.
         entry: With `num_embeddings` None: which unknown ids of a push get a row, see psfleet.entry.
+        precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),
+            "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
     """
 
     def __init__(
@@ -180,9 +183,18 @@ class Embedding(TableModule):
         seed: int = 0,
         optimizer: Optimizer | None = None,
         entry: Entry | None = None,
+        precision: RowPrecision = "float32",
     ) -> None:
         super().__init__(
-            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer, entry
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            name,
+            initializer,
+            seed,
+            optimizer,
+            entry,
+            precision,
         )
 
     def _plain(self, weight: nn.Parameter) -> nn.Module:
@@ -209,7 +221,8 @@ class EmbeddingBag(TableModule):
     """torch.nn.EmbeddingBag with its rows on the servers.
 
     Args:
-        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry: As for Embedding.
+        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision: As for
+            Embedding.
         mode: "sum", "mean" or "max" of a bag's rows. An empty bag gives zeros.
         include_last_offset: `offsets` has one more entry, the number of ids.
         padding_idx: This id is left out of its bag.
@@ -228,9 +241,18 @@ class EmbeddingBag(TableModule):
         seed: int = 0,
         optimizer: Optimizer | None = None,
         entry: Entry | None = None,
+        precision: RowPrecision = "float32",
     ) -> None:
         super().__init__(
-            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer, entry
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            name,
+            initializer,
+            seed,
+            optimizer,
+            entry,
+            precision,
         )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")

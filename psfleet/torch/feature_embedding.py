@@ -30,7 +30,15 @@ class FeatureTable(TableModule):
                 "give it another name"
             )
         super().__init__(
-            None, table.dim, None, table.name, table.initializer, 0, table.optimizer, table.entry
+            None,
+            table.dim,
+            None,
+            table.name,
+            table.initializer,
+            0,
+            table.optimizer,
+            table.entry,
+            table.precision,
         )
 
 
