@@ -13,7 +13,7 @@ holds, needs the arrays behind it once more. A row is still in the cache when it
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from reporting import Report, arguments, finish, torch_missing
 from psfleet.kernels.dedup import dedup
 from psfleet.rules import ASGD, RULES, Adam, RMSProp
 from psfleet.rules.rule import Rule, Slot
-from psfleet.schema.table import TableSpec
+from psfleet.schema.table import RowPrecision, TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 
@@ -184,6 +184,27 @@ def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
     ]
 
 
+def bench_precisions(rows: int, dim: int, runs: int) -> Rows:
+    """The same batches in a table of each precision, Adam."""
+    random = np.random.default_rng(0)
+    ids = random.permutation(rows).astype(np.int64) * 7919
+    n = min(65536, rows)
+    batch, gradients = ids[:n], noise(n * dim).reshape(n, dim)
+    out = np.empty((n, dim), np.float32)
+    variants: Variants = {}
+    for precision in get_args(RowPrecision):
+        table = SparseTable(TableSpec("bench", "sparse", (dim,), Adam(), precision=precision))
+        grow(table, ids, dim)
+        variants |= {
+            f"pull, {precision}": lambda t=table: t.pull_into(batch, out),  # type: ignore[misc]
+            f"push, {precision}": lambda t=table: t.push(batch, gradients, 1e-3),  # type: ignore[misc]
+        }
+    return [
+        {"what": f"sparse {name}, {rows:,} x {dim}", "ns/row": seconds / n * 1e9}
+        for name, seconds in in_turn(variants, max(runs, 12)).items()
+    ]
+
+
 def grow(table: SparseTable, ids: NDArray[np.int64], dim: int) -> list[float]:
     """Fill the table; CPU seconds of each push of 4,096 new ids (the wall clock shows the machine's load)."""
     gradients, pauses = noise(4096 * dim).reshape(4096, dim), []
@@ -279,6 +300,7 @@ def main() -> None:
     report.rows += bench_adam(options.size, options.runs, not missing)
     report.rows += bench_rules(options.rule_size, options.runs)
     report.rows += bench_sparse(options.rows, options.dim, options.runs, not missing)
+    report.rows += bench_precisions(min(options.rows, 2_000_000), options.dim, options.runs)
     report.rows += bench_dedup(options.dim, options.runs, not missing)
     finish(report, options.json)
 

@@ -1,12 +1,13 @@
 """What a server's memory goes to: rows, small tables, workers.
 
-    python benchmarks/memory.py [--rows 1000000 5000000] [--tables 300 1000] [--workers 256]
+    python benchmarks/memory.py [--rows 1000000 5000000] [--precision float32 bfloat16]
+                                [--tables 300 1000] [--workers 256]
 
 Each part has a server process of its own. Figures are the growth of RssAnon (private memory) and
 RssShmem (memory shared with workers of this host) in its /proc/PID/status.
 
-- A row: 16 float32 under Adam, 192 bytes of values and state; the rest is index. An index segment doubles
-  when it is 45 to 70 % full, so bytes per row rise and fall as a table grows: several sizes are measured.
+- A row: 16 weights under Adam, in float32 192 bytes of values and state; the rest is index, and pages made
+  ahead. Each precision is measured, beside float32.
 - A small table: 100 rows of 16 under Adam.
 - A worker: it is connected, has pushed and pulled 100 rows, and stays.
 - A burst: one worker pushes 262,144 rows 40 times to two servers and waits for none of these pushes.
@@ -18,12 +19,13 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import TableSpec
+from psfleet.schema.table import RowPrecision, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 
 DIM = 16
@@ -32,9 +34,9 @@ FEW = 100
 BURST = 262_144
 
 
-def spec(name: str) -> TableSpec:
+def spec(name: str, precision: RowPrecision = "float32") -> TableSpec:
     """A sparse table under Adam."""
-    return TableSpec(name, "sparse", (DIM,), make_rule("adam", {}))
+    return TableSpec(name, "sparse", (DIM,), make_rule("adam", {}), precision=precision)
 
 
 def push(runtime: Runtime, table: TableSpec, first: int, count: int) -> None:
@@ -51,12 +53,13 @@ def memory(fleet: LocalFleet) -> np.ndarray:
     return np.array([int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")])
 
 
-def rows(sizes: list[int]) -> Iterator[str]:
+def rows(sizes: list[int], precision: RowPrecision) -> Iterator[str]:
     """Private bytes of a row as one table grows to each of these sizes."""
     with LocalFleet(servers=1, workers=1) as fleet:
-        runtime, table, there = fleet.connect(0, "async"), spec("rows"), 0
-        runtime.create(spec("first"))
-        push(runtime, spec("first"), 0, BATCH)  # compiled, and buffers of a batch are there
+        runtime, table, there = fleet.connect(0, "async"), spec("rows", precision), 0
+        first_table = spec("first", precision)
+        runtime.create(first_table)
+        push(runtime, first_table, 0, BATCH)  # compiled, and buffers of a batch are there
         before = memory(fleet)
         runtime.create(table)
         for size in sorted(sizes):
@@ -64,7 +67,7 @@ def rows(sizes: list[int]) -> Iterator[str]:
                 push(runtime, table, first, min(BATCH, size - first))
             there = size
             private, _ = (memory(fleet) - before) / size
-            yield f"{size:>12,} rows of {DIM} under Adam: {private:.0f} private bytes a row"
+            yield f"{size:>12,} rows of {DIM} under Adam, {precision}: {private:.0f} private bytes a row"
         runtime.close()
 
 
@@ -125,11 +128,14 @@ def main() -> None:
     """Measure, and say what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000_000, 2_000_000, 5_000_000])
+    every = get_args(RowPrecision)
+    parser.add_argument("--precision", nargs="*", default=every, choices=every)
     parser.add_argument("--tables", type=int, nargs="*", default=[300, 1000])
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--pushes", type=int, default=40, help="of a burst")
     asked = parser.parse_args()
-    parts = rows(asked.rows), tables(asked.tables), workers(asked.workers), burst(asked.pushes)
+    parts = [rows(asked.rows, precision) for precision in asked.precision]
+    parts += [tables(asked.tables), workers(asked.workers), burst(asked.pushes)]
     for lines in parts:
         for line in lines:
             print(line, flush=True)

@@ -39,6 +39,7 @@ class Settings:
         dim: Width of an id's embedding.
         hidden: Width of the hidden layer.
         seed: Of the order of the flights and of the first weights.
+        precision: How servers store the rows of embeddings.
     """
 
     epochs: int = 1
@@ -47,6 +48,7 @@ class Settings:
     dim: int = 8
     hidden: int = 64
     seed: int = 1
+    precision: Any = "float32"
 
 
 class Model:
@@ -70,7 +72,11 @@ class Model:
                 dim=1,
             )
             deep = layers.embedding(
-                ids, size=[None, settings.dim], is_distributed=True, name=f"{name}.deep"
+                ids,
+                size=[None, settings.dim],
+                is_distributed=True,
+                name=f"{name}.deep",
+                param_attr=ps.ParamAttr(precision=settings.precision),
             )
             deep = layers.reshape(deep, [-1, len(FIELDS) * settings.dim])
             deep = layers.fc(
@@ -171,6 +177,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=Settings.epochs)
     parser.add_argument("--seed", type=int, default=Settings.seed)
+    parser.add_argument("--precision", default=Settings.precision, help="of embeddings: bfloat16")
     parser.add_argument(
         "--train-to",
         type=int,
@@ -191,7 +198,7 @@ def main() -> None:
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))  # the launcher's --sync wins
     months = range(1, options.train_to + 1)
     flights = flights_data.load().ranked(months)
-    settings = Settings(epochs=options.epochs, seed=options.seed)
+    settings = Settings(epochs=options.epochs, seed=options.seed, precision=options.precision)
     rows = np.random.default_rng(0).permutation(flights.rows(months))[: options.flights]
     if options.choose:
         choose(flights, rows, settings)
