@@ -8,33 +8,33 @@ from psfleet.rules.rule import Rule
 
 __all__ = ["row_parts"]
 
+# A rule's functions stand in the same module: the names here are those that psfleet.rules.functions refuses.
 _HEAD = """
 from numba import uint32
 
+from psfleet.kernels import rounding as row_bits
 from psfleet.kernels.intrinsics import (load_packed_i8, load_packed_u16, load_packed_u32, load_wide,
                                         store_packed_i8, store_packed_u16, store_packed_u32, store_wide)
-from psfleet.kernels.rounding import (bits_of, code_of, drawn, float_of, nearest, noise, random_base,
-                                      scale_of)
 """
 
 # The weights of a packed row are bfloat16.
 _FIRST_ROW = """\
 fill_row(wide, hashed, DIM, kind, low, span, stream)
 for k in range(DIM):
-    store_packed_u16(row, k, np.uint16(nearest(load_wide(wide, k))))
+    store_packed_u16(row, k, np.uint16(row_bits.nearest(load_wide(wide, k))))
 """
 _FIRST_STATE = {
     "float32": """\
 for k in range({count}):
-    store_packed_u32(row, {word} + k, bits_of({first}))""",
+    store_packed_u32(row, {word} + k, row_bits.bits_of({first}))""",
     "bfloat16": """\
 for k in range({count}):
-    store_packed_u16(row, {half} + k, np.uint16(nearest(bits_of({first}))))""",
+    store_packed_u16(row, {half} + k, np.uint16(row_bits.nearest(row_bits.bits_of({first}))))""",
     "int8": """\
-scale = scale_of(uint32(bits_of({first}) & uint32(0x7FFFFFFF)))
-store_packed_u32(row, {word}, bits_of(scale))
+scale = row_bits.scale_of(uint32(row_bits.bits_of({first}) & uint32(0x7FFFFFFF)))
+store_packed_u32(row, {word}, row_bits.bits_of(scale))
 for k in range({count}):
-    store_packed_i8(row, {byte} + k, code_of(bits_of({first}), scale, uint32(1 << 31)))""",
+    store_packed_i8(row, {byte} + k, row_bits.code_of(row_bits.bits_of({first}), scale, uint32(1 << 31)))""",
 }
 _WIDEN = {
     "float32": """\
@@ -44,9 +44,9 @@ for k in range({count}):
 for k in range({count}):
     store_wide(wide, {place} + k, uint32(load_packed_u16(row, {half} + k)) << uint32(16))""",
     "int8": """\
-scale = float_of(load_packed_u32(row, {word}))
+scale = row_bits.float_of(load_packed_u32(row, {word}))
 for k in range({count}):
-    store_wide(wide, {place} + k, bits_of(float32(load_packed_i8(row, {byte} + k)) * scale))""",
+    store_wide(wide, {place} + k, row_bits.bits_of(float32(load_packed_i8(row, {byte} + k)) * scale))""",
 }
 _NARROW = {
     "float32": """\
@@ -54,16 +54,16 @@ for k in range({count}):
     store_packed_u32(row, {word} + k, load_wide(wide, {place} + k))""",
     "bfloat16": """\
 for k in range({count}):
-    bits = drawn(load_wide(wide, {place} + k), noise(base, {place} + k))
+    bits = row_bits.drawn(load_wide(wide, {place} + k), row_bits.noise(base, {place} + k))
     store_packed_u16(row, {half} + k, np.uint16(bits))""",
     "int8": """\
 most = uint32(0)
 for k in range({count}):
     most = max(most, uint32(load_wide(wide, {place} + k) & uint32(0x7FFFFFFF)))
-scale = scale_of(most)
-store_packed_u32(row, {word}, bits_of(scale))
+scale = row_bits.scale_of(most)
+store_packed_u32(row, {word}, row_bits.bits_of(scale))
 for k in range({count}):
-    code = code_of(load_wide(wide, {place} + k), scale, noise(base, {place} + k))
+    code = row_bits.code_of(load_wide(wide, {place} + k), scale, row_bits.noise(base, {place} + k))
     store_packed_i8(row, {byte} + k, code)""",
 }
 
@@ -98,15 +98,15 @@ def _packed_parts(rule: Rule, form: RowFormat) -> dict[str, str]:
         "first_weights": """\
 fill_row(to, load_u64(ring, j % RING), DIM, kind, low, span, stream)
                 for k in range(DIM):
-                    store_wide(to, k, nearest(load_wide(to, k)) << uint32(16))""",
+                    store_wide(to, k, row_bits.nearest(load_wide(to, k)) << uint32(16))""",
         "read_weights": """\
 for k in range(DIM):
                     store_wide(to, k, uint32(load_packed_u16(row, k)) << uint32(16))""",
         "update": """\
 wide = lanes + WIDE
-            widen(row, wide)
+            widen_row(row, wide)
             apply(DIM, gradient, lanes, wide, turn, h)
-            narrow(row, wide, random_base(load_u64(ring, j % RING), stream, step))""",
+            narrow_row(row, wide, row_bits.random_base(load_u64(ring, j % RING), stream, step))""",
     }
 
 
@@ -116,14 +116,14 @@ def _helpers(form: RowFormat) -> str:
     return f'''
 
 @helper
-def widen(row, wide):
+def widen_row(row, wide):
     """A stored row as float32."""
 {indent(read, "    ")}
 
 
 @helper
-def narrow(row, wide, base):
-    """Store a row that `widen` gave and the rule has updated."""
+def narrow_row(row, wide, base):
+    """Store a row that `widen_row` gave and the rule has updated."""
 {indent(write, "    ")}
 '''
 

@@ -6,8 +6,9 @@ no gradient but 0 becomes 0 / 0, NaN. Nothing is put in its place; keep it above
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from psfleet.errors import RuleError
 from psfleet.rules.named_definition import NamedDefinition
 from psfleet.rules.optimizer_spec import OptimizerSpec, TorchSpec
 from psfleet.rules.registry import RULES
@@ -40,6 +41,13 @@ class Slot:
     initial: float = 0.0
     per_unit: bool = False
     smallest: SlotFormat = "float32"
+
+    def __post_init__(self) -> None:
+        if self.smallest not in get_args(SlotFormat):
+            raise RuleError(
+                f"slot {self.name!r} has smallest={self.smallest!r}; it must be one of "
+                f"{', '.join(get_args(SlotFormat))}"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,19 @@
 """Rows in 16 and 8 bits: what is rounded, how, and that nothing else differs from rows in float32."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import ConfigError, RuleError, UsageError
 from psfleet.kernels.hashing import GOLDEN, hash_ids
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
 from psfleet.kernels.reference import twin_push
 from psfleet.kernels.row_format import Column, RowFormat
-from psfleet.rules import ASGD, SGD, Adam, RMSProp, make_rule
+from psfleet.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
 from psfleet.schema.entry import CapacityEntry, ShowClickEntry
 from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
 from psfleet.tables.assigned_weights import add_rows, rows_of, set_rows
@@ -297,6 +298,36 @@ def test_what_cannot_be_is_refused(change: dict[str, object], words: str) -> Non
     with pytest.raises(ConfigError) as caught:
         replace(made, **change)  # type: ignore[arg-type]
     assert words in str(caught.value)
+
+
+def noise(w, g, h):  # type: ignore[no-untyped-def]
+    return (w - h[0] * g,)
+
+
+class Noisy(SGD):
+    """SGD with a function that has the name of one that rounds."""
+
+    name = "noisy"
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return noise
+
+
+def test_names_of_a_rule_are_its_own() -> None:
+    """A rule's function may be named as one of the rounding, and neither takes the other's place."""
+    tables = [SparseTable(replace(CASES["weights"], rule=rule)) for rule in (SGD(), Noisy())]
+    for table in tables:
+        train(table, 3)
+    one, other = (table.rows(table.ids()).values for table in tables)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_a_slot_names_a_format() -> None:
+    """A rule of a user that says something else is told what there is."""
+    with pytest.raises(
+        RuleError, match="slot 'm' has smallest='bf16'; it must be one of float32, bf"
+    ):
+        Slot("m", smallest="bf16")  # type: ignore[arg-type]
 
 
 def test_a_limit_in_bytes_counts_what_rows_take() -> None:
