@@ -62,9 +62,9 @@ class PackedRows:
         columns = enumerate(self._form.columns)
         parts = [rows.values[:, i * dim : i * dim + column.count] for i, column in columns]
         packed = pack_rows(self._form, np.concatenate(parts, axis=1, dtype=np.float32))
-        return np.ascontiguousarray(
-            np.concatenate([packed, rows.scores.astype(np.float32)], axis=1)
-        )
+        if not scores:
+            return packed
+        return np.concatenate([packed, rows.scores.astype(np.float32)], axis=1)
 
 
 def check_rows(table: str, ids: Ids, rows: Floats, width: int) -> Ids:

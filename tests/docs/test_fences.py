@@ -52,6 +52,11 @@ batches = [(np.arange(3), np.arange(3))]
 def step(users, items, bias): return np.ones_like(users), np.ones_like(items), np.ones(1)
 """,
         "ps, optimizer = psfleet.connect(), psfleet.optimizer.SGD(0.1)",
+        f"""{TORCH}
+from psfleet import ParamAttr
+from psfleet.features import Table
+ps, ids = psfleet.connect(), layers.data('ids', [None, 3], dtype='int64')
+""",
         f"{FLEET}ps, ids = psfleet.connect(), layers.data('ids', [None, 3], dtype='int64')",
         "",
         "",
