@@ -2,7 +2,7 @@
 
 from textwrap import indent
 
-from psfleet.kernels.row_format import Column, RowFormat
+from psfleet.kernels.row_format import RowColumn, RowFormat
 from psfleet.kernels.rule_text import LANES, RuleSource, sum_count
 from psfleet.rules.rule import Rule
 
@@ -128,7 +128,7 @@ def narrow_row(row, wide, base):
 '''
 
 
-def _filled(texts: dict[str, str], column: Column, initial: float = 0.0) -> str:
+def _filled(texts: dict[str, str], column: RowColumn, initial: float = 0.0) -> str:
     return texts[column.format].format(
         count=column.count,
         place=column.place,

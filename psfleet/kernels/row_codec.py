@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.float16 import encode, widen
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
-from psfleet.kernels.row_format import Column, RowFormat
+from psfleet.kernels.row_format import RowColumn, RowFormat
 
 __all__ = ["draw_weights", "pack_rows", "unpack_rows"]
 
@@ -54,7 +54,7 @@ def draw_weights(
     return out
 
 
-def _unpacked(column: Column, stored: Floats) -> Floats:
+def _unpacked(column: RowColumn, stored: Floats) -> Floats:
     part = stored[:, column.word : column.word + column.words]
     if column.format == "float32":
         return part
@@ -68,7 +68,7 @@ def _unpacked(column: Column, stored: Floats) -> Floats:
     return scaled
 
 
-def _packed(column: Column, values: Floats) -> Words:
+def _packed(column: RowColumn, values: Floats) -> Words:
     values = np.ascontiguousarray(values)
     if column.format == "float32":
         return values.view(np.uint32)

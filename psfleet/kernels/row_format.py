@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from psfleet.rules.rule import Rule, SlotFormat
 from psfleet.schema.table import RowPrecision
 
-__all__ = ["Column", "RowFormat"]
+__all__ = ["RowColumn", "RowFormat"]
 
 _FORMATS: tuple[SlotFormat, ...] = ("float32", "bfloat16", "int8")  # the larger ones first
 
 
 @dataclass(frozen=True)
-class Column:
+class RowColumn:
     """The weights of a row, or one slot of its state.
 
     Attributes:
@@ -61,11 +61,11 @@ class RowFormat:
         return self.words == self.width
 
 
-def _columns(wanted: list[tuple[int, str]]) -> Iterator[Column]:
+def _columns(wanted: list[tuple[int, str]]) -> Iterator[RowColumn]:
     place = word = 0
     for count, largest in wanted:
         smaller = _FORMATS[: _FORMATS.index(largest) + 1]
-        column = Column(min(smaller, key=lambda form: _words(form, count)), count, place, word)
+        column = RowColumn(min(smaller, key=lambda form: _words(form, count)), count, place, word)
         yield column
         place, word = place + count, word + column.words
 

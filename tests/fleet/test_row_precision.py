@@ -66,8 +66,9 @@ def test_dense_weights_are_refused() -> None:
         x = layers.data("x", [None, 3])
         out = layers.fc(x, 2, name="fc", param_attr=ParamAttr(precision="bfloat16"))
         loss = layers.mean(out)
+        SGD(0.1).minimize(loss)
         with pytest.raises(ConfigError, match=r"table 'fc.w_0' is dense"):
-            SGD(0.1).minimize(loss)
+            Executor().run(feed={"x": np.ones((1, 3), np.float32)}, fetch_list=[loss])
     psfleet.reset()
     with pytest.raises(ConfigError, match="precision is 'bf16'"):
         ParamAttr(precision="bf16")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from psfleet.errors import ConfigError, RuleError, UsageError
 from psfleet.kernels.hashing import GOLDEN, hash_ids
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
 from psfleet.kernels.reference import twin_push
-from psfleet.kernels.row_format import Column, RowFormat
+from psfleet.kernels.row_format import RowColumn, RowFormat
 from psfleet.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
 from psfleet.schema.entry import CapacityEntry, ShowClickEntry
 from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
@@ -83,7 +83,7 @@ def random_bits(table: TableSpec, ids: Ids, width: int, step: int) -> NDArray[np
     return mixed
 
 
-def stored(column: Column, values: Floats, random: NDArray[np.uint32]) -> Floats:
+def stored(column: RowColumn, values: Floats, random: NDArray[np.uint32]) -> Floats:
     """What a row of values becomes when it is stored, and read again."""
     if column.format == "float32":
         return values
