@@ -60,16 +60,15 @@ def test_an_embedding_of_a_program(alone: EmbeddedRuntime) -> None:
     assert is_short(alone.read_table(key_of("e.w_0")).values[0])
 
 
-def test_dense_weights_are_refused() -> None:
+def test_dense_weights_are_refused(alone: EmbeddedRuntime) -> None:
     """Only rows have a precision; the message says of which table."""
-    with program_guard(Program(), Program()):
-        x = layers.data("x", [None, 3])
-        out = layers.fc(x, 2, name="fc", param_attr=ParamAttr(precision="bfloat16"))
-        loss = layers.mean(out)
-        SGD(0.1).minimize(loss)
-        with pytest.raises(ConfigError, match=r"table 'fc.w_0' is dense"):
-            Executor().run(feed={"x": np.ones((1, 3), np.float32)}, fetch_list=[loss])
-    psfleet.reset()
+    x = layers.data("x", [None, 3])
+    out = layers.fc(x, 2, name="fc", param_attr=ParamAttr(precision="bfloat16"))
+    loss = layers.mean(out)
+    SGD(0.1).minimize(loss)
+    with pytest.raises(ConfigError, match=r"table 'fc.w_0' is dense"):
+        Executor().run(feed={"x": np.ones((1, 3), np.float32)}, fetch_list=[loss])
+    assert not alone.specs()
     with pytest.raises(ConfigError, match="precision is 'bf16'"):
         ParamAttr(precision="bf16")  # type: ignore[arg-type]
 
