@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
-from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
+from psfleet.datasets.parquet_rows import Rows, check_schema, joined_rows, rows_of
 from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
 from psfleet.datasets.row_order import RowSequence
 from psfleet.datasets.sample_batch import SampleBatch
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_lookup import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.feature_sets.jagged import Jagged, joined
 from psfleet.platform.arrow import pa, pq
 from psfleet.platform.notices import say
 from psfleet.validation.annotations import PositiveInt, checked
@@ -118,7 +117,7 @@ class ParquetFiles:
         """
         group = self._groups[number]
         pieces = list(self._decoded(group, _PIECE))
-        rows = self._buffers.joined(pieces) if pieces else self._no_rows()
+        rows = joined_rows(pieces) if pieces else self._no_rows()
         usable, texts = _without_bad(group, rows)
         self._report(texts, group.rows - len(rows))
         return usable
@@ -233,9 +232,9 @@ class ParquetFiles:
             for dropped in _trim(self._shuffled, self._interleave):
                 if dropped.readable is not None:
                     self._buffers.give_back(dropped.readable)
-            pieces = list(self._decoded(self._groups[number], _PIECE))
-            readable = self._buffers.joined(pieces) if pieces else None
-            self._shuffled[key] = _ShuffledGroup(order.rows_of(number), readable)
+            places = order.rows_of(number)
+            pieces = self._decoded(self._groups[number], _PIECE)
+            self._shuffled[key] = _ShuffledGroup(places, self._buffers.ordered(pieces, places))
         self._shuffled.move_to_end(key)
         return self._shuffled[key]
 
@@ -284,20 +283,20 @@ class _ShuffledGroup:
 
     Args:
         places: The number of each row.
-        readable: The rows in the order of the file, up to where it cannot be read; None: none.
+        readable: Those that are before the place in the file where it cannot be read; None: none.
     """
 
     def __init__(self, places: NDArray[np.int64], readable: Rows | None) -> None:
-        self._places = places
         self.readable = readable
+        there = places < (0 if readable is None else len(readable))
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(there)])
 
     def rows(self, low: int, high: int) -> Iterator[Rows | int]:
         """As `RowGroupStream.rows`."""
-        places = self._places[low:high]
-        found = places[places < (0 if self.readable is None else len(self.readable))]
+        first, end = int(self._before[low]), int(self._before[high])
         if self.readable is not None:
-            yield self.readable.chosen(found)
-        yield len(places) - len(found)
+            yield self.readable.chosen(slice(first, end))
+        yield high - low - (end - first)
 
 
 def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
@@ -313,16 +312,10 @@ def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
 
 
 def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -> SampleBatch:
-    def whole(name: str) -> Any:
-        found = [rows.features[name] for rows in parts]
-        return joined(found) if isinstance(found[0], Jagged) else np.concatenate(found)
-
     if not parts:
         return SampleBatch(no_samples(features), {name: np.empty(0, np.float32) for name in labels})
-    return SampleBatch(
-        {name: whole(name) for name in features.features},
-        {name: np.concatenate([rows.labels[name] for rows in parts]) for name in labels},
-    )
+    whole = joined_rows(parts)
+    return SampleBatch(whole.features, whole.labels)
 
 
 def _trim(cache: OrderedDict[Any, T], most: int) -> list[T]:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
-from psfleet.feature_sets.jagged import Jagged
+from psfleet.feature_sets.jagged import Jagged, joined
 from psfleet.platform.arrow import pa, pc
 
-__all__ = ["BadRow", "Rows", "check_schema", "rows_of"]
+__all__ = ["BadRow", "Rows", "check_schema", "joined_rows", "rows_of"]
 
 Floats = NDArray[np.float32]
 
@@ -51,6 +51,23 @@ class Rows:
         features = {name: value[rows] for name, value in self.features.items()}
         labels = {name: value[rows] for name, value in self.labels.items()}
         return Rows(features, labels, self.numbers[rows], self.bad)
+
+
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """The rows of all parts, of which there is at least one. A single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return Rows(
+        {name: _joined_feature([part.features[name] for part in parts]) for name in first.features},
+        {name: np.concatenate([part.labels[name] for part in parts]) for name in first.labels},
+        np.concatenate([part.numbers for part in parts]),
+        {row: bad for part in parts for row, bad in part.bad.items()},
+    )
+
+
+def _joined_feature(parts: Sequence[Any]) -> Any:
+    return joined(parts) if isinstance(parts[0], Jagged) else np.concatenate(parts)
 
 
 def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where: str) -> None:
@@ -162,7 +179,8 @@ class _Column:
         self.is_list = _is_list(array.type)
         if self.is_list:
             flat = pc.list_flatten(self._array)
-            lengths = pc.fill_null(pc.list_value_length(self._array), 0)
+            lengths = pc.list_value_length(self._array)
+            lengths = pc.fill_null(lengths, 0) if lengths.null_count else lengths
             self.lengths = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
         else:
             flat = self._array

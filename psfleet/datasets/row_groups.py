@@ -1,12 +1,15 @@
 """The decoded rows of row groups: piece by piece in the order of the file, or whole."""
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.parquet_rows import Rows
+from psfleet.datasets.packed_bags import BagBuffer, PackedBags
+from psfleet.datasets.parquet_rows import Rows, joined_rows
 from psfleet.feature_sets.jagged import Jagged
 
 __all__ = ["RowBuffers", "RowGroupStream"]
@@ -54,50 +57,57 @@ class RowGroupStream:
 
 
 class RowBuffers:
-    """Memory of row groups that are no longer needed, for the next ones.
+    """Row groups in another order than that of the file, in memory that is used again.
 
     Fresh memory from the system costs as much time as decoding into it.
     """
 
     def __init__(self) -> None:
-        self._free: dict[str, list[NDArray[Any]]] = {}
+        self._buffers: dict[str, BagBuffer] = {}
+        self._free: dict[tuple[str, np.dtype[Any]], list[NDArray[Any]]] = {}
 
-    def joined(self, pieces: Sequence[Rows]) -> Rows:
-        """All rows of a row group, copied. There is at least one piece."""
-        first = pieces[0]
-        return Rows(
-            {
-                name: self._feature(name, [p.features[name] for p in pieces])
-                for name in first.features
-            },
-            {name: np.concatenate([p.labels[name] for p in pieces]) for name in first.labels},
-            np.concatenate([piece.numbers for piece in pieces]),
-            {row: bad for piece in pieces for row, bad in piece.bad.items()},
-        )
+    def ordered(self, pieces: Iterator[Rows], order: NDArray[np.int64]) -> Rows | None:
+        """The rows of a row group in this order, as far as they are in the pieces; None: there is none.
+
+        Each piece is copied while it is in the processor's cache. Bags are `PackedBags`.
+        """
+        for buffer in self._buffers.values():
+            buffer.clear(len(order))
+        others = [self._without_bags(piece, len(order)) for piece in pieces]
+        if not others:
+            return None
+        rows = joined_rows(others)
+        order = order if len(rows) == len(order) else order[order < len(rows)]
+        rows = rows.chosen(order)
+        for name, buffer in self._buffers.items():
+            rows.features[name] = buffer.chosen(order, functools.partial(self._memory, name))
+        return rows
+
+    def _without_bags(self, piece: Rows, size: int) -> Rows:
+        """What there is of a piece besides bags, which are copied."""
+        others = {}
+        for name, value in piece.features.items():
+            if not isinstance(value, Jagged):
+                others[name] = value
+                continue
+            if name not in self._buffers:
+                self._buffers[name] = BagBuffer()
+                self._buffers[name].clear(size)
+            self._buffers[name].append(value)
+        return replace(piece, features=others)
+
+    def _memory(self, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        held = self._free.get((name, dtype), [])
+        held.sort(key=len)
+        largest = held.pop() if held else np.empty(0, dtype)
+        return largest if len(largest) >= count else np.empty(count + count // 8, dtype)
 
     def give_back(self, rows: Rows) -> None:
         """Use the memory of these rows again: nothing may refer to it any longer."""
         for name, value in rows.features.items():
-            if isinstance(value, Jagged) and value.values.dtype != object:
-                buffer = value.values.base
-                assert isinstance(buffer, np.ndarray)
-                self._free.setdefault(name, []).append(buffer)
-
-    def _feature(self, name: str, parts: Sequence[Any]) -> Any:
-        if not isinstance(parts[0], Jagged):
-            return np.concatenate(parts)
-        weights = [part.weights for part in parts if part.weights is not None]
-        return Jagged(
-            self._values(name, [part.values for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-            weights=np.concatenate(weights) if weights else None,
-        )
-
-    def _values(self, name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        count, dtype = sum(map(len, parts)), parts[0].dtype
-        held = self._free.get(name, [])
-        fits = [
-            at for at, buffer in enumerate(held) if buffer.dtype == dtype and len(buffer) >= count
-        ]
-        buffer = held.pop(fits[0]) if fits else np.empty(count + count // 8, dtype)
-        return np.concatenate(parts, out=buffer[:count])
+            if isinstance(value, PackedBags):
+                for array in (value.values, value.weights):
+                    if array is not None:
+                        base = array.base
+                        assert isinstance(base, np.ndarray)
+                        self._free.setdefault((name, base.dtype), []).append(base)

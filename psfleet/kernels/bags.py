@@ -11,7 +11,16 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.initial_values import address_of
 
-__all__ = ["RowBags", "chosen_bags", "pool_bags", "pool_parts", "spread_gradient", "spread_parts"]
+__all__ = [
+    "RowBags",
+    "bags_at",
+    "chosen_bags",
+    "narrowed",
+    "pool_bags",
+    "pool_parts",
+    "spread_gradient",
+    "spread_parts",
+]
 
 Floats = NDArray[np.float32]
 Lengths = NDArray[np.int64]
@@ -124,19 +133,48 @@ def spread_parts(gradient: Floats, parts: Sequence[RowBags]) -> Floats:
     return np.concatenate([part.spread(own) for part, own in spread])
 
 
-def chosen_bags(values: NDArray[Any], starts: Lengths, lengths: Lengths) -> NDArray[Any]:
+def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
+    """Starts and lengths of some bags, for `chosen_bags`.
+
+    Args:
+        offsets: int64 [all bags + 1]: where the values of each bag begin, and the end.
+        rows: int64 [bags]: which ones; they are not checked.
+    """
+    starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    static_kernels("chosen_bags").choose(
+        address_of(offsets),
+        address_of(np.ascontiguousarray(rows)),
+        len(rows),
+        address_of(starts),
+        address_of(lengths),
+    )
+    return starts, lengths
+
+
+def narrowed(values: NDArray[np.int64], out: NDArray[np.int32]) -> bool:
+    """Copy values into an array as long as they are. False: they do not fit, and `out` holds nothing."""
+    values = np.ascontiguousarray(values)
+    kernels = static_kernels("chosen_bags")
+    return bool(kernels.narrow(address_of(values), len(values), address_of(out)) == 0)
+
+
+def chosen_bags(
+    values: NDArray[Any], starts: Lengths, lengths: Lengths, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
     """The values of some bags, one bag after the other: a copy.
 
     Args:
         values: [n].
         starts: int64 [bags]: the place of each bag's first value.
         lengths: int64 [bags]: how many values it has.
+        out: An array of their type for the copy; None: a new one.
     """
-    count = int(lengths.sum())
+    if out is None:
+        out = np.empty(int(lengths.sum()), values.dtype)
     if values.dtype.kind not in "iuf" or values.itemsize not in (4, 8):
         places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-        return values[places + np.arange(count)]
-    values, out = np.ascontiguousarray(values), np.empty(count, values.dtype)
+        return np.take(values, places + np.arange(len(out)), out=out)
+    values = np.ascontiguousarray(values)
     static_kernels("chosen_bags").copy(
         address_of(values),
         address_of(np.ascontiguousarray(starts)),

@@ -2,7 +2,17 @@
 # mypy: ignore-errors
 from numba import int64, void
 
-from psfleet.kernels.intrinsics import kernel, load_i64, prefetch, read_u32, store_u32
+import numpy as np
+
+from psfleet.kernels.intrinsics import (
+    kernel,
+    load_i64,
+    prefetch,
+    read_i64,
+    read_u32,
+    store_i64,
+    store_u32,
+)
 
 AHEAD = 8
 
@@ -23,3 +33,24 @@ def copy(values, starts, lengths, bags, words, out):
         for k in range(size):
             store_u32(to, k, read_u32(bag, k))
         to += 4 * size
+
+
+@kernel(int64(int64, int64, int64))
+def narrow(values, count, out):
+    """out = the values, int64, as int32. Returns 0, or another number if some do not fit."""
+    lost = np.int64(0)
+    for k in range(count):
+        value = read_i64(values, k)
+        store_u32(out, k, np.uint32(value))
+        lost |= value ^ np.int64(np.int32(value))
+    return lost
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def choose(offsets, rows, count, starts, lengths):
+    """starts and lengths of the bags at `rows`, from the offsets of all bags. Everything is int64."""
+    for k in range(count):
+        row = read_i64(rows, k)
+        start = read_i64(offsets, row)
+        store_i64(starts, k, start)
+        store_i64(lengths, k, read_i64(offsets, row + 1) - start)
