@@ -8,13 +8,13 @@ for batch in fleet.dataset(clicks, batch_size=1024):
 
 import functools
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import sleep
 from typing import Any, Literal
 
 from psfleet.data.assignment import MOST, Range
-from psfleet.datasets.mapped_samples import batch_of, sample_of
+from psfleet.datasets.mapped_samples import batch_of, sample_of, time_of
 from psfleet.datasets.row_order import RowRange, RowSequence
 from psfleet.datasets.sample_batch import SampleBatch
 from psfleet.errors import ConfigError, UsageError
@@ -62,6 +62,8 @@ class KafkaTopic:
             broker has deleted: "fail", or "skip" it, which is counted in `skipped` and reported on standard
             error.
         parse: Makes the mapping of a message's value; None: JSON. ValueError: it cannot.
+        time: Name of the whole number in the object that says when the sample happened, for
+            `SampleBatch.times` and `EventTimeOrder`; None: the message's own timestamp, in milliseconds.
         settings: More settings of librdkafka, such as those for TLS.
 
     Attributes:
@@ -85,6 +87,7 @@ class KafkaTopic:
         end: Mapping[int, int] | None = None,
         bad_messages: Literal["fail", "skip"] = "fail",
         parse: Callable[[bytes], Any] | None = None,
+        time: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         _check(start, end, settings or {})
@@ -93,6 +96,7 @@ class KafkaTopic:
         self.skipped = 0
         self._skips = bad_messages == "skip"
         self._parse = parse or json.loads
+        self._time = time
         self._start = dict(sorted(start.items()))
         self._numbers = list(self._start)
         self._sizes = None if end is None else [end[p] - first for p, first in self._start.items()]
@@ -126,11 +130,12 @@ class KafkaTopic:
             raise UsageError(
                 f"shuffle_seed is {seed}; the messages of a topic come in their order, leave it out"
             )
-        samples: list[dict[str, Any]] = []
+        found: list[tuple[dict[str, Any], int]] = []
         for low, high in ranges:
             for place in self._places(low % len(self), low % len(self) + high - low, batch_size):
-                samples += self._samples(*place)
-        return functools.partial(batch_of, self.features, self.labels, samples)
+                found += self._samples(*place)
+        samples, times = [sample for sample, _ in found], [time for _, time in found]
+        return functools.partial(batch_of, self.features, self.labels, samples, times)
 
     def _places(self, low: int, high: int, block: int) -> Iterator[Place]:
         """The offsets at these positions."""
@@ -152,13 +157,17 @@ class KafkaTopic:
             yield RowRange(partition, row * block + skip, row * block + skip + count)
             low += count
 
-    def _samples(self, partition: int, low: int, high: int) -> Iterator[dict[str, Any]]:
+    def _samples(self, partition: int, low: int, high: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """The samples at these offsets, each with its time."""
         if partition not in self._partitions:
             self._partitions[partition] = self._open(partition)
         for message in self._partitions[partition].messages(low, high, self._lost):
             value = message.value()
             try:
-                yield sample_of(self.features, self.labels, self._parse(value))
+                given = self._parse(value)
+                sample = sample_of(self.features, self.labels, given)
+                time = message.timestamp()[1] if self._time is None else time_of(self._time, given)
+                yield sample, time
             except ValueError as error:
                 place = f"{self._topic} partition {partition} offset {message.offset()}"
                 self._bad(f"{place}: {error}; the message is {value!r:.80}", 1)
@@ -247,7 +256,7 @@ class _Partition:
             first = begin
         gone = max(begin, min(first, high))
         if gone == begin:
-            time.sleep(_WAIT)
+            sleep(_WAIT)
         self._seek(gone)
         if gone > begin:
             lost(self._number, begin, gone)

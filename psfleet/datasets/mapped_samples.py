@@ -10,7 +10,7 @@ from psfleet.feature_sets.feature_lookup import no_samples
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.feature_sets.jagged import Jagged
 
-__all__ = ["batch_of", "sample_of"]
+__all__ = ["batch_of", "sample_of", "time_of"]
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -48,6 +48,18 @@ def sample_of(features: FeatureSet, labels: Sequence[str], given: Any) -> dict[s
     return found
 
 
+def time_of(column: str, given: Mapping[str, Any]) -> int:
+    """The time in this column of a sample.
+
+    Raises:
+        ValueError: It is no whole number.
+    """
+    time = given.get(column)
+    if type(time) is not int or not -(2**63) <= time < 2**63:
+        raise ValueError(f"{column} is {time!r:.80}")
+    return time
+
+
 def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
@@ -75,14 +87,17 @@ def _numbers(column: str, value: Any, count: int) -> list[float]:
 
 
 def batch_of(
-    features: FeatureSet, labels: Sequence[str], samples: Sequence[Mapping[str, list[Any]]]
+    features: FeatureSet,
+    labels: Sequence[str],
+    samples: Sequence[Mapping[str, list[Any]]],
+    times: Sequence[int] | None = None,
 ) -> SampleBatch:
-    """The samples, which `sample_of` has made, as a batch."""
-    if not samples:
-        return SampleBatch(no_samples(features), {name: np.empty(0, np.float32) for name in labels})
+    """The samples, which `sample_of` has made, as a batch; `times`: when each happened."""
+    given = {feature.name: _joined(feature, samples) for feature in features} if samples else {}
     return SampleBatch(
-        {feature.name: _joined(feature, samples) for feature in features},
+        given or no_samples(features),
         {name: np.array([sample[name][0] for sample in samples], np.float32) for name in labels},
+        None if times is None else np.array(times, np.int64),
     )
 
 

@@ -66,6 +66,9 @@ class ParquetFiles:
             `skipped` and reported on standard error.
         interleave: Row groups that are read in turn. In sync mode each worker decodes only its own if the
             number of workers divides it.
+        time: A column of whole numbers or timestamps that says when each sample happened, for
+            `SampleBatch.times` and `EventTimeOrder`. Unshuffled rows then come as they are in the files, one
+            row group after the other; timestamps count microseconds.
 
     Attributes:
         skipped: How many rows this process has skipped.
@@ -84,13 +87,16 @@ class ParquetFiles:
         labels: Sequence[str] = (),
         bad_rows: Literal["fail", "skip"] = "fail",
         interleave: PositiveInt = 4,
+        time: str | None = None,
     ) -> None:
         self.features = features
         self.labels = list(labels)
         self.skipped = 0
         self._skips = bad_rows == "skip"
         self._interleave = interleave
-        self._columns = list(dict.fromkeys([*features.columns, *self.labels]))
+        self._time = time
+        times = [] if time is None else [time]
+        self._columns = list(dict.fromkeys([*features.columns, *self.labels, *times]))
         self._groups = [group for file in _files(paths) for group in self._row_groups(file)]
         self._size = sum(group.rows for group in self._groups)
         if not self._size:
@@ -145,7 +151,9 @@ class ParquetFiles:
 
     def _no_rows(self) -> Rows:
         labels = {name: np.empty(0, np.float32) for name in self.labels}
-        return Rows(no_samples(self.features), labels, np.empty(0, np.int64))
+        none = np.empty(0, np.int64)
+        times = None if self._time is None else none
+        return Rows(no_samples(self.features), labels, none, times=times)
 
     def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
         """The samples at these positions; row i of epoch e has the position e * len + i.
@@ -175,8 +183,12 @@ class ParquetFiles:
                 usable, texts = _without_bad(group, rows)
                 good.append(usable)
                 bad += texts
-        batch = _batch(self.features, self.labels, good)
+        batch = self._batch(good)
         return functools.partial(self._reported, batch, bad, lost)
+
+    def _batch(self, parts: Sequence[Rows]) -> SampleBatch:
+        rows = joined_rows(parts) if parts else self._no_rows()
+        return SampleBatch(rows.features, rows.labels, rows.times)
 
     def _reported(self, batch: SampleBatch, bad: Sequence[str], lost: int) -> SampleBatch:
         self._report(bad, lost)
@@ -208,7 +220,10 @@ class ParquetFiles:
         key = (batch_size, seed, epoch)
         if key not in self._orders:
             sizes = [group.rows for group in self._groups]
-            self._orders[key] = RowSequence(sizes, batch_size, self._interleave, seed, epoch)
+            # Of blocks larger than any group there is none, only what is left of each group, in their order.
+            in_order = self._time is not None and seed is None
+            block = self._size + 1 if in_order else batch_size
+            self._orders[key] = RowSequence(sizes, block, self._interleave, seed, epoch)
             _trim(self._orders, 2)
         return self._orders[key]
 
@@ -246,7 +261,7 @@ class ParquetFiles:
                 source = pq.ParquetFile(file, metadata=group.metadata, buffer_size=group.buffer)
                 for batch in source.iter_batches(rows, [group.number], self._columns):
                     table = pa.Table.from_batches([batch])
-                    yield rows_of(table, self.features, self.labels, done)
+                    yield rows_of(table, self.features, self.labels, done, self._time)
                     done += batch.num_rows
         except (OSError, pa.ArrowException) as error:
             where = f" from row {done} on" if done else ""
@@ -266,7 +281,7 @@ class ParquetFiles:
                 raise UsageError(what) from None
             self._say(f"{what}; it is skipped")
             return
-        check_schema(schema, self.features, self.labels, file)
+        check_schema(schema, self.features, self.labels, file, self._time)
         for number in range(metadata.num_row_groups):
             yield RowGroup(file, number, metadata.row_group(number).num_rows, metadata)
 
@@ -309,13 +324,6 @@ def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
         for bad in found
     ]
     return rows.chosen(~np.isin(rows.numbers, list(rows.bad))), texts
-
-
-def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -> SampleBatch:
-    if not parts:
-        return SampleBatch(no_samples(features), {name: np.empty(0, np.float32) for name in labels})
-    whole = joined_rows(parts)
-    return SampleBatch(whole.features, whole.labels)
 
 
 def _trim(cache: OrderedDict[Any, T], most: int) -> list[T]:

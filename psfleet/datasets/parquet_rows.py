@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.datasets.sample_batch import chosen_columns, joined_columns
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
-from psfleet.feature_sets.jagged import Jagged, joined
+from psfleet.feature_sets.jagged import Jagged
 from psfleet.platform.arrow import pa, pc
 
 __all__ = ["BadRow", "Rows", "check_schema", "joined_rows", "rows_of"]
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,47 +38,50 @@ class Rows:
         labels: By column: float32 [n].
         numbers: int64 [n]: of the rows in their row group.
         bad: Rows that cannot be used, by their numbers. They are among the rows.
+        times: int64 [n]: the values of the time's column, if there is one.
     """
 
     features: dict[str, Any]
     labels: dict[str, Floats]
-    numbers: NDArray[np.int64]
+    numbers: Ids
     bad: dict[int, BadRow] = field(default_factory=dict)
+    times: Ids | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def chosen(self, rows: Any) -> "Rows":
         """Some of the rows, by their places or a slice."""
-        features = {name: value[rows] for name, value in self.features.items()}
-        labels = {name: value[rows] for name, value in self.labels.items()}
-        return Rows(features, labels, self.numbers[rows], self.bad)
+        return Rows(
+            chosen_columns(self.features, rows),
+            chosen_columns(self.labels, rows),
+            self.numbers[rows],
+            self.bad,
+            None if self.times is None else self.times[rows],
+        )
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """The rows of all parts, of which there is at least one. A single part is not copied."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
+    times = [part.times for part in parts if part.times is not None]
     return Rows(
-        {name: _joined_feature([part.features[name] for part in parts]) for name in first.features},
-        {name: np.concatenate([part.labels[name] for part in parts]) for name in first.labels},
+        joined_columns([part.features for part in parts]),
+        joined_columns([part.labels for part in parts]),
         np.concatenate([part.numbers for part in parts]),
         {row: bad for part in parts for row, bad in part.bad.items()},
+        np.concatenate(times) if times else None,
     )
 
 
-def _joined_feature(parts: Sequence[Any]) -> Any:
-    return joined(parts) if isinstance(parts[0], Jagged) else np.concatenate(parts)
-
-
-def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where: str) -> None:
+def check_schema(
+    schema: Any, features: FeatureSet, labels: Sequence[str], where: str, time: str | None = None
+) -> None:
     """Refuse a file that lacks a column, or has it with a type that is not what the feature is.
 
     Raises:
         UsageError: Names the file, the column and its type.
     """
-    for column, wanted, fits in _wanted(features, labels):
+    for column, wanted, fits in _wanted(features, labels, time):
         if column not in schema.names:
             raise UsageError(
                 f"{where} has no column {column!r}; it has {', '.join(schema.names) or 'none'}"
@@ -88,7 +93,9 @@ def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where
             )
 
 
-def _wanted(features: FeatureSet, labels: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+def _wanted(
+    features: FeatureSet, labels: Sequence[str], time: str | None
+) -> Iterator[tuple[str, str, Any]]:
     for feature in features:
         if isinstance(feature, Number):
             yield feature.columns[0], "numbers, or lists of them", _holds(_is_number)
@@ -100,12 +107,18 @@ def _wanted(features: FeatureSet, labels: Sequence[str]) -> Iterator[tuple[str, 
             yield column, "numbers, or lists of them", _holds(_is_number)
     for column in labels:
         yield column, "numbers", _is_number
+    if time is not None:
+        yield time, "whole numbers or timestamps", _is_time
 
 
 def _is_number(kind: Any) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
+
+
+def _is_time(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind))
 
 
 def _is_hashable(kind: Any) -> bool:
@@ -129,7 +142,9 @@ def _plain(kind: Any) -> Any:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def rows_of(table: Any, features: FeatureSet, labels: Sequence[str], first: int = 0) -> Rows:
+def rows_of(
+    table: Any, features: FeatureSet, labels: Sequence[str], first: int = 0, time: str | None = None
+) -> Rows:
     """The rows of a row group or of a part, whose columns `check_schema` has seen.
 
     Args:
@@ -137,6 +152,7 @@ def rows_of(table: Any, features: FeatureSet, labels: Sequence[str], first: int 
         features: The set.
         labels: Columns of labels.
         first: The number of the first row in the row group.
+        time: The column of times; None: there is none.
     """
     numbers = np.arange(first, first + table.num_rows, dtype=np.int64)
     bad = _BadRows(first)
@@ -148,7 +164,8 @@ def rows_of(table: Any, features: FeatureSet, labels: Sequence[str], first: int 
         else:
             found[feature.name] = _ids(feature, columns, bad)
     targets = {name: _label(_Column(table, name), bad) for name in labels}
-    return Rows(found, targets, numbers, bad.found)
+    times = None if time is None else _Column(table, time).times(bad)
+    return Rows(found, targets, numbers, bad.found, times)
 
 
 class _BadRows:
@@ -217,6 +234,15 @@ class _Column:
         """The values as float32; those that are missing are NaN."""
         found = self._flat.cast(pa.float32(), safe=False)
         found = pc.fill_null(found, float("nan")) if self.has_nulls else found
+        return np.asarray(found.to_numpy(zero_copy_only=False))
+
+    def times(self, bad: "_BadRows") -> Ids:
+        """Whole numbers as they are, timestamps in microseconds; rows in which they are null are bad."""
+        found = self._flat
+        if pa.types.is_timestamp(found.type):
+            found = found.cast(pa.timestamp("us", found.type.tz), safe=False)
+        self.note_bad(self.missing, bad)
+        found = pc.fill_null(found.cast(pa.int64()), 0)
         return np.asarray(found.to_numpy(zero_copy_only=False))
 
     def shown(self, row: int) -> str:

@@ -1,5 +1,6 @@
 """A Kafka broker: the one that librdkafka brings, in threads of the process that starts it."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,12 +30,22 @@ class Broker:
         self._producer.flush()
         del self._producer
 
-    def send(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
-        """Append messages, and wait until the broker has them."""
+    def send(
+        self, topic: str, partition: int, values: Sequence[bytes], times: Sequence[int] = ()
+    ) -> None:
+        """Append messages, and wait until the broker has them.
+
+        Args:
+            times: Their timestamps in milliseconds; none: now.
+        """
         failed = []
-        for value in values:
+        for value, time in itertools.zip_longest(values, times, fillvalue=0):
             self._producer.produce(
-                topic, value, partition=partition, on_delivery=lambda error, _: failed.append(error)
+                topic,
+                value,
+                partition=partition,
+                timestamp=time,
+                on_delivery=lambda error, _: failed.append(error),
             )
         assert self._producer.flush(60) == 0
         assert failed == [None] * len(values)

@@ -28,7 +28,8 @@ def rows(tmp_path: Path) -> str:
     data.mkdir()
     for number, (first, end) in enumerate(((0, 46), (46, 70), (70, 120))):
         labels = pa.array(LABELS[first:end], pa.float32())
-        table = pa.table({"row": range(first, end), "label": labels})
+        times = [row // 6 * 6 + row * 5 % 6 for row in range(first, end)]
+        table = pa.table({"row": range(first, end), "label": labels, "at": times})
         pq.write_table(table, data / f"{number}.parquet", row_group_size=16)
     return str(data)
 
@@ -107,3 +108,10 @@ def test_every_row_is_used_once_by_killed_jobs(launch: Launch, rows: str) -> Non
 def test_every_message_is_used_once_by_killed_jobs(launch: Launch, topic: str) -> None:
     """Likewise each good message of a topic."""
     everything_dies(launch, topic, 2, 1, 2)
+
+
+def test_every_sample_in_order_of_time_is_used_once_by_killed_jobs(
+    launch: Launch, rows: str
+) -> None:
+    """Likewise rows that come in order of time: what was held back is read again."""
+    everything_dies(launch, f"time:{rows}", 3, 2, 1)

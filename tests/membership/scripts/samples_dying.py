@@ -1,6 +1,7 @@
 """Reads samples through fleet.dataset for two epochs, and may be killed. Says what was used.
 
 python samples_dying.py FOLDER JOB [DEATH]            # Parquet files, shuffled
+python samples_dying.py time:FOLDER JOB [DEATH]       # Parquet files, in order of time
 python samples_dying.py kafka://SERVERS JOB [DEATH]   # the topic "rows", which has two partitions
 
 JOB is the job's folder. DEATH is VICTIM:WORKER:STEP:PLACE: at this step, behind its pull or its push, this
@@ -42,8 +43,13 @@ def opened(place: str, features: FeatureSet) -> Any:
         return KafkaTopic(
             servers, "rows", features, ["label"], start={0: 0, 1: 0}, end=ends, bad_messages="skip"
         )
+    from psfleet.datasets.event_time import EventTimeOrder
     from psfleet.datasets.parquet import ParquetFiles
 
+    if place.startswith("time:"):
+        folder = place.removeprefix("time:")
+        files = ParquetFiles(folder, features, ["label"], bad_rows="skip", time="at")
+        return EventTimeOrder(files, window=8, late="keep")
     return ParquetFiles(place, features, ["label"], bad_rows="skip", interleave=2)
 
 
@@ -86,7 +92,7 @@ def main(place: str, job: Path, death: str = "") -> None:
     fleet.init()
     me = fleet.worker_index()
     source = opened(place, feature_set(me))
-    seed = None if place.startswith("kafka://") else 3
+    seed = None if place.startswith(("kafka:", "time:")) else 3
     kill = Death(death, job, me)
     with psfleet.connect() as ps:
         sets = [ps.features(feature_set(worker)) for worker in range(WORKERS)]
