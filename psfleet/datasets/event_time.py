@@ -1,7 +1,7 @@
 """Samples in the order of the times at which they happened, where they come almost in that order.
 
 files = ParquetFiles("clicks/", features, ["click"], time="at")
-for batch in fleet.dataset(EventTimeOrder(files, window=100_000), batch_size=1024):
+for batch in fleet.dataset(EventTimeSequence(files, window=100_000), batch_size=1024):
     ...  # batch.times never descends
 """
 
@@ -20,7 +20,7 @@ from psfleet.datasets.sample_batch import SampleBatch, joined_batches
 from psfleet.errors import UsageError
 from psfleet.validation.annotations import PositiveInt, checked
 
-__all__ = ["EventTimeOrder"]
+__all__ = ["EventTimeSequence"]
 
 _KEPT = 2  # pairs of windows, before and after merging
 _NONE = np.empty(0, np.int64)
@@ -61,7 +61,7 @@ class _Place:
         return replace(self, number=self.number - 1)
 
 
-class EventTimeOrder:
+class EventTimeSequence:
     """The samples of a source in order of their times: a source of `fleet.dataset`.
 
     The order is exact if no sample comes `window` or more places behind one that happened later. It is a

@@ -63,7 +63,7 @@ class KafkaTopic:
             error.
         parse: Makes the mapping of a message's value; None: JSON. ValueError: it cannot.
         time: Name of the whole number in the object that says when the sample happened, for
-            `SampleBatch.times` and `EventTimeOrder`; None: the message's own timestamp, in milliseconds.
+            `SampleBatch.times` and `EventTimeSequence`; None: the message's own timestamp, in milliseconds.
         settings: More settings of librdkafka, such as those for TLS.
 
     Attributes:

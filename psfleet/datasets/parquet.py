@@ -67,8 +67,8 @@ class ParquetFiles:
         interleave: Row groups that are read in turn. In sync mode each worker decodes only its own if the
             number of workers divides it.
         time: A column of whole numbers or timestamps that says when each sample happened, for
-            `SampleBatch.times` and `EventTimeOrder`. Unshuffled rows then come as they are in the files, one
-            row group after the other; timestamps count microseconds.
+            `SampleBatch.times` and `EventTimeSequence`. Unshuffled rows then come as they are in the files,
+            one row group after the other; timestamps count microseconds.
 
     Attributes:
         skipped: How many rows this process has skipped.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from psfleet import fleet
-from psfleet.datasets.event_time import EventTimeOrder
+from psfleet.datasets.event_time import EventTimeSequence
 from psfleet.errors import UsageError
 from psfleet.features import Feature, FeatureSet, Table
 from psfleet.runtime import interface as runtimes
@@ -65,7 +65,7 @@ def times(batches: Any) -> list[int]:
 def test_order(tmp_path: Path, count: int, window: int) -> None:
     """Every row comes once an epoch, in order of time; equal times stay in the order of the files."""
     given = disordered(count, window, seed=count)
-    source = EventTimeOrder(files(tmp_path, given), window)
+    source = EventTimeSequence(files(tmp_path, given), window)
     found = list(fleet.dataset(source, 4, epochs=2))
     wanted = np.sort(given).tolist()
     assert times(found) == wanted + wanted
@@ -79,11 +79,11 @@ def test_the_order_depends_on_no_worker(tmp_path: Path) -> None:
     """Whoever reads which positions, in whatever pieces and order, gets the samples at those positions."""
     given = disordered(60, 8, seed=3)
     given[[20, 21, 44]] = 0  # late
-    source = EventTimeOrder(files(tmp_path, given), 8, "keep")
+    source = EventTimeSequence(files(tmp_path, given), 8, "keep")
     whole = rows([source.prepare([(0, 60)], 4, None)(), source.prepare([(60, 120)], 4, None)()])
     assert whole[:60] == whole[60:]
     for low, high in ((50, 60), (7, 33), (0, 1), (59, 60), (60, 77), (16, 24)):
-        again = EventTimeOrder(files(tmp_path, given), 8, "keep")
+        again = EventTimeSequence(files(tmp_path, given), 8, "keep")
         assert rows([again.prepare([(low, high)], 4, None)()]) == whole[low:high]
     assert rows([source.prepare([(3, 5), (70, 75)], 4, None)()]) == whole[3:5] + whole[70:75]
 
@@ -93,7 +93,7 @@ def test_bad_rows_leave_the_order_exact(tmp_path: Path) -> None:
     dice = np.random.default_rng(5)
     given = disordered(90, 9, seed=4)
     bad = sorted(dice.choice(90, 40, replace=False).tolist())
-    source = EventTimeOrder(files(tmp_path, given, bad), 9)
+    source = EventTimeSequence(files(tmp_path, given, bad), 9)
     found = list(fleet.dataset(source, 4))
     assert times(found) == sorted(given[row] for row in range(90) if row not in bad)
     assert source.late == 0
@@ -104,7 +104,7 @@ def test_late_samples(tmp_path: Path, late: Any) -> None:
     """A sample that comes more than three windows late is counted, and dropped or kept."""
     given = np.arange(100, 200)
     given[[40, 77]] = [101, 110]
-    source = EventTimeOrder(files(tmp_path, given), 5, late)
+    source = EventTimeSequence(files(tmp_path, given), 5, late)
     found = list(fleet.dataset(source, 4))
     on_time = sorted(set(range(100)) - {40, 77})
     assert [row for row in rows(found) if row not in (40, 77)] == on_time
@@ -118,7 +118,7 @@ def test_a_time_far_in_the_future(tmp_path: Path) -> None:
     """One wrong clock makes two windows late, and not the rest of the stream."""
     given = np.arange(100)
     given[30] = 10**15
-    source = EventTimeOrder(files(tmp_path, given), 5)
+    source = EventTimeSequence(files(tmp_path, given), 5)
     found = rows(fleet.dataset(source, 4))
     assert sorted(set(range(100)) - set(found)) == list(range(45, 55))
     assert source.late == 10
@@ -130,7 +130,7 @@ def test_late_samples_count_when_they_are_taken(tmp_path: Path) -> None:
     """Batches that are read ahead count late samples once."""
     given = np.arange(100)
     given[[40, 77]] = 0
-    source = EventTimeOrder(files(tmp_path, given), 5)
+    source = EventTimeSequence(files(tmp_path, given), 5)
     found = fleet.dataset(source, 4, epochs=2, prefetch=3)
     assert len(rows(found)) == 196
     assert source.late == 4
@@ -143,7 +143,7 @@ def test_timestamps(tmp_path: Path) -> None:
     zone = datetime.UTC
     given = [datetime.datetime(2026, 1, 1, 0, 0, second, 5, zone) for second in (2, 1, 3)]
     source = files(tmp_path, given)
-    (batch,) = fleet.dataset(EventTimeOrder(source, 2), 3)
+    (batch,) = fleet.dataset(EventTimeSequence(source, 2), 3)
     assert batch.times.tolist() == [1767225601000005, 1767225602000005, 1767225603000005]
     missing = files(tmp_path, [given[0], None, given[2]])
     with pytest.raises(UsageError, match=r"row group 0 row 1: at is None"):
@@ -165,16 +165,16 @@ def test_refusals(tmp_path: Path) -> None:
 
     source = files(tmp_path, range(5))
     with pytest.raises(UsageError, match="shuffle_seed is 3; samples in order of time"):
-        list(fleet.dataset(EventTimeOrder(source, 2), 2, shuffle_seed=3))
+        list(fleet.dataset(EventTimeSequence(source, 2), 2, shuffle_seed=3))
     plain = ParquetFiles(tmp_path, FEATURES)
     with pytest.raises(UsageError, match="the samples have no times; name their column"):
-        list(fleet.dataset(EventTimeOrder(plain, 2), 2))
+        list(fleet.dataset(EventTimeSequence(plain, 2), 2))
     with pytest.raises(
         UsageError, match="'label' is of type float; it must be of whole numbers or t"
     ):
         ParquetFiles(tmp_path, FEATURES, time="label")
     with pytest.raises(UsageError, match="window is 0"):
-        EventTimeOrder(source, 0)
+        EventTimeSequence(source, 0)
 
 
 @pytest.mark.parametrize("column", ["at", None])
@@ -196,7 +196,7 @@ def test_messages(column: str | None) -> None:
             broker.servers, "clicks", FEATURES, start={0: 0, 1: 0}, end=both, time=column
         )
         # The times of the partitions differ by 4, blocks of 2 add 2, and there are two of them.
-        found = list(fleet.dataset(EventTimeOrder(topic, window=16), 2))
+        found = list(fleet.dataset(EventTimeSequence(topic, window=16), 2))
         topic.close()
     assert rows(found) == sorted(given[0] + given[1])
     assert times(found) == [time + (0 if column else 1000) for time in rows(found)]
@@ -216,7 +216,7 @@ def test_messages_to_come() -> None:
     with Broker() as broker:
         broker.send("clicks", 0, [message(time) for time in (1, 0, 3, 2)])
         topic = KafkaTopic(broker.servers, "clicks", FEATURES, start={0: 0}, time="at")
-        batches = iter(fleet.dataset(EventTimeOrder(topic, window=2), 2))
+        batches = iter(fleet.dataset(EventTimeSequence(topic, window=2), 2))
         assert times([next(batches)]) == [0, 1]
         broker.send("clicks", 0, [message(time) for time in (5, 4, 7, 6)])
         assert times([next(batches), next(batches)]) == [2, 3, 4, 5]

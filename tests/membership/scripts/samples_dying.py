@@ -43,13 +43,13 @@ def opened(place: str, features: FeatureSet) -> Any:
         return KafkaTopic(
             servers, "rows", features, ["label"], start={0: 0, 1: 0}, end=ends, bad_messages="skip"
         )
-    from psfleet.datasets.event_time import EventTimeOrder
+    from psfleet.datasets.event_time import EventTimeSequence
     from psfleet.datasets.parquet import ParquetFiles
 
     if place.startswith("time:"):
         folder = place.removeprefix("time:")
         files = ParquetFiles(folder, features, ["label"], bad_rows="skip", time="at")
-        return EventTimeOrder(files, window=8, late="keep")
+        return EventTimeSequence(files, window=8, late="keep")
     return ParquetFiles(place, features, ["label"], bad_rows="skip", interleave=2)
 
 
