@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.datasets.parquet import ParquetFiles
 from psfleet.datasets.parquet_rows import Rows
+from psfleet.datasets.row_group_files import RowGroupFiles
 from psfleet.errors import ShapeError, UsageError
 from psfleet.formats.document import Format, reading
 from psfleet.platform.arrow import pa, pq
@@ -55,7 +55,7 @@ class ParquetPredictions:
 
     def __init__(
         self,
-        files: ParquetFiles,
+        files: RowGroupFiles,
         target: str,
         columns: Sequence[str],
         batch_size: int,
@@ -78,7 +78,7 @@ class ParquetPredictions:
 
     def _check_columns(self) -> None:
         for group in self._files.groups:
-            known = group.metadata.schema.to_arrow_schema().names
+            known = self._files.names(group)
             for column in self._columns:
                 if column not in known:
                     raise UsageError(
@@ -109,7 +109,7 @@ class ParquetPredictions:
         """Write what no other process has written; when it returns, every part is there.
 
         Args:
-            predict: Gives the predictions for the features of a batch, see `ParquetFiles`: an array or tensor
+            predict: Gives the predictions for the features of a batch, see `SampleBatch`: an array or tensor
                 [n], [n, 1] or [n, k] for the column "prediction", or a mapping of them by column.
 
         Raises:
@@ -177,7 +177,7 @@ class ParquetPredictions:
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def _parts(files: ParquetFiles, part_rows: int) -> Iterator[_PredictionPart]:
+def _parts(files: RowGroupFiles, part_rows: int) -> Iterator[_PredictionPart]:
     """Row groups of one file that follow each other, until they have so many rows."""
     count, taken, rows = 0, [], 0
     groups = list(files.groups)

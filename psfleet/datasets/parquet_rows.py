@@ -22,11 +22,15 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used: its number in the row group, the column and the value there."""
+    """A row that cannot be used: its number in the row group, and what is wrong.
+
+    Attributes:
+        place: Where it is in the file, if there is a better name than row group and row.
+    """
 
     row: int
-    column: str
-    value: str
+    text: str
+    place: str = ""
 
 
 @dataclass(slots=True)
@@ -179,7 +183,7 @@ class _BadRows:
         """These rows have a value in the column that cannot be used."""
         for row in np.unique(rows).tolist():
             number = self._first + row
-            self.found.setdefault(number, BadRow(number, column.name, column.shown(row)))
+            self.found.setdefault(number, BadRow(number, f"{column.name} is {column.shown(row)}"))
 
 
 class _Column:

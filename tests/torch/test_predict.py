@@ -144,6 +144,22 @@ def test_predictions_are_those_of_the_training_job(
     assert not list(tmp_path.glob(".*"))
 
 
+def test_csv(trained: Path, torch_zygote: None, tmp_path: Path) -> None:
+    """Rows of CSV files have the predictions of the same rows in Parquet files."""
+    data = []
+    for file in sorted((trained / "data").glob("*.parquet")):
+        rows = pq.read_table(file).to_pylist()
+        lines = [f"{r['user']},{'|'.join(r['seen'])},{r['age']!r},{r['note']}" for r in rows]
+        data.append(str(tmp_path / f"{file.stem}.csv"))
+        Path(data[-1]).write_text("\n".join(["user,seen,age,note", *lines]))
+    features = ["--features", "predicted:FEATURES", "--to", str(tmp_path / "p")]
+    snapshot = ["--checkpoint", str(trained / "model")]
+    assert main(["predict", "predicted:Net", *data, *features, *OPTIONS, *snapshot]) == 0
+    found, wanted = content(tmp_path / "p"), expected(trained, "torch")
+    assert found["note"].to_pylist() == wanted["note"].to_pylist()
+    np.testing.assert_allclose(found["prediction"], wanted["prediction"], rtol=1e-5)
+
+
 def test_a_command_that_is_run_again_does_what_is_left(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

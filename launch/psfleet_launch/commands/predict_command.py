@@ -1,4 +1,4 @@
-"""`psfleet predict`: predictions for Parquet files from a checkpoint."""
+"""`psfleet predict`: predictions for files from a checkpoint."""
 
 import json
 import os
@@ -55,7 +55,8 @@ _LOOK = 0.02  # seconds between two looks whether a process has ended
     help="What becomes of a row that cannot be used.",
 )
 def predict(processes: int, **said: Any) -> int:
-    """Write predictions of MODEL for the rows of DATA, Parquet files and folders of them.
+    """Write predictions of MODEL for the rows of DATA: Parquet files and folders of them, or .csv, .tsv and
+    .libsvm files.
 
     MODEL is the folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
     variables of a program. The same command, also when it was ended or on other machines that share the

@@ -12,6 +12,7 @@ from psfleet.checkpoint import MANIFEST
 from psfleet.checkpoint.tensors import digest
 from psfleet.datasets.parquet import ParquetFiles
 from psfleet.datasets.parquet_predictions import ParquetPredictions, Predict
+from psfleet.datasets.text_files import TextFiles
 from psfleet.embedded.frozen_runtime import FrozenRuntime
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.execution.inference import Loaded, frozen_program, load_inference
@@ -33,7 +34,7 @@ class PredictionJob:
 
     Attributes:
         model: The folder of an inference model, or MODULE:NAME of a function that makes the model.
-        data: Files and folders of Parquet files.
+        data: Files and folders of Parquet files, or files that `TextFiles` reads.
         target: The folder of the predictions.
         features: A TOML file, or MODULE:NAME of a FeatureSet.
         checkpoint: The snapshot that has the weights; "": the inference model has them.
@@ -58,7 +59,8 @@ class PredictionJob:
                 f"the model {self.model!r} is no folder of an inference model, so it needs --checkpoint for "
                 "its weights"
             )
-        files = ParquetFiles(self.data, find_features(self.features), bad_rows=self.bad_rows)
+        kind = TextFiles if self.data[0].endswith(TextFiles.endings) else ParquetFiles
+        files = kind(self.data, find_features(self.features), bad_rows=self.bad_rows)
         weights = Path(self.checkpoint, MANIFEST) if self.checkpoint else Path(self.model, _PROGRAM)
         if not weights.exists():
             raise ConfigError(

@@ -1,0 +1,290 @@
+"""Samples in files that are read row group by row group, in an order that follows from positions."""
+
+import functools
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.data.assignment import Range
+from psfleet.datasets.data_paths import files_of, reason_of
+from psfleet.datasets.parquet_rows import Rows, joined_rows
+from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
+from psfleet.datasets.row_order import RowSequence
+from psfleet.datasets.sample_batch import SampleBatch
+from psfleet.errors import UsageError
+from psfleet.feature_sets.feature_lookup import no_samples
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.platform.arrow import pa
+from psfleet.platform.notices import say
+from psfleet.validation.annotations import PositiveInt, checked
+
+__all__ = ["RowGroup", "RowGroupFiles"]
+
+T = TypeVar("T")
+_SAID = 5  # bad rows of which a line is printed
+_PIECE = 8192  # rows that are decoded at once
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of a file that are read together: their number there, how many, and what their format needs."""
+
+    file: str
+    number: int
+    rows: int
+    metadata: Any
+
+
+class RowGroupFiles(ABC):
+    """The rows of files, row group by row group, as samples of a feature set: a source of `fleet.dataset`.
+
+    Formats derive from it, and say how a file is divided and how a row group is read.
+
+    Attributes:
+        skipped: How many rows this process has skipped.
+    """
+
+    waits = False
+    endings: Sequence[str] = ()
+    """Of the names of the files that are read of a folder."""
+
+    @checked
+    def __init__(
+        self,
+        paths: Any,
+        features: FeatureSet,
+        labels: Sequence[str] = (),
+        bad_rows: Literal["fail", "skip"] = "fail",
+        interleave: PositiveInt = 4,
+        time: str | None = None,
+    ) -> None:
+        self.features = features
+        self.labels = list(labels)
+        self.skipped = 0
+        self._skips = bad_rows == "skip"
+        self._interleave = interleave
+        self._time = time
+        times = [] if time is None else [time]
+        self._columns = list(dict.fromkeys([*features.columns, *self.labels, *times]))
+        self._groups = [
+            group for file in files_of(paths, self.endings) for group in self._row_groups(file)
+        ]
+        self._size = sum(group.rows for group in self._groups)
+        if not self._size:
+            raise UsageError(f"{paths!r} has no row")
+        self._orders: OrderedDict[tuple[int, int | None, int], RowSequence] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], RowGroupStream] = OrderedDict()
+        self._shuffled: OrderedDict[tuple[int, int, int], _ShuffledGroup] = OrderedDict()
+        self._buffers = RowBuffers()
+
+    def __len__(self) -> int:
+        """The number of rows, bad ones included."""
+        return self._size
+
+    @property
+    def groups(self) -> Sequence[RowGroup]:
+        """The row groups of all files, in order."""
+        return self._groups
+
+    def group(self, number: int) -> Rows:
+        """The rows of a row group that can be used, as they are in the file.
+
+        Raises:
+            UsageError: As for `read`.
+        """
+        group = self._groups[number]
+        pieces = list(self._decoded(group, _PIECE))
+        rows = joined_rows(pieces) if pieces else self._no_rows()
+        usable, texts = _without_bad(group, rows)
+        self._report(texts, group.rows - len(rows))
+        return usable
+
+    @abstractmethod
+    def names(self, group: RowGroup) -> Sequence[str]:
+        """The columns of a group's file."""
+
+    @abstractmethod
+    def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Columns of rows of a row group, as pyarrow takes them, by name.
+
+        Raises:
+            UsageError: They cannot be read.
+        """
+
+    @abstractmethod
+    def _row_groups(self, file: str) -> Iterator[RowGroup]:
+        """The row groups of a file."""
+
+    @abstractmethod
+    def _pieces(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+        """The rows of a group, so many at once."""
+
+    def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+        """The rows of a group piece by piece, up to where it cannot be read."""
+        done = 0
+        try:
+            for piece in self._pieces(group, rows):
+                yield piece
+                done += len(piece)
+        except (OSError, pa.ArrowException) as error:
+            where = f" from row {done} on" if done else ""
+            what = (
+                f"{group.file} row group {group.number} cannot be read{where}: {reason_of(error)}"
+            )
+            if not self._skips:
+                raise UsageError(what) from None
+            self._say(f"{what}; its {group.rows - done} rows are skipped")
+
+    def _no_rows(self) -> Rows:
+        labels = {name: np.empty(0, np.float32) for name in self.labels}
+        none = np.empty(0, np.int64)
+        times = None if self._time is None else none
+        return Rows(no_samples(self.features), labels, none, times=times)
+
+    def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
+        """The samples at these positions; row i of epoch e has the position e * len + i.
+
+        The same positions give the same samples for any number of workers. Bad rows are left out.
+
+        Args:
+            ranges: Positions, see psfleet.data.assignment.
+            batch_size: Of the dataset: so many rows in a row are of one row group.
+            seed: Shuffles each epoch; None: none.
+
+        Raises:
+            UsageError: A row cannot be used, or a file cannot be read, and bad rows are to fail.
+        """
+        return self.prepare(ranges, batch_size, seed)()
+
+    def prepare(
+        self, ranges: Sequence[Range], batch_size: int, seed: int | None
+    ) -> Callable[[], SampleBatch]:
+        """The work of `read`, in one thread at a time; what is returned reports bad rows and ends it."""
+        good, bad, lost = [], [], 0
+        for low, high in ranges:
+            for group, rows in self._parts(low, high, batch_size, seed):
+                if isinstance(rows, int):
+                    lost += rows
+                    continue
+                usable, texts = _without_bad(group, rows)
+                good.append(usable)
+                bad += texts
+        batch = self._batch(good)
+        return functools.partial(self._reported, batch, bad, lost)
+
+    def _batch(self, parts: Sequence[Rows]) -> SampleBatch:
+        rows = joined_rows(parts) if parts else self._no_rows()
+        return SampleBatch(rows.features, rows.labels, rows.times)
+
+    def _reported(self, batch: SampleBatch, bad: Sequence[str], lost: int) -> SampleBatch:
+        self._report(bad, lost)
+        return batch
+
+    def _report(self, bad: Sequence[str], lost: int) -> None:
+        if bad and not self._skips:
+            raise UsageError(f"{bad[0]}; correct it, or set bad_rows='skip'")
+        for text in bad:
+            self._say(f"{text}; the row is skipped")
+        self.skipped += len(bad) + lost
+
+    def _parts(
+        self, low: int, high: int, batch_size: int, seed: int | None
+    ) -> Iterator[tuple[RowGroup, Rows | int]]:
+        """The rows at these positions; a number stands for so many that cannot be read."""
+        epoch, first = divmod(low, self._size)
+        order = self._order(batch_size, seed, epoch)
+        for found in order.ranges(first, first + high - low):
+            if seed is None:
+                parts = self._stream(found.group, batch_size).rows(found.low, found.high)
+            else:
+                shuffled = self._shuffled_group(order, found.group, seed, epoch)
+                parts = shuffled.rows(found.low, found.high)
+            for rows in parts:
+                yield self._groups[found.group], rows
+
+    def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowSequence:
+        key = (batch_size, seed, epoch)
+        if key not in self._orders:
+            sizes = [group.rows for group in self._groups]
+            # Of blocks larger than any group there is none, only what is left of each group, in their order.
+            in_order = self._time is not None and seed is None
+            block = self._size + 1 if in_order else batch_size
+            self._orders[key] = RowSequence(sizes, block, self._interleave, seed, epoch)
+            _trim(self._orders, 2)
+        return self._orders[key]
+
+    def _stream(self, number: int, batch_size: int) -> RowGroupStream:
+        """The rows of a group as they are."""
+        key, group = (number, batch_size), self._groups[number]
+        if key not in self._streams:
+            blocks = max(_PIECE // batch_size, 1)
+            begin = functools.partial(self._decoded, group, blocks * batch_size)
+            self._streams[key] = RowGroupStream(group.rows, begin)
+            _trim(self._streams, self._interleave + 1)
+        self._streams.move_to_end(key)
+        return self._streams[key]
+
+    def _shuffled_group(
+        self, order: RowSequence, number: int, seed: int, epoch: int
+    ) -> "_ShuffledGroup":
+        """The rows of a group in the epoch's order."""
+        key = (number, seed, epoch)
+        if key not in self._shuffled:
+            for dropped in _trim(self._shuffled, self._interleave):
+                if dropped.readable is not None:
+                    self._buffers.give_back(dropped.readable)
+            places = order.rows_of(number)
+            pieces = self._decoded(self._groups[number], _PIECE)
+            self._shuffled[key] = _ShuffledGroup(places, self._buffers.ordered(pieces, places))
+        self._shuffled.move_to_end(key)
+        return self._shuffled[key]
+
+    def _say(self, text: str) -> None:
+        """Print a line, for the first few."""
+        self._told = getattr(self, "_told", 0) + 1
+        if self._told <= _SAID:
+            more = "; more such lines are left out" if self._told == _SAID else ""
+            say(f"psfleet: {text}{more}")
+
+
+class _ShuffledGroup:
+    """The rows of a group in an epoch's order.
+
+    Args:
+        places: The number of each row.
+        readable: Those that are before the place in the file where it cannot be read; None: none.
+    """
+
+    def __init__(self, places: NDArray[np.int64], readable: Rows | None) -> None:
+        self.readable = readable
+        there = places < (0 if readable is None else len(readable))
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(there)])
+
+    def rows(self, low: int, high: int) -> Iterator[Rows | int]:
+        """As `RowGroupStream.rows`."""
+        first, end = int(self._before[low]), int(self._before[high])
+        if self.readable is not None:
+            yield self.readable.chosen(slice(first, end))
+        yield high - low - (end - first)
+
+
+def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
+    """The rows that can be used, and what is wrong in each of the others."""
+    found = [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
+    if not found:
+        return rows, []
+    texts = [
+        f"{group.file} {bad.place or f'row group {group.number} row {bad.row}'}: {bad.text}"
+        for bad in found
+    ]
+    return rows.chosen(~np.isin(rows.numbers, list(rows.bad))), texts
+
+
+def _trim(cache: OrderedDict[Any, T], most: int) -> list[T]:
+    """Drop what was used longest ago; what is dropped."""
+    return [cache.popitem(last=False)[1] for _ in range(len(cache) - most)]

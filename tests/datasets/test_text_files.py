@@ -1,0 +1,161 @@
+"""CSV, TSV and libsvm files as samples of a feature set: columns, order, bad lines."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psfleet import fleet
+from psfleet.errors import UsageError
+from psfleet.features import Feature, FeatureSet, Number, Table
+from psfleet.runtime import interface as runtimes
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
+
+from psfleet.datasets import text_files  # after the check for pyarrow
+from psfleet.datasets.event_time import EventTimeSequence
+from psfleet.datasets.text_files import TextFiles
+
+TABLE = Table("t", 4)
+FEATURES = FeatureSet(
+    [
+        Feature("user", TABLE),
+        Feature("tags", TABLE, weighted=True),
+        Feature("city", TABLE, hashed=True),
+        Number("age", 2, default=-1.0),
+    ]
+)
+COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note", "at"]
+SPARSE = FeatureSet([Feature("x", TABLE, weighted=True, column="index", weights_column="value")])
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No runtime before, none afterwards; row groups of 4 lines."""
+    monkeypatch.setattr(text_files, "_GROUP", 4)
+    before = runtimes.use(None)
+    yield
+    runtimes.use(before)
+
+
+def written(
+    path: Path, count: int = 10, first: int = 0, changed: Mapping[str, str] | None = None
+) -> Path:
+    """A file whose labels are the numbers of its rows; `changed`: cells of row 5."""
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    lines = [delimiter.join(COLUMNS)]
+    for row in range(first, first + count):
+        cells = {
+            "user": str(row * 10),
+            "city": '"a, b"' if row % 2 else "",
+            "tags": f"{row}|{row + 1}" if row % 3 else "",
+            "tags.weights": "0.5|2" if row % 3 else "",
+            "age": f"{row}|{-row}" if row % 3 else "",
+            "click": str(row),
+            "note": f"n{row}",
+            "at": str(row ^ 1),
+        }
+        cells |= changed if changed and row == 5 else {}
+        lines.append(delimiter.join(cells[name] for name in COLUMNS))
+    path.write_text("\ufeff" + "\r\n".join(lines) + "\r\n\r\n", encoding="utf-8", newline="")
+    return path
+
+
+def clicks(batches: Any) -> list[int]:
+    """The labels: the numbers of the rows."""
+    return [int(label) for batch in batches for label in batch.labels["click"]]
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.tsv"])
+def test_columns(tmp_path: Path, name: str) -> None:
+    """Each row has the features of its cells; an empty cell is a feature that is missing."""
+    (batch,) = fleet.dataset(TextFiles(written(tmp_path / name, 4), FEATURES, ["click"]), 8)
+    assert batch.labels["click"].tolist() == [0, 1, 2, 3]
+    assert batch.features["user"].values.tolist() == [0, 10, 20, 30]
+    assert batch.features["city"].values.tolist() == ["a, b", "a, b"]
+    assert batch.features["city"].lengths.tolist() == [0, 1, 0, 1]
+    assert batch.features["tags"].values.tolist() == [1, 2, 2, 3]
+    assert batch.features["tags"].weights.tolist() == [0.5, 2, 0.5, 2]
+    assert batch.features["age"].tolist() == [[-1, -1], [1, -1], [2, -2], [-1, -1]]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_every_row_once_an_epoch(tmp_path: Path, seed: int | None) -> None:
+    """All files of a folder, in an order that follows from the seed, whoever reads which positions."""
+    for number, (first, count) in enumerate(((0, 10), (10, 7), (17, 1))):
+        written(tmp_path / f"{number}.csv", count, first)
+    files = TextFiles(tmp_path, FEATURES, ["click"])
+    found = clicks(fleet.dataset(files, 3, epochs=2, shuffle_seed=seed))
+    assert sorted(found[:18]) == sorted(found[18:]) == list(range(18))
+    again = TextFiles(tmp_path, FEATURES, ["click"])
+    assert clicks([again.read([(7, 12)], 3, seed)]) == found[7:12]
+    assert (found[:18] == found[18:]) == (seed is None)
+
+
+def test_order_of_time(tmp_path: Path) -> None:
+    """A column has the times."""
+    files = TextFiles(written(tmp_path / "f.csv"), FEATURES, ["click"], time="at")
+    assert clicks(fleet.dataset(EventTimeSequence(files, 2), 3)) == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+
+
+def test_libsvm(tmp_path: Path) -> None:
+    """Lines of libsvm have a label and a weighted feature."""
+    path = tmp_path / "f.libsvm"
+    path.write_text("1 3:0.5 7:2 # seen\n\n# nothing\n-1\n0 9:1\n")
+    files = TextFiles(path, SPARSE, ["label"])
+    (batch,) = fleet.dataset(files, 8)
+    assert batch.labels["label"].tolist() == [1, -1, 0]
+    assert batch.features["x"].lengths.tolist() == [2, 0, 1]
+    assert batch.features["x"].values.tolist() == [3, 7, 9]
+    assert batch.features["x"].weights.tolist() == [0.5, 2, 1]
+    path.write_text("1 3:0.5\n0 9\n")
+    with pytest.raises(UsageError, match=r"f\.libsvm line 2: '9' is not index:value"):
+        list(fleet.dataset(TextFiles(path, SPARSE, ["label"]), 8))
+
+
+BAD = [
+    ({"user": "u"}, "user is 'u'"),
+    ({"user": "99999999999999999999"}, "user is "),
+    ({"tags": "1|x"}, r"tags is '1\|x'"),
+    ({"tags.weights": "1"}, r"tags.weights is \[1.0\]"),
+    ({"age": "1"}, r"age is \[1.0\]"),
+    ({"click": ""}, r"click is \[\]"),
+    ({"click": "inf"}, r"click is \[inf\]"),
+    ({"note": "a,b"}, "it has 9 cells, the first line has 8"),
+    ({"note": '"a'}, "has no cells: unexpected end of data"),
+    ({"at": "x"}, "at is 'x'"),
+    ({"at": ""}, r"at is \[\]"),
+]
+
+
+@pytest.mark.parametrize(("changed", "text"), BAD)
+def test_bad_lines(tmp_path: Path, capsys: Any, changed: dict[str, str], text: str) -> None:
+    """A bad line is refused, or skipped and counted, with file, number and value."""
+    file = written(tmp_path / "f.csv", changed=changed)
+    with pytest.raises(UsageError, match=rf"f\.csv line 7: .*{text}"):
+        clicks(fleet.dataset(TextFiles(file, FEATURES, ["click"], time="at"), 2))
+    files = TextFiles(file, FEATURES, ["click"], "skip", time="at")
+    assert clicks(fleet.dataset(files, 2)) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert files.skipped == 1
+    assert capsys.readouterr().err.count("the row is skipped") == 1
+
+
+def test_refused_files(tmp_path: Path) -> None:
+    """What is no such file, or lacks a column, is named."""
+    with pytest.raises(UsageError, match=r"none\.csv cannot be read: No such file"):
+        TextFiles(tmp_path / "none.csv", FEATURES)
+    with pytest.raises(UsageError, match=r"names no \.csv or \.tsv or \.libsvm file"):
+        TextFiles(tmp_path, FEATURES)
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UsageError, match=r"a\.txt ends with none of \.csv, \.tsv, \.libsvm"):
+        TextFiles(tmp_path / "a.txt", FEATURES)
+    (tmp_path / "a.csv").write_text("user,city\n1,2\n")
+    with pytest.raises(UsageError, match=r"a\.csv has no column 'tags'; it has user, city"):
+        TextFiles(tmp_path / "a.csv", FEATURES)
+    (tmp_path / "c.csv").write_text('user,"city\n1,2\n')
+    with pytest.raises(UsageError, match=r"c\.csv line 1: .* has no cells: unexpected end"):
+        TextFiles(tmp_path / "c.csv", FEATURES)
+    (tmp_path / "b.csv").write_text("")
+    with pytest.raises(UsageError, match=r"b\.csv has no column 'user'; it has none"):
+        TextFiles(tmp_path / "b.csv", FEATURES)
