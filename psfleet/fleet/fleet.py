@@ -265,8 +265,8 @@ class Fleet(FleetSaving):
 
         Args:
             source: How many samples there are: batches are int64 indices. An array: batches are its
-                rows. Another sequence, say of file names: lists of its elements. ParquetFiles, KafkaTopic or
-                EventTimeSequence of psfleet.datasets: their batches.
+                rows. Another sequence, say of file names: lists of its elements. ParquetFiles, TextFiles,
+                KafkaTopic or EventTimeSequence of psfleet.datasets: their batches.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
             epochs: How often all samples are used; None: until the script leaves the loop.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
