@@ -54,14 +54,14 @@ class Rounds:
                 f"worker {push.worker} pushed round {push.sequence}, "
                 f"but its life counts from round {first} on"
             )
-        if push.sequence <= self.closed or push.worker in self.held:
+        if push.sequence <= self.closed:
             return False
         if push.sequence != self.closed + 1:
             raise Gap(
                 f"worker {push.worker} pushed round {push.sequence}, "
                 f"but round {self.closed + 1} is open"
             )
-        return True
+        return push.worker not in self.held
 
     def hold(self, push: Push) -> None:
         """Hold a new push for the open round."""

@@ -210,6 +210,14 @@ def test_arrival_order_does_not_change_bits(shards: list[Shard], seed: int) -> N
     assert weights(plain) == weights(mixed)
 
 
+def test_a_push_of_the_next_round_is_no_repeat_of_one_that_is_held(shards: list[Shard]) -> None:
+    """A server that others have left behind does not say that it holds a push that it does not take."""
+    shard = make(shards, 2)
+    assert outcome(shard.handle(dense_push(0, 1, 1.0), "a")) == "held"
+    assert outcome(shard.handle(dense_push(0, 1, 1.0), "again")) == "held"
+    assert outcome(shard.handle(dense_push(0, 2, 1.0), "next")) is Gap
+
+
 def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
     shards: list[Shard],
 ) -> None:
