@@ -122,9 +122,8 @@ def gradients_of(runtime: Runtime, given: Mapping[T, Any]) -> list[Gradient]:
 def _parts(
     runtime: Runtime, parts: Mapping[T, Any], call: str, what: str
 ) -> Sequence[tuple[T, Any]]:
-    if type(parts) is not dict and not isinstance(
-        parts, Mapping
-    ):  # the abstract class takes longer
+    # To ask the abstract class takes longer.
+    if type(parts) is not dict and not isinstance(parts, Mapping):
         raise UsageError(
             f"{call} needs a mapping from tables to {what}, as {{users: ...}}; "
             f"it got {parts!r:.80} of {type(parts).__name__}"
