@@ -32,6 +32,7 @@ def _inside(path: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def opened(file: str) -> Any:
+    """A file or URL to read bytes from, which may be sought in. The caller closes it."""
     return _fsspec().open(file).open() if "://" in file else pa.OSFile(file)
 
 
@@ -46,4 +47,5 @@ def _fsspec() -> Any:
 
 
 def reason_of(error: Exception) -> str:
+    """What an error of reading says, in one short line."""
     return " ".join(str(error).split())[:200]

@@ -74,7 +74,7 @@ KIND = {
     **dict.fromkeys(["lr_ratio", "apply_decay_param_fun", "lr_lambda"], "function"),
     **dict.fromkeys(["exclude_from_weight_decay_fn", "scale_fn"], "function"),
     **dict.fromkeys(["mode", "threshold_mode", "anneal_strategy", "scale_mode"], "choice"),
-    "sparse_mode": "choice",
+    **dict.fromkeys(["sparse_mode", "precision"], "choice"),
     "grad_clip": "clip",
     **dict.fromkeys(["weight_decay", "regularization", "regularizer"], "decay"),
     "initializer": "clip",
