@@ -145,10 +145,13 @@ def lines_of(script: str, *options: str) -> list[str]:
 
 
 def test_memory() -> None:
-    """Rows, tables, workers and pushes of a burst each get a line with what they take."""
+    """Rows of each precision, tables, workers and pushes of a burst get a line with what they take."""
     sizes = ("--rows", "300000", "--tables", "5", "--workers", "3", "--pushes", "2")
-    rows, tables, workers, *bursts, _ = lines_of("memory.py", *sizes)
-    assert 192 < int(re.findall(r"(\d+) private", rows)[0]) < 1000
+    precisions = ("--precision", "float32", "bfloat16/int8")
+    rows, packed, tables, workers, *bursts, _ = lines_of("memory.py", *sizes, *precisions)
+    private = [int(re.findall(r"(\d+) private", line)[0]) for line in (rows, packed)]
+    assert 192 < private[0] < 1000
+    assert 84 < private[1] < private[0]
     assert int(re.findall(r"(\d+) KiB a table", tables)[0]) > 0
     assert int(re.findall(r"(\d+) KiB shared", workers)[0]) > 0
     assert len(bursts) == 2
