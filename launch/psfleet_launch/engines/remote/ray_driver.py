@@ -132,7 +132,8 @@ class _Driver:
 
     def _not_placed(self) -> str:
         """What the cluster lacks now."""
-        free = _words(_ray().available_resources())
+        left = _ray().available_resources()
+        free = _words({name: left.get(name, 0.0) for name in self._bundle})
         count = self._wanted["bundles"]
         return f"Ray has not placed {count} bundle(s) of {_words(self._bundle)}; free now: {free}"
 
@@ -237,7 +238,7 @@ def names_of(addresses: Sequence[str]) -> list[str]:
 
 def _words(resources: dict[str, float]) -> str:
     """Resources for people; not those that name a node."""
-    said = [f"{amount:g} {name}" for name, amount in resources.items() if name in ("CPU", "GPU")]
+    said = [f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name)]
     if memory := resources.get("memory"):
         said.append(f"{memory / 2**30:.1f} GiB")
     return " and ".join(said) or "none"
