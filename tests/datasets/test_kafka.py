@@ -9,7 +9,6 @@ import pytest
 
 from psfleet import fleet
 from psfleet.errors import ConfigError, UsageError
-from psfleet.features import Feature, FeatureSet, Number, Table
 from psfleet.runtime import interface as runtimes
 
 pytest.importorskip(
@@ -18,16 +17,7 @@ pytest.importorskip(
 
 from psfleet.datasets.kafka import KafkaTopic  # after the check for confluent-kafka
 from tests.datasets.broker import Broker
-
-TABLE = Table("t", 4)
-FEATURES = FeatureSet(
-    [
-        Feature("user", TABLE),
-        Feature("tags", TABLE, weighted=True),
-        Feature("city", TABLE, hashed=True),
-        Number("age", 2, default=-1.0),
-    ]
-)
+from tests.datasets.click_features import FEATURES
 
 
 @pytest.fixture(autouse=True)

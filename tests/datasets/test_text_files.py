@@ -8,7 +8,7 @@ import pytest
 
 from psfleet import fleet
 from psfleet.errors import UsageError
-from psfleet.features import Feature, FeatureSet, Number, Table
+from psfleet.features import Feature, FeatureSet
 from psfleet.runtime import interface as runtimes
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
@@ -16,16 +16,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 from psfleet.datasets import text_files  # after the check for pyarrow
 from psfleet.datasets.event_time import EventTimeSequence
 from psfleet.datasets.text_files import TextFiles
+from tests.datasets.click_features import FEATURES, TABLE
 
-TABLE = Table("t", 4)
-FEATURES = FeatureSet(
-    [
-        Feature("user", TABLE),
-        Feature("tags", TABLE, weighted=True),
-        Feature("city", TABLE, hashed=True),
-        Number("age", 2, default=-1.0),
-    ]
-)
 COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note", "at"]
 SPARSE = FeatureSet([Feature("x", TABLE, weighted=True, column="index", weights_column="value")])
 
