@@ -120,7 +120,7 @@ class Rounds:
         self.rests.pop(worker, None)
 
     def install(
-        self, seats: Mapping[int, SeatView], before: Mapping[int, int], reached: int = 0
+        self, seats: Mapping[int, SeatView], before: Mapping[int, int], reached: int
     ) -> None:
         """Be what a view says; `before`: the life of each seat until now.
 

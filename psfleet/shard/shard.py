@@ -261,7 +261,7 @@ class Shard:
         What led here has taken effect already. So a close for which there is no room waits; an error
         would tell one caller, and those whose pulls wait for the round would not be told at all.
         """
-        kept = self._cut_if_due() if self.cuts.under_way is not None else []
+        kept = self._cut_if_due()
         self.waits_for_room = False
         while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
             members, said = tuple(sorted(self.rounds.held)), self.workers.progress
@@ -274,8 +274,6 @@ class Shard:
             update(self.tables, self.rounds.close())
             self.tables.budget.held = 0
             kept += self._cut_if_due()
-        if not self._parked:
-            return kept
         ready = [call for call, pull in self._parked.items() if self.consistency.is_ready(pull)]
         return [*kept, *(self._serve(call, self._parked.pop(call)) for call in ready)]
 

@@ -27,7 +27,7 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply
-from psfleet_server.rpc.pull_response import lay_out_in, push_response
+from psfleet_server.rpc.pull_response import PullResponse, lay_out_in, push_response
 from psfleet_server.services.protobuf_messages import encoded, parsed
 
 __all__ = ["ShardService"]
@@ -59,17 +59,13 @@ class ShardService:
         self._host.bytes.pull += len(request)
         if asked.gradients:
             raise FrameError("the frame of a pull has a gradient; make an exchange of it")
-        if memory is not None:
-            shape_of = self._host.shard.tables.shape_of
-            reply.response = lay_out_in(memory, asked.places, asked.reads, shape_of)
+        reply.response = self._laid_out(asked, memory)
         self._host.submit(_pull(header, asked), reply)
 
     def exchange(self, request: bytes, reply: DeferredReply) -> None:
         header, asked, memory = self._open(request)
         self._host.bytes.exchange += len(request)
-        if memory is not None:
-            shape_of = self._host.shard.tables.shape_of
-            reply.response = lay_out_in(memory, asked.places, asked.reads, shape_of)
+        reply.response = self._laid_out(asked, memory)
         self._host.exchange(self._push(header, asked), _pull(header, asked), reply)
 
     def attach(self, request: bytes) -> bytes:
@@ -94,6 +90,12 @@ class ShardService:
         if memory is not None:
             self._host.bytes.push += asked.gradient_bytes
         return header, asked, memory
+
+    def _laid_out(self, asked: TensorRequest, memory: SharedMemory | None) -> PullResponse | None:
+        """The answer in the memory that the worker shares; None: its values go into the message."""
+        if memory is None:
+            return None
+        return lay_out_in(memory, asked.places, asked.reads, self._host.shard.tables.shape_of)
 
     def _push(self, header: Header, asked: TensorRequest) -> Push:
         for gradient in asked.gradients:
