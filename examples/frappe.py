@@ -16,11 +16,11 @@ from typing import Protocol
 
 import frappe_data
 import numpy as np
-from frappe_data import FIELDS, Samples
+from frappe_data import FIELDS, IDS, Samples
 from numpy.typing import NDArray
 
 import psfleet as ps
-from psfleet import fleet, initializer, layers, metrics, optimizer
+from psfleet import fleet, initializer, layers, metrics, optimizer, regularizer
 from psfleet.errors import UsageError
 from psfleet.features import Feature, FeatureSet, Table, feed
 
@@ -35,8 +35,12 @@ class Settings:
         epochs: Passes over the training samples.
         batch: Samples of a step of all workers together.
         rate: Learning rate of Adam.
-        decay: L2 penalty on the rows that a step uses.
+        falls: Epochs after which the rate is a tenth; 0: it never falls.
+        dense: The rows are one dense parameter, so that each step's penalty is on all of them;
+            else they are rows of features, and it is on those that the step uses.
+        decay: L2 penalty on the rows.
         dropout: Share of the hidden values that a training step leaves out.
+        normalised: Hidden values are normalised by their batch.
     """
 
     dim: int = 0
@@ -44,20 +48,44 @@ class Settings:
     epochs: int = 20
     batch: int = 1024
     rate: float = 0.01
+    falls: int = 0
+    dense: bool = False
     decay: float = 0.0
     dropout: float = 0.0
+    normalised: bool = False
 
-    def features(self) -> FeatureSet:
+    def milestones(self, samples: int) -> list[int]:
+        """The steps of a worker after which the rate is a tenth of what it was."""
+        return [self.falls * samples // self.batch] if self.falls else []
+
+    def features(self, rate: float | optimizer.lr.LRScheduler) -> FeatureSet:
         """Every field, with one table of rows: a weight, and `dim` values of a factor."""
-        adam = optimizer.Adam(self.rate, weight_decay=self.decay)
+        adam = optimizer.Adam(rate, weight_decay=self.decay)
         rows = Table("rows", 1 + self.dim, adam, initializer.Normal(scale=0.01, seed=1))
         return FeatureSet([Feature(name, rows) for name in FIELDS])
+
+    def parameter(self, ids: ps.Variable) -> ps.Variable:
+        """Rows of these ids, [n, fields, 1 + dim], from one dense parameter."""
+        start = initializer.Normal(scale=0.01, seed=1)
+        attr = ps.ParamAttr("rows", start, regularizer=regularizer.L2Decay(self.decay))
+        return layers.embedding(ids, [IDS, 1 + self.dim], param_attr=attr)
 
 
 MODELS = {
     "lr": Settings(epochs=8),
     "fm": Settings(dim=16, epochs=8, decay=1e-5),
-    "deepfm": Settings(dim=16, hidden=(256, 128), epochs=12, batch=512, decay=3e-5, dropout=0.3),
+    "deepfm": Settings(
+        dim=10,
+        hidden=(400, 400, 400),
+        epochs=13,
+        batch=4096,
+        rate=0.001,
+        falls=9,
+        dense=True,
+        decay=0.05,
+        dropout=0.2,
+        normalised=True,
+    ),
 }
 
 
@@ -74,11 +102,15 @@ class Model(Protocol):
 class ProgramModel:
     """A weight for each id, products of factors (Rendle, 2010), and a network over factors (Guo, 2017)."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.features = settings.features()
+    def __init__(self, settings: Settings, samples: int) -> None:
+        self.rates = optimizer.lr.MultiStepDecay(settings.rate, settings.milestones(samples))
+        self.features = None if settings.dense else settings.features(self.rates)
         self.program = ps.Program(random_seed=1)
         with ps.program_guard(self.program):
-            rows = layers.stack(list(layers.features(self.features).values()), axis=1)
+            if self.features:
+                rows = layers.stack(list(layers.features(self.features).values()), axis=1)
+            else:
+                rows = settings.parameter(layers.data("ids", [None, len(FIELDS)], "int64"))
             label = layers.data("label", [None, 1])
             logit = layers.reduce_sum(layers.slice(rows, [2], [0], [1]), dim=1)
             if settings.dim:
@@ -89,35 +121,42 @@ class ProgramModel:
             if settings.hidden:
                 hidden = layers.reshape(factors, [-1, len(FIELDS) * settings.dim])
                 for width in settings.hidden:
-                    hidden = layers.fc(hidden, width, act="relu")
+                    hidden = layers.fc(hidden, width)
+                    if settings.normalised:
+                        hidden = layers.batch_norm(hidden)
                     hidden = layers.dropout(
-                        hidden, settings.dropout, dropout_implementation="upscale_in_train"
+                        layers.relu(hidden),
+                        settings.dropout,
+                        dropout_implementation="upscale_in_train",
                     )
                 logit = logit + layers.fc(hidden, 1)
             self.loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
             self.probability = layers.sigmoid(logit)
             self.test_program = self.program.clone(for_test=True)
-            fleet.distributed_optimizer(optimizer.Adam(settings.rate)).minimize(self.loss)
+            fleet.distributed_optimizer(optimizer.Adam(self.rates)).minimize(self.loss)
         self.executor = ps.Executor()
 
     def step(self, samples: Samples) -> NDArray[np.float32]:
-        return self._run(self.program, samples)
+        probabilities = self._run(self.program, samples)
+        self.rates.step()
+        return probabilities
 
     def predict(self, samples: Samples) -> NDArray[np.float32]:
         return self._run(self.test_program, samples)
 
     def _run(self, program: ps.Program, samples: Samples) -> NDArray[np.float32]:
-        given = {**feed(self.features, samples.batch), "label": samples.labels[:, None]}
+        ids = feed(self.features, samples.batch) if self.features else {"ids": samples.ids}
+        given = {**ids, "label": samples.labels[:, None]}
         (found,) = self.executor.run(program, given, [self.probability])
         probabilities: NDArray[np.float32] = found[:, 0]
         return probabilities
 
 
-def torch_model(settings: Settings) -> Model:
+def torch_model(settings: Settings, samples: int) -> Model:
     """The same in PyTorch."""
     from frappe_torch import TorchModel
 
-    return TorchModel(settings)
+    return TorchModel(settings, samples)
 
 
 def train(model: Model, samples: Samples, settings: Settings) -> float:
@@ -166,7 +205,7 @@ def main() -> None:
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))  # the launcher's flags win
     settings = MODELS[options.model]
     settings = dataclasses.replace(settings, epochs=options.epochs or settings.epochs)
-    model = torch_model(settings) if options.torch else ProgramModel(settings)
+    model = (torch_model if options.torch else ProgramModel)(settings, len(data.train))
     pace = train(model, data.train, settings)
     found = score(model, {"validation": data.validation, "test": data.test})
     for name in ("validation", "test"):

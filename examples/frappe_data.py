@@ -34,6 +34,8 @@ FIELDS = (
     *("homework", "cost", "weather", "country", "city"),
 )
 ITEM = FIELDS.index("item")
+IDS = 5382
+"""All fields have so many ids together."""
 LOG, VALIDATION, TEST = "Mobile_Frappe.zip", "frappe.validation.libfm", "frappe.test.libfm"
 SOURCES = {
     LOG: (

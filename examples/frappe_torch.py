@@ -8,31 +8,63 @@ import itertools
 import numpy as np
 import torch
 from frappe import Settings
-from frappe_data import FIELDS, Samples
+from frappe_data import FIELDS, IDS, Samples
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
+from torch.optim.lr_scheduler import MultiStepLR
 
 import psfleet.torch as pst
+from psfleet.optimizer.lr import LRScheduler, MultiStepDecay
 
 Floats = NDArray[np.float32]
+
+
+class FeatureRows(nn.Module):
+    """A row for each field of a sample, [n, fields, 1 + dim]: those of features, in a sparse table."""
+
+    def __init__(self, settings: Settings, rate: LRScheduler) -> None:
+        super().__init__()
+        self.features = pst.FeatureEmbedding(settings.features(rate))
+
+    def forward(self, samples: Samples) -> Tensor:
+        """The rows."""
+        return torch.stack(list(self.features(samples.batch).values()), 1)
+
+
+class DenseRows(nn.Module):
+    """The same from one dense parameter."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(IDS, 1 + settings.dim)
+        nn.init.normal_(self.embed.weight, std=0.01)
+
+    def forward(self, samples: Samples) -> Tensor:
+        """The rows."""
+        rows: Tensor = self.embed(torch.from_numpy(samples.ids))
+        return rows
 
 
 class DeepFM(nn.Module):
     """What `Settings` leave out is not there."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, rate: LRScheduler) -> None:
         super().__init__()
-        self.embed = pst.FeatureEmbedding(settings.features())
+        self.rows = DenseRows(settings) if settings.dense else FeatureRows(settings, rate)
         widths = [len(FIELDS) * settings.dim, *settings.hidden]
         self.mlp = nn.Sequential()
         for before, after in itertools.pairwise(widths):
-            self.mlp.extend([nn.Linear(before, after), nn.ReLU(), nn.Dropout(settings.dropout)])
+            self.mlp.append(nn.Linear(before, after))
+            if settings.normalised:
+                self.mlp.append(nn.BatchNorm1d(after))
+            self.mlp.extend([nn.ReLU(), nn.Dropout(settings.dropout)])
         if settings.hidden:
             self.mlp.append(nn.Linear(widths[-1], 1))
 
     def forward(self, samples: Samples) -> Tensor:
         """The logits, float32 [n]."""
-        rows = torch.stack(list(self.embed(samples.batch).values()), 1)
+        rows = self.rows(samples)
         weights, factors = rows[:, :, 0], rows[:, :, 1:]
         products = (factors.sum(1).square() - factors.square().sum(1)).sum(1) / 2
         logit: Tensor = weights.sum(1) + products
@@ -42,12 +74,22 @@ class DeepFM(nn.Module):
 class TorchModel:
     """Trains a DeepFM, an FM or a linear model."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, samples: int) -> None:
         torch.manual_seed(1)
         torch.set_num_threads(1)
-        self.model = DeepFM(settings)
-        dense = list(self.model.mlp.parameters())
-        local = torch.optim.Adam(dense, settings.rate) if dense else None
+        milestones = settings.milestones(samples)
+        rates = MultiStepDecay(settings.rate, milestones)
+        self.model = DeepFM(settings, rates)
+        self.schedules: list[LRScheduler | TorchScheduler] = [rates]
+        parts = ((self.model.rows, settings.decay), (self.model.mlp, 0.0))
+        groups = [
+            {"params": list(part.parameters()), "weight_decay": decay}
+            for part, decay in parts
+            if any(True for _ in part.parameters())
+        ]
+        local = torch.optim.Adam(groups, settings.rate) if groups else None
+        if local:
+            self.schedules.append(MultiStepLR(local, milestones))
         self.optimizer = pst.DistributedOptimizer(self.model, local)
         self.loss = nn.BCEWithLogitsLoss()
 
@@ -57,6 +99,8 @@ class TorchModel:
         self.loss(logit, torch.from_numpy(samples.labels)).backward()
         self.optimizer.step()
         self.optimizer.clear_grad()
+        for schedule in self.schedules:
+            schedule.step()
         return _probabilities(logit)
 
     def predict(self, samples: Samples) -> Floats:

@@ -116,14 +116,15 @@ def test_rows_are_the_same_bits_on_one_and_two_servers(folder: Path, tmp_path: P
         run(folder, tmp_path / servers, job, "--model", "deepfm")
     found = compare(str(tmp_path / "1" / "model"), str(tmp_path / "2" / "model"))
     tables = [difference for difference in found if not difference.table.startswith(OWN)]
-    assert len(tables) == 7  # the rows; weights and biases of three layers
+    # The rows; weights and biases of four layers; scale, shift, mean and variance of three norms.
+    assert len(tables) == 1 + 2 * 4 + 4 * 3
     assert all(difference.is_equal for difference in tables), found
 
 
 def test_torch_trains_it_in_int8(folder: Path, tmp_path: Path) -> None:
-    """DeepFM in PyTorch, async with messages of 8 bits: it trains, and one table has weights and factors."""
+    """FM in PyTorch, async with messages of 8 bits: it trains, and one table has weights and factors."""
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
     job = ["--async", "--wire", "int8", "--servers", "2", "--workers", "2"]
-    run(folder, tmp_path, job, "--model", "deepfm", "--torch")
+    run(folder, tmp_path, job, "--model", "fm", "--torch")
     rows = next(spec for spec in read_specs(tmp_path / "model") if spec.name == "rows")
     assert rows.dim == 17
