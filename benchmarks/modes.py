@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from psfleet.modes.switch import ModeSwitchRuntime, connect
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.shard.staleness import quantile
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.click_model import ClicksWorkload

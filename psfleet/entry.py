@@ -4,28 +4,8 @@ See docs/tables.md. Entries are joined with `&`.
 """
 
 from psfleet.rules.eviction_policy import LFU, LRU, DecayedFrequency, EvictionPolicy
-from psfleet.schema.entry import (
-    CapacityEntry,
-    CountFilterEntry,
-    Entries,
-    Entry,
-    EvictionStreamEntry,
-    ProbabilityEntry,
-    ShowClickEntry,
-    TTLEntry,
-)
+from psfleet.schema import entry
+from psfleet.schema.entry import *  # noqa: F403
 
-__all__ = [
-    "LFU",
-    "LRU",
-    "CapacityEntry",
-    "CountFilterEntry",
-    "DecayedFrequency",
-    "Entries",
-    "Entry",
-    "EvictionPolicy",
-    "EvictionStreamEntry",
-    "ProbabilityEntry",
-    "ShowClickEntry",
-    "TTLEntry",
-]
+__all__ = ["LFU", "LRU", "DecayedFrequency", "EvictionPolicy"]
+__all__ += entry.__all__

@@ -1,4 +1,4 @@
-"""Weight decay that the servers add to the gradient, after the worker"s clipping."""
+"""Weight decay that the servers add to the gradient, after the worker's clipping."""
 
 from psfleet.parameters.regularizer import (
     L1Decay,

@@ -32,7 +32,7 @@ LAYERS = {
         "wire",
         "checkpoint layers pipeline",
         "chaos embedded",
-        "evaluation execution modes",
+        "evaluation execution mode_runtimes",
         "optimizer prediction testing",
         "client fleet",
         "fluid torch",

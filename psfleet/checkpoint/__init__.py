@@ -16,6 +16,8 @@ disk and it could be opened; see psfleet.checkpoint.draft.
 
 from psfleet.checkpoint.draft import SnapshotDraft
 from psfleet.checkpoint.exporting import ExportKind, export
+from psfleet.checkpoint.feature_migration import Migration, TableChange, plan_migration
+from psfleet.checkpoint.imported_rows import RowFile, read_rows
 from psfleet.checkpoint.importing import import_rows
 from psfleet.checkpoint.loading import Snapshot, load_shard, read_specs
 from psfleet.checkpoint.manifest import (
@@ -30,9 +32,7 @@ from psfleet.checkpoint.manifest import (
     read_manifest,
     verify,
 )
-from psfleet.checkpoint.migration import Migration, TableChange, plan_migration
 from psfleet.checkpoint.resharding import TableDifference, compare, reshard
-from psfleet.checkpoint.row_files import RowFile, read_rows
 from psfleet.checkpoint.writing import linked, merged_specs, save_fleet, write_frozen
 
 __all__ = [

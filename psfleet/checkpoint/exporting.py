@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from psfleet.checkpoint.imported_rows import known_tables
 from psfleet.checkpoint.loading import Snapshot
-from psfleet.checkpoint.row_files import known_tables
 from psfleet.checkpoint.table_content import content_of
 from psfleet.checkpoint.tensors import HEADER, write_arrays
 from psfleet.errors import CheckpointError, PsfleetError

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.checkpoint.imported_rows import RowFile, sparse_table
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.resharding import rewrite
-from psfleet.checkpoint.row_files import RowFile, sparse_table
 from psfleet.errors import CheckpointError
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import RestorePart

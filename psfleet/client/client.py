@@ -26,7 +26,7 @@ from psfleet.evaluation.metric_slices import Slices
 from psfleet.execution.model_files import TableNames, folder_of, load, save
 from psfleet.feature_sets.feature_lookup import PooledIds
 from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.modes.switch import change
+from psfleet.mode_runtimes.switch import change
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.standalone import check_outside

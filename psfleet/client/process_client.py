@@ -8,8 +8,8 @@ from psfleet.client.client import Client
 from psfleet.embedded.frozen_runtime import FrozenRuntime
 from psfleet.errors import ConfigError
 from psfleet.execution.model_files import folder_of
-from psfleet.modes.switch import check_mode, check_wire
-from psfleet.modes.switch import connect as connect_cluster
+from psfleet.mode_runtimes.switch import check_mode, check_wire
+from psfleet.mode_runtimes.switch import connect as connect_cluster
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Parts, Runtime
 from psfleet.settings.environment import Environment, read_environment

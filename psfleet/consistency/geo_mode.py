@@ -1,10 +1,10 @@
-"""geo: workers train on copies and send what they have learned, see psfleet.modes.geo."""
+"""geo: workers train on copies and send what they have learned, see psfleet.mode_runtimes.geo."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.consistency.consistency_mode import ConsistencyMode, ModeGuide, at_least_1
-from psfleet.consistency.known_modes import register
+from psfleet.consistency.mode_lookup import register
 
 __all__ = ["GeoMode"]
 
@@ -21,7 +21,7 @@ class GeoMode(ConsistencyMode):
     name = "geo"
     number = 4
     adds_deltas = True
-    runtime = "psfleet.modes.geo:GeoRuntime"
+    runtime = "psfleet.mode_runtimes.geo:GeoRuntime"
     conflicts: ClassVar = {
         "dgc": "one sends the largest gradients of each step, the other none",
         "amp": "in geo mode gradients do not travel; leave amp out",

@@ -1,11 +1,11 @@
-"""half-async: a queue in each worker merges gradients, see psfleet.modes.half_async."""
+"""half-async: a queue in each worker merges gradients, see psfleet.mode_runtimes.half_async."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.consistency.consistency_mode import ModeGuide, at_least_1
-from psfleet.consistency.known_modes import register
 from psfleet.consistency.late_pushes import LatePushMode
+from psfleet.consistency.mode_lookup import register
 
 __all__ = ["HalfAsyncMode"]
 
@@ -20,7 +20,7 @@ class HalfAsyncMode(LatePushMode):
     name = "half-async"
     number = 5
     merges_pushes = True
-    runtime = "psfleet.modes.half_async:HalfAsyncRuntime"
+    runtime = "psfleet.mode_runtimes.half_async:HalfAsyncRuntime"
     main_setting = "max_merge"
     a_sync: ClassVar = {"max_merge_var_num": "max_merge", "send_queue_size": "queue_size"}
     a_sync_off = (1,)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from psfleet.consistency.consistency_mode import ConsistencyMode, ModeGuide
-from psfleet.consistency.known_modes import register
+from psfleet.consistency.mode_lookup import register
 
 __all__ = ["SyncMode"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from psfleet.checkpoint import Snapshot
-from psfleet.checkpoint.row_files import known_tables
+from psfleet.checkpoint.imported_rows import known_tables
 from psfleet.checkpoint.table_content import content_of
 from psfleet.errors import CheckpointError
 from psfleet.parameters.table_writes import step_of

@@ -17,8 +17,8 @@ from psfleet.fleet import stats
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.fleet_saving import FleetSaving
 from psfleet.fleet.util import Util
-from psfleet.modes.local_sgd import LocalSGDRuntime
-from psfleet.modes.switch import change, check_mode, connect
+from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
+from psfleet.mode_runtimes.switch import change, check_mode, connect
 from psfleet.observability.logged_values import NEWEST, LoggedValues
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate

@@ -24,11 +24,6 @@ from psfleet.rules.optimizer_spec import OptimizerSpec as OptimizerSpec
 from psfleet.rules.optimizer_spec import TorchSpec as TorchSpec
 from psfleet.rules.proximal_gd import ProximalGD as ProximalGD
 from psfleet.rules.radam import RAdam as RAdam
-from psfleet.rules.registry import RULES as RULES
-from psfleet.rules.registry import import_rules as import_rules
-from psfleet.rules.registry import make_rule as make_rule
-from psfleet.rules.registry import reference_of as reference_of
-from psfleet.rules.registry import rule_class as rule_class
 from psfleet.rules.rmsprop import RMSProp as RMSProp
 from psfleet.rules.row_wise_adagrad import RowWiseAdagrad as RowWiseAdagrad
 from psfleet.rules.rprop import Rprop as Rprop
@@ -36,6 +31,11 @@ from psfleet.rules.rule import DecayRate as DecayRate
 from psfleet.rules.rule import Rule as Rule
 from psfleet.rules.rule import Slot as Slot
 from psfleet.rules.rule import UnitInterval as UnitInterval
+from psfleet.rules.rule_lookup import RULES as RULES
+from psfleet.rules.rule_lookup import import_rules as import_rules
+from psfleet.rules.rule_lookup import make_rule as make_rule
+from psfleet.rules.rule_lookup import reference_of as reference_of
+from psfleet.rules.rule_lookup import rule_class as rule_class
 from psfleet.rules.sgd import SGD as SGD
 from psfleet.rules.torch_rmsprop import TorchRMSprop as TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam as TorchSparseAdam

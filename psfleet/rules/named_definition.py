@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from psfleet.errors import ConfigError
-from psfleet.rules.registry import register
+from psfleet.rules.rule_lookup import register
 from psfleet.validation.annotations import check_fields
 
 __all__ = ["NamedDefinition"]

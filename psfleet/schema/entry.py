@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from psfleet.errors import ConfigError
 from psfleet.rules.eviction_policy import LRU, EvictionPolicy, check_policy
-from psfleet.rules.registry import POLICIES, find, make, reference_of
+from psfleet.rules.rule_lookup import POLICIES, find, make, reference_of
 
 __all__ = [
     "CapacityEntry",
@@ -24,9 +24,8 @@ __all__ = [
     "ProbabilityEntry",
     "ShowClickEntry",
     "TTLEntry",
-    "make_entry",
-    "part_of",
 ]
+"""What scripts name: psfleet.entry has all of these."""
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Literal
 
 from psfleet.errors import ServerUnavailable, UsageError
 from psfleet.formats.ready_file import read_ready
-from psfleet.modes.switch import connect
+from psfleet.mode_runtimes.switch import connect
 from psfleet.platform.sockets import make_private_folder
 from psfleet.runtime.interface import Runtime
 from psfleet.settings.environment import Environment

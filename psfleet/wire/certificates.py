@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from psfleet.errors import ConfigError
-from psfleet.wire.credentials import CERTIFICATE_DAYS, SERVER_NAME
+from psfleet.wire.certificate_lifetime import CERTIFICATE_DAYS
+from psfleet.wire.credentials import SERVER_NAME
 
 __all__ = ["ends", "make_credentials"]
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from psfleet.errors import ConfigError
 
-__all__ = ["CERTIFICATE_DAYS", "FILES", "SERVER_NAME", "Credentials"]
+__all__ = ["FILES", "SERVER_NAME", "Credentials"]
 
 SERVER_NAME = "psfleet-server"
-CERTIFICATE_DAYS = 30.0  # how long new certificates are good for, unless said otherwise
 FILES = ("ca.pem", "cert.pem", "key.pem", "token")
 _LONGEST = 1 << 16  # bytes of one of these files
 _FEWEST = 16  # characters of a token

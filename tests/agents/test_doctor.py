@@ -13,6 +13,7 @@ from psfleet.errors import ConfigError
 from psfleet_launch.agent.machine_checks import Finding, check_machine
 from psfleet_launch.agent.peer_checks import PeerCheck
 from psfleet_launch.commands.psfleet_cli import main
+from psfleet_launch.engines.launch_engine import load_engine
 from tests.agents.conftest import PSFLEET
 from tests.agents.machines import NETWORK, Lab, has, laboratory
 from tests.launch.conftest import _environment
@@ -37,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 def looked_at(engine: str, root: Path) -> dict[str, Finding]:
     """The findings by name."""
-    return {one.name: one for one in check_machine(engine, root)}
+    return {one.name: one for one in check_machine(load_engine(engine), root)}
 
 
 def test_what_the_kernel_says(root: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from psfleet.errors import ConfigError
 from psfleet.faults.crash_points import MessageFaults
-from psfleet.modes.switch import ModeSwitchRuntime
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads

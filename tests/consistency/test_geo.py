@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.modes.geo import GeoRuntime
-from psfleet.modes.switch import ModeSwitchRuntime, connect
+from psfleet.mode_runtimes.geo import GeoRuntime
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from psfleet.modes.switch import ModeSwitchRuntime, connect
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Gradient
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet

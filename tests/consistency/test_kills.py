@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.modes.switch import connect
+from psfleet.mode_runtimes.switch import connect
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads

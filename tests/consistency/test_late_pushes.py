@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet import rules
 from psfleet.errors import ConfigError
 from psfleet.fleet import DistributedStrategy
-from psfleet.modes.switch import ModeSwitchRuntime, connect
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import ConsistencySettings, resolve

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from psfleet.consistency import MODES
-from psfleet.modes.switch import ModeSwitchRuntime
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.strategy import ConsistencySettings, Settings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import step, taken, together

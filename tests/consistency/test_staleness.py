@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from psfleet.modes.switch import connect
+from psfleet.mode_runtimes.switch import connect
 from psfleet.runtime.interface import Read
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull, Push

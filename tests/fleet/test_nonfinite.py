@@ -8,7 +8,7 @@ import pytest
 from psfleet.client import Client
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
-from psfleet.modes.switch import connect
+from psfleet.mode_runtimes.switch import connect
 from psfleet.optimizer import SGD
 from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import Gradient, Runtime

@@ -9,8 +9,8 @@ import pytest
 import psfleet
 from psfleet import ParamAttr, layers
 from psfleet.checkpoint import plan_migration
+from psfleet.checkpoint.imported_rows import RowFile
 from psfleet.checkpoint.importing import import_rows
-from psfleet.checkpoint.row_files import RowFile
 from psfleet.client import Client
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
@@ -124,7 +124,7 @@ def test_geo_mode_copies_rows_in_float32() -> None:
     """The worker's copy is exact, and what it adds is rounded on the servers as by a push."""
     training = TrainingWorkload(steps=8, precision="bfloat16/bfloat16")
     with LocalFleet(1, 1) as fleet:
-        runtime = psfleet.modes.switch.connect(
+        runtime = psfleet.mode_runtimes.switch.connect(
             fleet.environment(0), ConsistencySettings("geo", k_steps=4)
         )
         training.run(runtime)

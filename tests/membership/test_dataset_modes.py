@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from psfleet.data.assignment import MOST, length
-from psfleet.modes.local_sgd import LocalSGDRuntime
-from psfleet.modes.switch import ModeSwitchRuntime
+from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec

@@ -9,7 +9,7 @@ import pytest
 
 from psfleet.errors import ConfigError
 from psfleet.formats.mode_request import write_request
-from psfleet.modes.switch import ModeSwitchRuntime, connect
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Read
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet

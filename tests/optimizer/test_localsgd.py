@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.modes.local_sgd import LocalSGDRuntime
+from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import InitializerSpec, TableSpec

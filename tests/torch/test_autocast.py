@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.modes.switch import connect
+from psfleet.mode_runtimes.switch import connect
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet

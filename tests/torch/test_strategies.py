@@ -13,8 +13,8 @@ import pytest
 from psfleet import fleet as fleet_api
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
-from psfleet.modes.local_sgd import LocalSGDRuntime
-from psfleet.modes.switch import connect
+from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
+from psfleet.mode_runtimes.switch import connect
 from psfleet.runtime.interface import Gradient
 from psfleet.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.testing.leaks import nothing_left

@@ -16,6 +16,7 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import UserSettings
 from psfleet_launch.agent.machine import describe_gpus, gpu_drivers
+from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.addresses import own_address
 
 __all__ = ["Finding", "check_machine"]
@@ -27,12 +28,6 @@ _LITTLE_MEMORY = 1 << 30
 _TIME_ERROR = 5  # what adjtimex returns while nobody sets the clock
 _TIMEX = 512  # bytes, more than the kernel's struct has
 _BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_PROGRAMS = {
-    "ssh": ("ssh",),
-    "slurm": ("sbatch", "srun", "scancel", "scontrol"),
-    "kubernetes": ("kubectl",),
-}
-"""What each engine calls, by name of the engine."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Finding:
     is_fatal: bool = False
 
 
-def check_machine(engine: str, root: Path = Path("/")) -> Iterator[Finding]:
+def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Finding]:
     """What can be said of this machine without a job.
 
     Args:
@@ -61,7 +56,7 @@ def check_machine(engine: str, root: Path = Path("/")) -> Iterator[Finding]:
     """
     yield _versions()
     yield from _programs(engine)
-    if engine in ("join", "ssh", "slurm", "ray"):
+    if engine.spans_machines and engine.reaches_servers:
         yield _address()
     yield _clock()
     yield _open_files()
@@ -104,10 +99,10 @@ def _cuda(has_gpu: bool) -> Finding:
     return Finding("CUDA", ", ".join([*drivers, *found]), advice)
 
 
-def _programs(engine: str) -> Iterator[Finding]:
-    for program in _PROGRAMS.get(engine, ()):
+def _programs(engine: type[Engine]) -> Iterator[Finding]:
+    for program in engine.programs:
         path = shutil.which(program)
-        advice = "" if path else f"engine {engine} calls it: put it on the path"
+        advice = "" if path else f"engine {engine.name} calls it: put it on the path"
         yield Finding(program, path or "missing", advice, is_fatal=not path)
 
 

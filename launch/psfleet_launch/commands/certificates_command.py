@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 
 from psfleet.errors import ConfigError
-from psfleet.wire.credentials import CERTIFICATE_DAYS, Credentials
+from psfleet.wire.certificate_lifetime import CERTIFICATE_DAYS
+from psfleet.wire.credentials import Credentials
 
 __all__ = ["certs", "make", "usable"]
 

@@ -7,6 +7,7 @@ import click
 
 if TYPE_CHECKING:
     from psfleet_launch.agent.machine_checks import Finding
+    from psfleet_launch.engines.launch_engine import Engine
 
 __all__ = ["doctor"]
 
@@ -36,9 +37,9 @@ def doctor(engine: str, peers: str, port: int, wait: float) -> int:
     """
     from psfleet_launch.engines.launch_engine import load_engine
 
-    load_engine(engine)  # refuses a name that is none
+    kind = load_engine(engine)
     fatal = False
-    for one in _findings(engine, [host for host in peers.split(",") if host], port, wait):
+    for one in _findings(kind, [host for host in peers.split(",") if host], port, wait):
         click.echo(f"{one.name:<14}{one.value}")
         if one.advice:
             click.echo(f"{'':<14}{'! ' if one.is_fatal else '- '}{one.advice}")
@@ -46,7 +47,9 @@ def doctor(engine: str, peers: str, port: int, wait: float) -> int:
     return int(fatal)
 
 
-def _findings(engine: str, peers: list[str], port: int, wait: float) -> "Iterator[Finding]":
+def _findings(
+    engine: "type[Engine]", peers: list[str], port: int, wait: float
+) -> "Iterator[Finding]":
     from psfleet_launch.agent.machine_checks import check_machine
 
     yield from check_machine(engine)

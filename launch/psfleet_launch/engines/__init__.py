@@ -1,1 +1,1 @@
-"""Where a job's processes run. `local`: on this machine."""
+"""Where a job's processes run: each file with an `ENGINE` is one engine, `local` is this machine."""

@@ -93,6 +93,7 @@ class KubernetesEngine(Engine):
     """Holds the kubectl processes that watch a job and read its logs."""
 
     name = "kubernetes"
+    programs = ("kubectl",)
     timeouts: ClassVar[Timeouts] = Timeouts(leave=30.0, grace=60.0)
     spans_machines = True
     reaches_servers = False

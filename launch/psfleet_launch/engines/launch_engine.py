@@ -54,6 +54,7 @@ class Engine(abc.ABC):
 
     Attributes:
         name: As `--engine` says it.
+        programs: What it calls on the launcher's machine.
         timeouts: How long starting, leaving and stopping may take here.
         spans_machines: Servers listen on TCP, since workers run on other machines.
         reaches_servers: The launcher can ask servers for figures.
@@ -63,6 +64,7 @@ class Engine(abc.ABC):
     """
 
     name: ClassVar[str]
+    programs: ClassVar[Sequence[str]] = ()
     timeouts: ClassVar[Timeouts] = Timeouts()
     spans_machines: ClassVar[bool] = False
     reaches_servers: ClassVar[bool] = True

@@ -43,6 +43,7 @@ class SlurmEngine(RemoteEngine):
     """Holds one step of a Slurm allocation."""
 
     name = "slurm"
+    programs = ("sbatch", "srun", "scancel", "scontrol")
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None

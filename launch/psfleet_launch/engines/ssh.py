@@ -26,6 +26,7 @@ class SshEngine(RemoteEngine):
     """Holds one login per machine."""
 
     name = "ssh"
+    programs = ("ssh",)
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.modes.geo_copies import LocalDenseTable, LocalSparseTable, LocalTable
+from psfleet.mode_runtimes.geo_copies import LocalDenseTable, LocalSparseTable, LocalTable
 from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.interface import CompletedPush, Gradient, Read, Runtime, TableState
 from psfleet.schema.table import TableSpec

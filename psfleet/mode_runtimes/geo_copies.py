@@ -1,4 +1,4 @@
-"""A worker's copies of tables in geo mode, and what it owes the servers. See psfleet.modes.geo."""
+"""A worker's copies of tables in geo mode, and what it owes the servers. See psfleet.mode_runtimes.geo."""
 
 import dataclasses
 from typing import Protocol
