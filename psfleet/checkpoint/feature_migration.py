@@ -27,6 +27,7 @@ from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
 from psfleet.shard.shard import Shard
 from psfleet.tables.eviction_stream import EVICTED
+from psfleet.tables.row_data import CANDIDATES
 
 __all__ = ["Migration", "TableChange", "plan_migration"]
 
@@ -301,8 +302,8 @@ def _columns(
         for name in EVICTED:
             found.pop(name, None)
     if part_of(after.entry, CountFilterEntry) is None:
-        for name in [name for name in found if name.startswith("candidate")]:
-            del found[name]
+        for name in CANDIDATES:
+            found.pop(name, None)
     if "rows" in found and after.shape != before.shape:
         found["rows"] = _widened(before, after, found["ids"], found["rows"])
     return found

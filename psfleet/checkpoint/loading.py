@@ -25,14 +25,13 @@ from psfleet.shard.server_group import located_as, owned_rows
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_tables import Table
 from psfleet.tables.eviction_stream import EVICTED
-from psfleet.tables.row_data import TableClock
+from psfleet.tables.row_data import CANDIDATES, TableClock
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
 
 __all__ = ["Events", "Snapshot", "load_events", "load_shard", "read_specs"]
 
 _PAGE = 1 << 16  # rows read at a time
-_WAITING = ("candidates", "candidate_counts", "candidate_touched")
 
 Ids = NDArray[np.int64]
 Events = Iterator[CreateTable | RestorePart]
@@ -159,8 +158,8 @@ class Snapshot:
                         )
             later = _named(files, spec, later) if level is not self._levels[0] else later
         waiting = [_waiting(file, spec) for file in self._levels[-1]]
-        joined = {n: np.concatenate([part[n] for part in waiting]) for n in _WAITING}
-        mine = owned_rows(spec, joined["candidates"], server, servers)
+        joined = {n: np.concatenate([part[n] for part in waiting]) for n in CANDIDATES}
+        mine = owned_rows(spec, joined[CANDIDATES[0]], server, servers)
         if mine.any():
             yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
         yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))
@@ -247,7 +246,7 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
         name: file.whole(f"{spec.name}/{name}")
         if f"{spec.name}/{name}" in there
         else np.zeros(0, np.int64)
-        for name in _WAITING
+        for name in CANDIDATES
     }
 
 

@@ -13,11 +13,10 @@ from psfleet.checkpoint.tensors import SERVER
 from psfleet.formats.document import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
 from psfleet.tables.eviction_stream import EVICTED
-from psfleet.tables.row_data import TableClock
+from psfleet.tables.row_data import CANDIDATES, TableClock
 
 __all__ = ["check_content", "read_clock"]
 
-_WAITING = ("candidates", "candidate_counts", "candidate_touched")
 _MOST = 2**62
 
 Sizes = dict[str, int]
@@ -74,7 +73,7 @@ def _columns(spec: TableSpec) -> Sequence[str]:
     if spec.kind == "dense":
         return spec.slot_names
     optional = [*(["scores"] if spec.scores else []), *(EVICTED if spec.streams_evictions else [])]
-    return ["ids", "rows", "touched", "removed", *_WAITING, *optional]
+    return ["ids", "rows", "touched", "removed", *CANDIDATES, *optional]
 
 
 def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
@@ -116,7 +115,7 @@ def _check_evicted(spec: TableSpec, tensors: Any) -> None:
 
 
 def _check_waiting(spec: TableSpec, tensors: Any) -> None:
-    names = [f"{spec.name}/{name}" for name in _WAITING]
+    names = [f"{spec.name}/{name}" for name in CANDIDATES]
     there = [name for name in names if name in tensors.keys()]  # noqa: SIM118  # not a dict
     if there and there != names:
         raise ValueError(f"{there} without the others of {names}")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.eviction_stream import EVICTED
-from psfleet.tables.row_data import CandidateData, RowData, TableClock
+from psfleet.tables.row_data import CANDIDATES, CandidateData, RowData, TableClock
 from psfleet.tables.sparse import SparseTable
 
 __all__ = ["refill"]
@@ -35,9 +35,9 @@ def refill(
         scores = columns.get("scores", np.zeros((len(ids), 0), np.float32))
         rows = _column(table, columns, "rows")
         table.write(RowData(ids, rows, _column(table, columns, "touched"), scores))
-    if "candidates" in columns:
-        names = ("candidates", "candidate_counts", "candidate_touched")
-        table.write_candidates(CandidateData(*(_column(table, columns, name) for name in names)))
+    if CANDIDATES[0] in columns:
+        found = (_column(table, columns, name) for name in CANDIDATES)
+        table.write_candidates(CandidateData(*found))
     if EVICTED[0] in columns:
         table.set_evictions(columns)
 

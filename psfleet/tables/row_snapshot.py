@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.schema.table import TableSpec
 from psfleet.tables.copy_on_write import FrozenArrays, FrozenRows
-from psfleet.tables.row_data import CandidateData, RowData, TableClock
+from psfleet.tables.row_data import CANDIDATES, CandidateData, RowData, TableClock
 
 __all__ = ["Columns", "FrozenDenseTable", "FrozenSparseTable", "FrozenTable"]
 
@@ -71,8 +71,7 @@ class FrozenSparseTable:
         if self._removed is not None:
             columns["removed"] = np.int64, (len(self._removed),)
         if waiting:
-            names = ("candidates", "candidate_counts", "candidate_touched")
-            columns |= dict.fromkeys(names, (np.int64, (waiting,)))
+            columns |= dict.fromkeys(CANDIDATES, (np.int64, (waiting,)))
         evicted = {name: (column.dtype, column.shape) for name, column in self._evictions.items()}
         return columns | evicted
 
@@ -91,11 +90,7 @@ class FrozenSparseTable:
         if self._removed is not None:
             yield {"removed": self._removed}
         if len(self._candidates):
-            yield {
-                "candidates": self._candidates.ids,
-                "candidate_counts": self._candidates.counts,
-                "candidate_touched": self._candidates.touched,
-            }
+            yield self._candidates.columns()
         if self._evictions:
             yield self._evictions
 
