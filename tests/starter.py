@@ -5,8 +5,8 @@ compiled kernels. Tests start hundreds of servers and workers. Here one process 
 the zygote, pays that once. It has a single thread and never touches gRPC, so it may fork. What it forks is
 a real process with an environment, a folder, streams and sockets of its own, and a child of whoever
 asked for it. `install` has `subprocess` start programs of psfleet and scripts this way, also behind
-`nsenter --net=FILE`; everything else, and what is started by `exec_popen`, is a new interpreter as ever.
-tests/test_starter.py compares both.
+`nsenter --net=FILE`; everything else, what is started by `exec_popen`, and what is told
+PSFLEET_TEST_STARTER=0 is a new interpreter as ever. tests/test_starter.py compares both.
 
 A fork differs in four ways: its modules are imported already, it shows the command line of the zygote,
 all forks of a zygote have its hash seed, and one that may start others has a zygote as its child.
@@ -36,7 +36,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Forking", "exec_popen", "install", "start_torch_zygote", "start_zygote"]
+__all__ = [
+    "Forking",
+    "exec_popen",
+    "install",
+    "start_simulator_zygote",
+    "start_torch_zygote",
+    "start_zygote",
+]
 
 exec_popen = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
@@ -58,10 +65,12 @@ class _Zygote:
 
     Args:
         more: A module that it imports besides those of psfleet.
+        read: Variables that its modules read while they are imported.
     """
 
-    def __init__(self, more: str = "psfleet") -> None:
+    def __init__(self, more: str = "psfleet", **read: str) -> None:
         self._more = more
+        self.read = read
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self.is_inner = False
@@ -85,7 +94,7 @@ class _Zygote:
                     [sys.executable, "-P", __file__, str(theirs.fileno()), self._more, path],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env={**inherited, **settled},
+                    env={**inherited, **settled, **self.read},
                 )
             atexit.register(_end, self._connection, process)
 
@@ -106,8 +115,10 @@ class _Zygote:
 
 
 _zygote, _torch_zygote = _Zygote(), _Zygote("torch")
+_simulator_zygote = _Zygote("numba.cuda", NUMBA_ENABLE_CUDASIM="1")
 _plain_path = [*sys.path]  # in a zygote: of an interpreter that was given no path
 start_zygote, start_torch_zygote = _zygote.start, _torch_zygote.start
+start_simulator_zygote = _simulator_zygote.start
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -137,7 +148,9 @@ class Forking(subprocess.Popen[Any]):
         given = inspect.signature(execute).bind(*arguments).arguments
         program, network = _program(given["args"])
         environment = dict(os.environ if given["env"] is None else given["env"])
-        executes = not program or _needs_exec(program, environment, given)
+        folder = os.fspath(given["cwd"] or os.getcwd())
+        zygote = _zygote_for(program, environment, folder)
+        executes = not program or _needs_exec(zygote, environment, given)
         if executes and not _needs_zygote(given):
             execute(*arguments)
             return
@@ -145,7 +158,6 @@ class Forking(subprocess.Popen[Any]):
         files = [number if file == -1 else file for number, file in enumerate(standard)]
         launches = "psfleet_launch" in program
         starts = launches or (not _zygote.is_inner and "psfleet_server" not in program)
-        folder = os.fspath(given["cwd"] or os.getcwd())
         request = {
             "program": program,
             "executed": [os.fspath(word) for word in given["args"]] if executes else [],
@@ -158,8 +170,6 @@ class Forking(subprocess.Popen[Any]):
             "starts others": starts,
             "ignored": [n for n in _IGNORED if signal.getsignal(n) == signal.SIG_IGN],
         }
-        is_torchs = _torch_zygote.is_started and _imports_torch(program, folder)
-        zygote = _torch_zygote if is_torchs else _zygote
         self.pid = zygote.fork(request, [*files, *request["kept"]])
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -182,17 +192,25 @@ def _program(command: Any) -> tuple[list[str], str]:
     return (words[1:], network) if ours or bare[0].endswith(".py") else ([], "")
 
 
-def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict[str, Any]) -> bool:
+def _zygote_for(program: Sequence[str], environment: dict[str, str], folder: str) -> _Zygote:
+    """The one that has imported the most of what the program needs."""
+    is_simulated = environment.get("NUMBA_ENABLE_CUDASIM") == "1"
+    if _simulator_zygote.is_started and is_simulated:
+        return _simulator_zygote
+    is_torchs = _torch_zygote.is_started and _imports_torch(program, folder)
+    return _torch_zygote if is_torchs else _zygote
+
+
+def _needs_exec(zygote: _Zygote, environment: dict[str, str], given: dict[str, Any]) -> bool:
     """Whether only a new interpreter can be what was asked for."""
-    # gRPC decides while it is imported what it logs, and a server under TLS has it log refusals. Tests read
-    # them in the logs of servers that they start themselves.
-    logs = "psfleet_server" in program and environment.get("PSFLEET_TLS") and not _zygote.is_inner
+    asks = environment.get("PSFLEET_TEST_STARTER") == "0"
     counts = environment.get("PSFLEET_MEMORY")  # a fork has the memory of its zygote, too
-    names = {name for name in {*environment, *_AT_START} if name.startswith(("PYTHON", "NUMBA"))}
-    reads = any(environment.get(name) != _AT_START.get(name) for name in names - _SETTABLE)
+    had = {**_AT_START, **zygote.read}
+    names = {name for name in {*environment, *had} if name.startswith(("PYTHON", "NUMBA"))}
+    reads = any(environment.get(name) != had.get(name) for name in names - _SETTABLE)
     reads = reads or any(Path(entry, "sitecustomize.py").is_file() for entry in _path(environment))
     unknown = given["preexec_fn"] is not None and not _is_spawned(given)
-    return bool(logs or counts) or reads or unknown or given.get("umask", -1) != -1
+    return asks or bool(counts) or reads or unknown or given.get("umask", -1) != -1
 
 
 def _path(environment: dict[str, str]) -> list[str]:
@@ -273,7 +291,7 @@ def _settle(request: dict[str, Any]) -> None:
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
     """Be what an exec would have made of this process, and run the program."""
-    for zygote in (_zygote, _torch_zygote):
+    for zygote in (_zygote, _torch_zygote, _simulator_zygote):
         zygote.__init__()  # type: ignore[misc]
     _keep(files, [0, 1, 2, *request["kept"]])
     if request["network"]:

@@ -1,5 +1,6 @@
 """Servers that hold tables in a device's memory, under numba's simulator: the bits of the CPU, wherever."""
 
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from psfleet.runtime.interface import Gradient, Runtime, TableState
 from psfleet.schema.table import Device, InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
+from tests import starter
 from tests.observability.test_processes import collect
 
 SHORT = TrainingWorkload(
@@ -41,7 +43,8 @@ class DeviceFleet(LocalFleet):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PSFLEET_DEVICE", self._devices[index])
             patch.setenv("PSFLEET_DEVICE_MEMORY", self._memory)
-            patch.setenv("NUMBA_ENABLE_CUDASIM", str(int(self._simulated)))
+            if self._simulated:
+                patch.setenv("NUMBA_ENABLE_CUDASIM", "1")
             patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
             return super().spawn(index, standby, follows)
 
@@ -71,6 +74,13 @@ def train(
     in_threads([partial(work, worker) for worker in range(fleet.workers)])
     assert fleet.wait() == [0] * fleet.servers
     return result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulator_zygote() -> None:
+    """Servers with a simulated GPU start as forks of a process that has it."""
+    if subprocess.Popen is not starter.exec_popen:
+        starter.start_simulator_zygote()
 
 
 @pytest.fixture(scope="module")

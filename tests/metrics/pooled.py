@@ -5,13 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import (
-    log_loss,
-    ndcg_score,
-    recall_score,
-    roc_auc_score,
-    root_mean_squared_error,
-)
 
 from psfleet import metrics
 
@@ -77,6 +70,9 @@ def every_metric() -> list[metrics.Metric]:
 
 def expected(samples: Samples, weighted: bool = True) -> dict[str, float]:
     """By metric."""
+    # Imported here, for it takes longer than all modules of a test folder together.
+    from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
+
     p, y = samples.predictions, samples.labels
     w = samples.weights if weighted else np.ones(len(samples))
     base = np.full(len(samples), np.average(y, weights=w))
@@ -94,6 +90,8 @@ def expected(samples: Samples, weighted: bool = True) -> dict[str, float]:
 
 
 def _by_group(samples: Samples, w: Floats) -> dict[str, float]:
+    from sklearn.metrics import ndcg_score, recall_score, roc_auc_score
+
     values: dict[str, list[tuple[float, float]]] = {"gauc": [], "recall@3": [], "ndcg@5": []}
     for group in np.unique(samples.groups):
         mine = samples.groups == group

@@ -3,14 +3,13 @@
 import struct
 from pathlib import Path
 
-from tensorboardX.crc32c import crc32c
-from tensorboardX.proto.event_pb2 import Event
-
 __all__ = ["scalars"]
 
 
 def scalars(folder: Path) -> list[tuple[str, int, float]]:
     """Tag, step and value of each scalar in the files of a folder that are written to the end."""
+    from tensorboardX.proto.event_pb2 import Event  # it imports torch
+
     found = []
     for path in sorted(folder.glob("*.tfevents.*")):
         content, at = path.read_bytes(), 0
@@ -29,5 +28,7 @@ def scalars(folder: Path) -> list[tuple[str, int, float]]:
 
 def _masked(content: bytes) -> int:
     """The checksum of the TFRecord format."""
+    from tensorboardX.crc32c import crc32c
+
     plain: int = crc32c(content)
     return ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF

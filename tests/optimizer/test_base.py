@@ -154,11 +154,11 @@ IDS = np.array([-7, 0, 3, 10**15])
 def three(prefix: str) -> list[Parameter]:
     """A dense parameter, one by rows, and one with rows for any id."""
     return [
-        Parameter(f"{prefix}_dense", np.ones((4, 3))),
-        Parameter(f"{prefix}_rows", np.ones((4, 3)), sparse=True),
+        Parameter(f"{prefix}_dense", np.ones((4, 5))),
+        Parameter(f"{prefix}_rows", np.ones((4, 5)), sparse=True),
         Parameter(
             f"{prefix}_any",
-            shape=(-1, 3),
+            shape=(-1, 5),
             sparse=True,
             distributed=True,
             initializer=InitializerSpec("constant", 0.5),
@@ -169,7 +169,7 @@ def three(prefix: str) -> list[Parameter]:
 def train(opt: optimizer.Optimizer, them: list[Parameter], numbers: range) -> None:
     for number in numbers:
         rng = np.random.default_rng(number)
-        grad, places = rng.normal(size=(4, 3)).astype(np.float32), rng.integers(0, 4, 4)
+        grad, places = rng.normal(size=(4, 5)).astype(np.float32), rng.integers(0, 4, 4)
         opt.apply_gradients(
             [
                 (them[0], grad),

@@ -48,7 +48,11 @@ def fleet(forge: Forge, folder: Path) -> Iterator[LocalFleet]:
         "server": forge.write(folder / "server"),
         "worker": forge.write(folder / "worker", "psfleet-worker", (CLIENT,)),
     }
-    with LocalFleet(1, 1, "tcp", credentials=credentials) as fleet:
+    with pytest.MonkeyPatch.context() as patch:
+        # gRPC decides while it is imported what it logs; here a server under TLS has it log refusals.
+        patch.setenv("PSFLEET_TEST_STARTER", "0")
+        fleet = LocalFleet(1, 1, "tcp", credentials=credentials).start()
+    with contextlib.closing(fleet):
         yield fleet
 
 
