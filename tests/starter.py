@@ -32,7 +32,7 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -156,8 +156,6 @@ class Forking(subprocess.Popen[Any]):
             return
         standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         files = [number if file == -1 else file for number, file in enumerate(standard)]
-        launches = "psfleet_launch" in program
-        starts = launches or (not _zygote.is_inner and "psfleet_server" not in program)
         request = {
             "program": program,
             "executed": [os.fspath(word) for word in given["args"]] if executes else [],
@@ -167,7 +165,7 @@ class Forking(subprocess.Popen[Any]):
             "kept": sorted(given["pass_fds"]),
             "session": given["start_new_session"],
             "dies with its parent": given["preexec_fn"] is not None,
-            "starts others": starts,
+            "starts others": _starts_others(program, folder),
             "ignored": [n for n in _IGNORED if signal.getsignal(n) == signal.SIG_IGN],
         }
         self.pid = zygote.fork(request, [*files, *request["kept"]])
@@ -230,8 +228,23 @@ def _is_spawned(given: dict[str, Any]) -> bool:
 
 
 def _imports_torch(program: Sequence[str], folder: str) -> bool:
+    return "import torch" in _script(program, folder)
+
+
+def _starts_others(program: Sequence[str], folder: str) -> bool:
+    """Whether it is given a zygote; without one it starts new interpreters."""
+    if "psfleet_launch" in program:
+        return True
+    if _zygote.is_inner or "psfleet_server" in program:
+        return False
+    text = _script(program, folder)
+    return not text or "subprocess" in text or "psfleet.testing" in text
+
+
+def _script(program: Sequence[str], folder: str) -> str:
+    """The text of the scripts among the words of a command."""
     scripts = [Path(folder, word) for word in program if word.endswith(".py")]
-    return any("import torch" in path.read_text() for path in scripts if path.is_file())
+    return "".join(path.read_text() for path in scripts if path.is_file())
 
 
 def install() -> None:
@@ -287,6 +300,23 @@ def _settle(request: dict[str, Any]) -> None:
         from psfleet_launch.job.spawn import _die_with
 
         _die_with(os.getppid())
+
+
+def _run_and_end(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """Run the program and end as an interpreter does, with one difference: its modules are not cleared, for
+    that would write to, so copy, every page of memory that is shared with the zygote."""
+    code: Any = None
+    try:
+        _become(request, files)
+    except SystemExit as end:
+        code = end.code
+        if not isinstance(code, int | None):
+            raise  # it is a text to be printed
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((code or 0) & 0xFF)
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
@@ -348,8 +378,7 @@ def _fork_zygote() -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1):
             os.dup2(null, number)
-        _become(*_serve(theirs))
-        sys.exit()
+        _run_and_end(*_serve(theirs))
     theirs.close()
     _zygote.use(ours)
 
@@ -400,4 +429,4 @@ def _load(more: str, path: str) -> None:
 
 if __name__ == "__main__":
     _load(*sys.argv[2:])
-    _become(*_serve(socket.socket(fileno=int(sys.argv[1]))))
+    _run_and_end(*_serve(socket.socket(fileno=int(sys.argv[1]))))
