@@ -25,6 +25,7 @@ from psfleet.rules.rule import Rule
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
+from psfleet.shard.server_group import placed
 from psfleet.shard.shard import Shard
 from psfleet.tables.eviction_stream import EVICTED
 from psfleet.tables.row_data import CANDIDATES
@@ -50,13 +51,20 @@ class TableChange:
     rows: int = 0
 
     @property
-    def kind(self) -> Literal["add", "drop", "keep", "widen", "change"]:
+    def kind(self) -> Literal["add", "drop", "keep", "move", "widen", "change"]:
         """In a word."""
         if self.before is None or self.after is None:
             return "add" if self.after else "drop"
         if self.before == self.after:
-            return "keep"
+            return "move" if self.is_placed_anew else "keep"
         return "widen" if self.before.shape != self.after.shape else "change"
+
+    @property
+    def is_placed_anew(self) -> bool:
+        """Whether other servers hold it, or none before."""
+        if self.before is None or self.after is None:
+            return self.before is None
+        return self.before.servers != self.after.servers
 
     def __str__(self) -> str:
         """As a line of the plan."""
@@ -80,6 +88,14 @@ def _differences(before: TableSpec, after: TableSpec) -> Iterator[str]:
         yield f"rows in {after.precision} in place of {before.precision}"
     if before.entry != after.entry:
         yield f"entry {after.entry} in place of {before.entry}"
+    if before.servers != after.servers:
+        yield f"on {_where(after)} in place of {_where(before)}"
+
+
+def _where(spec: TableSpec) -> str:
+    if spec.servers is None:
+        return "all servers"
+    return f"{spec.servers} server{'s' if spec.servers > 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,9 @@ class Migration:
         return rewrite(self.snapshot, str(target), servers, self._load)
 
     def _load(self, shard: Shard) -> None:
-        load_events(shard, self._migrated(self.snapshot.events(shard.index, shard.servers)))
+        there = {change.after.key: change.after for change in self.changes if change.after}
+        events = self.snapshot.events(shard.index, shard.servers, there=there)
+        load_events(shard, self._migrated(events))
 
     def _migrated(self, events: Events) -> Events:
         """What makes a shard hold its part of the new tables, from what makes it hold the old ones."""
@@ -141,8 +159,8 @@ def plan_migration(
 ) -> Migration:
     """What becomes of each table of a snapshot when the model's features are these.
 
-    Tables of the features are added, widened, changed or kept. Dense tables and psfleet's own are kept.
-    Sparse tables that the features do not name are dropped.
+    Tables of the features are added, widened, moved to more or fewer servers, changed or kept. Dense tables
+    and psfleet's own are kept. Sparse tables that the features do not name are dropped.
 
     Args:
         path: The snapshot.
@@ -178,7 +196,20 @@ def plan_migration(
         for table in features.tables.values()
         if table.name not in there and table.optimizer is not None
     ]
-    return Migration(snapshot, [*changes, *added])
+    return Migration(snapshot, _located([*changes, *added]))
+
+
+def _located(changes: Sequence[TableChange]) -> list[TableChange]:
+    """The changes, with groups for the tables that are placed anew; the others stay where they are."""
+    there = [one.after for one in changes if one.after and not one.is_placed_anew]
+    found = []
+    for change in changes:
+        after = change.after
+        if after is not None and change.is_placed_anew:
+            after = placed(replace(after, first=0), there)
+            there.append(after)
+        found.append(replace(change, after=after))
+    return found
 
 
 def _check_names(
@@ -224,6 +255,7 @@ def _added(table: Table, seed: int) -> TableSpec:
         seed,
         every_row,
         table.entry,
+        servers=table.servers,
         precision=table.precision,
     )
 
@@ -252,6 +284,7 @@ def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
         initializer=start,
         seed=seed,
         entry=table.entry,
+        servers=table.servers,
         precision=table.precision,
     )
     if table.optimizer is not None and _optimizer(spec) != (wanted := _optimizer_of(table)):

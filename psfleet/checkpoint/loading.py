@@ -23,7 +23,6 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, RestorePart
 from psfleet.shard.server_group import located_as, owned_rows
 from psfleet.shard.shard import Shard
-from psfleet.shard.shard_tables import Table
 from psfleet.tables.eviction_stream import EVICTED
 from psfleet.tables.row_data import CANDIDATES, TableClock
 from psfleet.wire.body import flat
@@ -111,17 +110,21 @@ class Snapshot:
         return self._levels[-1][index].server()
 
     def events(
-        self, server: int, servers: int, own: bool = False, there: Mapping[int, Table] | None = None
+        self,
+        server: int,
+        servers: int,
+        own: bool = False,
+        there: Mapping[int, TableSpec] | None = None,
     ) -> Events:
         """What makes a shard, the one of `servers`, hold its part of the tables.
 
         Args:
             server, servers: Which shard.
             own: It is the shard that was written; it gets tables that only it had too.
-            there: The tables that it has already, by key: they stay on the servers that hold them.
+            there: By key definitions of tables which say the servers that hold them; None: the snapshot's.
         """
         specs = [
-            located_as(there[spec.key].spec, spec) if there and spec.key in there else spec
+            located_as(there[spec.key], spec) if there and spec.key in there else spec
             for spec in self.specs(server if own else None)
         ]
         for spec in specs:
@@ -137,7 +140,7 @@ class Snapshot:
         Raises:
             TableConflict: A table of the snapshot exists with another definition.
         """
-        load_events(shard, self.events(shard.index, shard.servers, there=shard.tables))
+        load_events(shard, self.events(shard.index, shard.servers, there=shard.tables.specs()))
 
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[RestorePart]:
         """What one of `servers` holds of a table, in parts."""

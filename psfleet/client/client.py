@@ -151,6 +151,7 @@ class Client:
                 table.optimizer,
                 table.initializer,
                 entry=table.entry,
+                servers=table.servers,
                 precision=table.precision,
             )
             for table in features.tables.values()

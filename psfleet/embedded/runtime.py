@@ -32,6 +32,7 @@ from psfleet.runtime.interface import (
 from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
+from psfleet.shard.server_group import placed
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.strategy import WireSettings
@@ -97,6 +98,8 @@ class EmbeddedRuntime:
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create."""
         flat = check_spec_value(spec, value)
+        if spec.servers is not None:  # for the fleet that goes on from a snapshot
+            spec = placed(spec, self._specs.values())
         self._shard.create(spec, flat)
         self._specs[spec.key] = spec
         return spec.key

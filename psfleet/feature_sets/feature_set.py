@@ -10,7 +10,7 @@ from psfleet.errors import ConfigError, ShapeError
 from psfleet.feature_sets.jagged import as_plain
 from psfleet.parameters.initializer import Initializer
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision
+from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.validation.annotations import Must, NonNegativeInt, PositiveInt, Range, check_fields
 
 __all__ = ["Feature", "FeatureSet", "Number", "Pooling", "Table"]
@@ -33,6 +33,8 @@ class Table:
         entry: Admission, expiry and capacity, of psfleet.entry; None: every row is made, and stays.
         precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),
             "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
+        servers: How many servers hold it, so that a step calls fewer; None: all. A table that is there stays
+            where it is.
     """
 
     name: _Name
@@ -41,6 +43,7 @@ class Table:
     initializer: InitializerSpec | Initializer | None = None
     entry: Entry | None = None
     precision: RowPrecision = "float32"
+    servers: ServerCount | None = None
 
     def __post_init__(self) -> None:
         check_fields(f"table {self.name!r}", self)

@@ -57,7 +57,7 @@ def _parameter(table: Table) -> Parameter:
     parameter = make_parameter(
         (-1, table.dim),
         table.name,
-        ParamAttr(initializer=table.initializer, precision=table.precision),
+        ParamAttr(initializer=table.initializer, precision=table.precision, servers=table.servers),
         None,
         sparse=True,
         distributed=True,

@@ -264,6 +264,7 @@ class BoundTables(ParameterClient):
             parameter.seed,
             where.every_row,
             parameter.entry,
+            servers=parameter.servers,
             precision=parameter.precision,
         )
 

@@ -102,6 +102,7 @@ class Parameter:
         distributed: Sparse only: ids are any int64 and rows appear when first updated.
         entry: Distributed only: which unknown ids of a push get a row; None: all.
         precision: Sparse only: how servers store its rows, see psfleet.schema.table.
+        servers: How many servers hold it, see psfleet.schema.table; None: rows on all, others by their size.
         initializer, seed: The first values: what was made of one of psfleet.initializer, whose own seed
             comes first. `value` overrides them for parameters with a known shape.
         trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
@@ -133,6 +134,7 @@ class Parameter:
         dtype: str | None = None,
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
+        servers: int | None = None,
     ) -> None:
         if entry is not None and not (sparse and distributed):
             raise ShapeError(
@@ -159,6 +161,7 @@ class Parameter:
         self.distributed = distributed
         self.entry = entry
         self.precision = precision
+        self.servers = servers
         self.initializer, self.seed = starting(initializer, self.shape, seed, f"parameter {name!r}")
         self.trainable = trainable
         self.learning_rate = learning_rate

@@ -15,7 +15,7 @@ from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import InitializerSpec, RowPrecision
+from psfleet.schema.table import InitializerSpec, RowPrecision, ServerCount
 from psfleet.validation.annotations import Must, NonNegative, check_fields
 
 __all__ = ["Attribute", "ParamAttr", "attribute", "create_parameter", "make_parameter"]
@@ -35,6 +35,8 @@ class ParamAttr:
         need_clip: False: gradient clipping leaves it out.
         precision: Of an embedding with sparse gradients: how servers store its rows, "float32", "bfloat16"
             (the weights), "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state).
+        servers: How many servers hold it, so that a step calls fewer; None: rows on all, other weights on as
+            few as their size asks for. A table that is there stays where it is.
     """
 
     name: Annotated[str, Must(bool, "a text")] | None = None
@@ -45,6 +47,7 @@ class ParamAttr:
     do_model_average: bool = True
     need_clip: bool = True
     precision: RowPrecision = "float32"
+    servers: ServerCount | None = None
 
     def __post_init__(self) -> None:
         check_fields("ParamAttr", self)
@@ -126,6 +129,7 @@ def make_parameter(
         need_clip=said.need_clip,
         entry=entry,
         precision=said.precision,
+        servers=said.servers,
     )
     programs.parameters[name] = parameter
     return parameter

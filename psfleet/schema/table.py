@@ -3,13 +3,14 @@
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.rules.eviction_policy import LRU, EvictionPolicy
 from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule
 from psfleet.schema.entry import CapacityEntry, Entry, EvictionStreamEntry, ShowClickEntry, part_of
+from psfleet.validation.annotations import Range, check
 
 __all__ = [
     "BLOCK",
@@ -17,12 +18,12 @@ __all__ = [
     "MAX_AXES",
     "MAX_DIM",
     "MAX_NAME",
-    "MAX_SERVERS",
     "OWN",
     "DecaySpec",
     "Device",
     "InitializerSpec",
     "RowPrecision",
+    "ServerCount",
     "TableSpec",
     "key_of",
 ]
@@ -33,8 +34,10 @@ Device = Literal["cpu", "cuda"]
 RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
 """How rows are stored: the weights, then the state if it is not float32. See psfleet.rules.rule.Slot."""
 
+ServerCount = Annotated[int, Range(1, 1024)]
+"""How many servers hold a table."""
+
 MAX_DIM = 1024
-MAX_SERVERS = 1024
 MAX_NAME = 512  # bytes of a table's name
 OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
 MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
@@ -152,10 +155,8 @@ class TableSpec:
             raise ConfigError(
                 f"table {self.name!r}: device is {self.device!r}; it must be cpu or cuda"
             )
-        if self.servers is not None and not 1 <= self.servers <= MAX_SERVERS:
-            raise ConfigError(
-                f"table {self.name!r}: servers is {self.servers!r}; it must be 1 to {MAX_SERVERS}"
-            )
+        servers = check(f"table {self.name!r}", "servers", self.servers, ServerCount | None)
+        object.__setattr__(self, "servers", servers)
         if not 0 <= self.first < 2**31:
             raise ConfigError(
                 f"table {self.name!r}: its first server is {self.first!r}; it must be in [0, 2**31)"

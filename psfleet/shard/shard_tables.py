@@ -62,6 +62,10 @@ class ShardTables(dict[int, Table]):
         """The sparse ones."""
         return ((key, table) for key, table in self.items() if isinstance(table, SparseTable))
 
+    def specs(self) -> dict[int, TableSpec]:
+        """The definitions of all, which say the servers that hold them."""
+        return {key: table.spec for key, table in self.items()}
+
     # -- made ----------------------------------------------------------------------------------
 
     def has(self, spec: TableSpec) -> bool:

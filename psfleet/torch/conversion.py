@@ -1,6 +1,6 @@
 """convert(): a plain torch model and its optimizers, moved to the servers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,7 +20,12 @@ Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
 
 def convert(
-    model: M, optimizers: Optimizers, *, name: str = "", runtime: Runtime | None = None
+    model: M,
+    optimizers: Optimizers,
+    *,
+    name: str = "",
+    runtime: Runtime | None = None,
+    servers: Mapping[str, int] | None = None,
 ) -> tuple[M, DistributedOptimizer]:
     """Move a model and its optimizers to the servers, with the weights it has now.
 
@@ -34,6 +39,7 @@ def convert(
         optimizers: One torch optimizer or several, for disjoint parameters. State that they have, of
             steps taken or loaded, goes to the servers too.
         name, runtime: As for DistributedOptimizer.
+        servers: By the name of an embedding in the model how many servers hold its table, as for Embedding.
 
     Returns:
         The model and the optimizer to use from now on.
@@ -42,11 +48,19 @@ def convert(
         ConfigError: An optimizer, a module or an option of them has no exact counterpart.
         UsageError: The optimizers do not fit the model. Either way nothing was changed.
     """
-    return converted(model, optimizers, DistributedOptimizer, name=name, runtime=runtime)
+    return converted(
+        model, optimizers, DistributedOptimizer, name=name, runtime=runtime, servers=servers
+    )
 
 
 def converted(
-    model: M, optimizers: Optimizers, kind: type[Kind], *, name: str, runtime: Runtime | None
+    model: M,
+    optimizers: Optimizers,
+    kind: type[Kind],
+    *,
+    name: str,
+    runtime: Runtime | None,
+    servers: Mapping[str, int] | None = None,
 ) -> tuple[M, Kind]:
     """As convert(), with an optimizer of this kind."""
     given = listed(optimizers)
@@ -59,7 +73,8 @@ def converted(
         for path, module in model.named_modules()
         if _is_table(module) and module.weight.requires_grad and id(module.weight) in trained
     }
-    swap = _ModuleExchange(model, given, _counterparts(model, modules))
+    _check_named(servers or {}, modules)
+    swap = _ModuleExchange(model, given, _counterparts(model, modules, servers))
     swap.there()
     try:
         root = swap.root()
@@ -138,17 +153,28 @@ def _is_table(module: nn.Module) -> bool:
 
 
 def _counterparts(
-    model: nn.Module, modules: dict[str, nn.Module]
+    model: nn.Module, modules: dict[str, nn.Module], servers: Mapping[str, int] | None = None
 ) -> dict[int, tuple[nn.Module, TableModule]]:
     """Each module with the one on the servers; those that share a weight share a table."""
+    wanted = {id(modules[path].weight): count for path, count in (servers or {}).items()}
     pairs: dict[int, tuple[nn.Module, TableModule]] = {}
     first: dict[int, TableModule] = {}
     for path, module in modules.items():
         _check_tied(model, path, module, modules)
-        made = _counterpart(path or "embedding", module)
+        made = _counterpart(path or "embedding", module, wanted.get(id(module.weight)))
         made.share(first.setdefault(id(module.weight), made))
         pairs[id(module)] = module, made
     return pairs
+
+
+def _check_named(servers: Mapping[str, int], modules: Mapping[str, nn.Module]) -> None:
+    """Refuse to place what becomes no table."""
+    for path in servers:
+        if path not in modules:
+            raise ConfigError(
+                f"servers has {path!r}; the embeddings that become tables are "
+                f"{', '.join(map(repr, modules)) or 'none'}"
+            )
 
 
 def _check_tied(
@@ -165,8 +191,8 @@ def _check_tied(
             )
 
 
-def _counterpart(path: str, module: Any) -> TableModule:
-    """The module on the servers that does what a torch embedding does."""
+def _counterpart(path: str, module: Any, servers: int | None) -> TableModule:
+    """The module on the servers, as many as that, that does what a torch embedding does."""
     if type(module) not in (nn.Embedding, nn.EmbeddingBag):
         raise ConfigError(
             f"{path!r} is a {type(module).__name__}, a class of your own; convert() knows "
@@ -188,9 +214,11 @@ def _counterpart(path: str, module: Any) -> TableModule:
             f"{path!r} has hooks, which conversion would lose; register them on the converted model"
         )
     made = (
-        _bag(module)
+        _bag(module, servers)
         if isinstance(module, nn.EmbeddingBag)
-        else Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx)
+        else Embedding(
+            module.num_embeddings, module.embedding_dim, module.padding_idx, servers=servers
+        )
     )
     if module.weight.is_meta:
         made.table.initializer = InitializerSpec("normal", 0.0, 1.0)
@@ -199,13 +227,14 @@ def _counterpart(path: str, module: Any) -> TableModule:
     return made.train(module.training)
 
 
-def _bag(module: nn.EmbeddingBag) -> EmbeddingBag:
+def _bag(module: nn.EmbeddingBag, servers: int | None) -> EmbeddingBag:
     return EmbeddingBag(
         module.num_embeddings,
         module.embedding_dim,
         cast(Any, module.mode),
         module.include_last_offset,
         module.padding_idx,
+        servers=servers,
     )
 
 

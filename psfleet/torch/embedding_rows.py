@@ -61,6 +61,7 @@ class EmbeddingRows:
         initializer, seed: First values of the rows.
         entry: Which unknown ids of a push get a row; None: all.
         precision: How the servers store them.
+        servers: How many servers hold the table; None: all.
         weight: The stand-in that torch's optimizers see.
         content: Rows to begin with, float32 [count, dim], instead of the initializer's.
         watcher: Told of each lookup.
@@ -76,6 +77,7 @@ class EmbeddingRows:
         seed: int,
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
+        servers: int | None = None,
     ) -> None:
         self.name = name
         self.count = count
@@ -85,6 +87,7 @@ class EmbeddingRows:
         self.seed = seed
         self.entry = entry
         self.precision = precision
+        self.servers = servers
         self.weight = TableWeight(count, dim)
         self.content: Floats | None = None
         self.watcher: LookupObserver | None = None
@@ -103,6 +106,7 @@ class EmbeddingRows:
             self.seed,
             self.entry,
             self.precision,
+            self.servers,
         )
         copied.weight = copy.deepcopy(self.weight, memo)
         copied.content = self.content
@@ -164,6 +168,7 @@ class EmbeddingRows:
             self.seed,
             formula.every_row,
             self.entry,
+            servers=self.servers,
             precision=self.precision,
         )
         client.runtime.create(spec)

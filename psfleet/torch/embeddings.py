@@ -15,9 +15,10 @@ from psfleet.optimizer.standalone import check_outside
 from psfleet.parameters.initializer import Initializer, starting
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision
+from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.show_click import scores_of
+from psfleet.validation.annotations import check
 
 __all__ = ["Embedding", "EmbeddingBag", "TableModule"]
 
@@ -50,6 +51,7 @@ class TableModule(nn.Module):
         optimizer: Optimizer | None,
         entry: Entry | None,
         precision: RowPrecision,
+        servers: int | None,
     ) -> None:
         super().__init__()
         _check(num_embeddings, embedding_dim, optimizer)
@@ -65,7 +67,15 @@ class TableModule(nn.Module):
                 "num_embeddings=None"
             )
         self.table = EmbeddingRows(
-            name, num_embeddings, embedding_dim, self.padding_idx, start, seed, entry, precision
+            name,
+            num_embeddings,
+            embedding_dim,
+            self.padding_idx,
+            start,
+            seed,
+            entry,
+            precision,
+            check(owner, "servers", servers, ServerCount | None),
         )
         self.weight = self.table.weight
 
@@ -170,6 +180,8 @@ class Embedding(TableModule):
         entry: With `num_embeddings` None: which unknown ids of a push get a row, see psfleet.entry.
         precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),
             "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
+        servers: How many servers hold the table, so that a step calls fewer; None: all. A table that is there
+            stays where it is.
     """
 
     def __init__(
@@ -184,6 +196,7 @@ class Embedding(TableModule):
         optimizer: Optimizer | None = None,
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
+        servers: int | None = None,
     ) -> None:
         super().__init__(
             num_embeddings,
@@ -195,6 +208,7 @@ class Embedding(TableModule):
             optimizer,
             entry,
             precision,
+            servers,
         )
 
     def _plain(self, weight: nn.Parameter) -> nn.Module:
@@ -221,8 +235,8 @@ class EmbeddingBag(TableModule):
     """torch.nn.EmbeddingBag with its rows on the servers.
 
     Args:
-        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision: As for
-            Embedding.
+        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision, servers: As
+            for Embedding.
         mode: "sum", "mean" or "max" of a bag's rows. An empty bag gives zeros.
         include_last_offset: `offsets` has one more entry, the number of ids.
         padding_idx: This id is left out of its bag.
@@ -242,6 +256,7 @@ class EmbeddingBag(TableModule):
         optimizer: Optimizer | None = None,
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
+        servers: int | None = None,
     ) -> None:
         super().__init__(
             num_embeddings,
@@ -253,6 +268,7 @@ class EmbeddingBag(TableModule):
             optimizer,
             entry,
             precision,
+            servers,
         )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")

@@ -39,6 +39,7 @@ class FeatureTable(TableModule):
             table.optimizer,
             table.entry,
             table.precision,
+            table.servers,
         )
 
 

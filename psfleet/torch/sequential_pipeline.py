@@ -1,6 +1,6 @@
 """Pipeline: an nn.Sequential trained in micro-batches, by as many stages as the launcher starts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class Pipeline:
         cuts: Places of the modules that begin a piece, such as [2, 5]; None: pieces of about equal
             work, found with the first batch.
         name, runtime: As for DistributedOptimizer.
+        servers: As for convert().
 
     Attributes:
         model: The converted model.
@@ -75,6 +76,7 @@ class Pipeline:
         cuts: Sequence[int] | None = None,
         name: str = "",
         runtime: Runtime | None = None,
+        servers: Mapping[str, int] | None = None,
     ) -> None:
         settings = fleet.settings()
         check_strategy(settings, cut=True)
@@ -91,7 +93,12 @@ class Pipeline:
         elif wish is not None:
             check_repeatable("", model)
         self.model, self.optimizer = converted(
-            check_cuts(model, cuts), optimizers, _PipelineOptimizer, name=name, runtime=runtime
+            check_cuts(model, cuts),
+            optimizers,
+            _PipelineOptimizer,
+            name=name,
+            runtime=runtime,
+            servers=servers,
         )
         self._seed = torch.initial_seed()
         self._steps = 0

@@ -51,6 +51,13 @@ BEFORE: dict[str, list[str]] = {
 batches = [(np.arange(3), np.arange(3))]
 def step(users, items, bias): return np.ones_like(users), np.ones_like(items), np.ones(1)
 """,
+        f"""{TORCH}
+from psfleet import ParamAttr
+from psfleet.features import Table
+ps, ids = psfleet.connect(), layers.data('ids', [None, 3], dtype='int64')
+model = nn.ModuleDict({{'cities': nn.Embedding(9, 4, sparse=True)}})
+optimizers = torch.optim.SparseAdam(model.parameters())
+""",
         "ps, optimizer = psfleet.connect(), psfleet.optimizer.SGD(0.1)",
         f"""{TORCH}
 from psfleet import ParamAttr

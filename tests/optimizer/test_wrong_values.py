@@ -63,7 +63,7 @@ KIND = {
     **dict.fromkeys(["total_steps", "T_max", "T_0", "T_mult", "step_size", "k"], "count"),
     **dict.fromkeys(["step_size_up", "step_size_down", "batch_num", "rampup_step"], "count"),
     **dict.fromkeys(["min_average_window", "max_average_window", "num_trainers"], "count"),
-    **dict.fromkeys(["queue_size", "sync_steps", "step"], "count"),
+    **dict.fromkeys(["queue_size", "sync_steps", "step", "servers"], "count"),
     **dict.fromkeys(["last_epoch", "patience", "cooldown"], "whole"),
     **dict.fromkeys(["begin", "rampup_begin_step", "start_cpu_core_id"], "whole"),
     **dict.fromkeys(["bias_correction_step", "min_row_size_to_use_multithread"], "whole"),

@@ -208,7 +208,8 @@ class ShardService:
         shard, loaded = self._host.shard, 0
         try:
             snapshot = Snapshot(_path(asked.path))
-            for event in snapshot.events(shard.index, shard.servers, there=shard.tables):
+            there = shard.tables.specs()
+            for event in snapshot.events(shard.index, shard.servers, there=there):
                 if isinstance(event, CreateTable):
                     with self._host.changing():
                         shard.create(event.spec, event.value)

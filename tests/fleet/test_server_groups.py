@@ -1,0 +1,201 @@
+"""`servers=` as each interface says it: programs, feature sets, files of features, migrations."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet
+from psfleet import ParamAttr, layers
+from psfleet.checkpoint import plan_migration
+from psfleet.client import Client
+from psfleet.errors import ConfigError
+from psfleet.execution.executor import Executor
+from psfleet.features import Feature, FeatureSet, Table, feed, load_features
+from psfleet.optimizer import Adam
+from psfleet.program.program import Program, program_guard
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import Runtime
+from psfleet.schema.table import key_of
+from psfleet.settings.environment import Environment
+from psfleet.testing.local_fleet import LocalFleet
+
+IDS = np.arange(-30, 30)
+STEPS = 4
+
+
+def features(servers: int | None) -> FeatureSet:
+    """Two tables of one feature each."""
+    tables = (Table(name, 3, Adam(0.1), servers=servers) for name in ("u", "v"))
+    return FeatureSet([Feature(table.name, table) for table in tables])
+
+
+@contextmanager
+def active(runtime: Runtime) -> Iterator[None]:
+    """A runtime for a program, and no model afterwards."""
+    before = runtimes.use(runtime)
+    try:
+        with program_guard(Program(), Program()):
+            yield
+    finally:
+        runtimes.use(before)
+        psfleet.reset()
+
+
+def program(runtime: Runtime, servers: int | None) -> None:
+    """An embedding and features of a program."""
+    with active(runtime):
+        attr = ParamAttr(name="e", servers=servers)
+        ids = layers.data("ids", [None], dtype="int64")
+        rows = layers.embedding(ids, [None, 3], is_distributed=True, param_attr=attr)
+        told = features(servers)
+        found = [rows, *layers.features(told).values()]
+        loss = layers.sums([layers.mean(layers.square(one - 1.0)) for one in found])
+        Adam(0.1).minimize(loss)
+        given = {"ids": IDS, **feed(told, {"u": IDS, "v": IDS + 7})}
+        for _ in range(STEPS):
+            Executor().run(feed=given, fetch_list=[loss])
+        runtime.flush()
+
+
+def client(runtime: Runtime, servers: int | None) -> None:
+    """The same features without a model, and a table that is made by itself."""
+    ps = Client(runtime, lambda _, __: None)
+    made = ps.features(features(servers))
+    tables = {**made.tables, "e": ps.sparse_table("e", 3, Adam(0.1), servers=servers)}
+    for _ in range(STEPS):
+        rows = {table: table.pull(IDS) for table in tables.values()}
+        ps.push({table: (IDS, found - np.float32(1)) for table, found in rows.items()})
+    ps.flush()
+
+
+def bits(runtime: Runtime) -> list[bytes]:
+    """The rows of all tables."""
+    return [runtime.pull([runtimes.Read(key_of(name), IDS)])[0].tobytes() for name in "euv"]
+
+
+@pytest.mark.parametrize("interface", [program, client])
+def test_groups_change_no_bit(
+    interface: Callable[[Runtime, int | None], None], tmp_path: Path
+) -> None:
+    """Sync mode: the same bits with and without them, also after a snapshot on another number of servers."""
+    found = []
+    for servers in (None, 1):
+        with LocalFleet(3, 1) as fleet:
+            runtime = fleet.connect(0, "sync")
+            interface(runtime, servers)
+            if servers:
+                runtime.save(str(tmp_path / "model"))
+            found.append(bits(runtime))
+            runtime.close()
+    with LocalFleet(2, 1) as fleet:
+        runtime = fleet.connect(0, "sync")
+        runtime.load(str(tmp_path / "model"))
+        assert [found[0], bits(runtime)] == [found[1], found[1]]
+        groups = [(spec.first, spec.servers) for spec in runtime.specs().values()]
+        assert sorted(groups) == [(0, 1), (1, 1), (2, 1)]
+        runtime.close()
+
+
+def test_a_table_on_one_server_calls_no_other() -> None:
+    """Async mode: of four servers three get no byte of pulls and pushes, and none has a row."""
+    with LocalFleet(4, 1) as fleet:
+        runtime = fleet.connect(0, "async")
+        with active(runtime):
+            ids = layers.data("ids", [None], dtype="int64")
+            attr = ParamAttr(name="e", servers=1)
+            rows = layers.embedding(ids, [None, 3], is_distributed=True, param_attr=attr)
+            loss = layers.mean(rows)
+            Adam(0.1).minimize(loss)
+            for _ in range(STEPS):
+                Executor().run(feed={"ids": IDS}, fetch_list=[loss])
+            runtime.flush()
+        stats = runtime.stats()
+        assert [server["pushes"] for server in stats] == [STEPS, 0, 0, 0]
+        assert [server["bytes_in"] > 0 for server in stats] == [True, False, False, False]
+        assert [server["tables"][0]["count"] for server in stats] == [len(IDS), 0, 0, 0]
+        runtime.close()
+
+
+def test_dense_weights_too() -> None:
+    """`ParamAttr(servers=2)` of a small dense parameter puts it on two servers, not on one."""
+    with LocalFleet(3, 1) as fleet:
+        runtime = fleet.connect(0, "async")
+        with active(runtime):
+            x = layers.data("x", [None, 100])
+            out = layers.fc(x, 100, name="fc", param_attr=ParamAttr(servers=2), bias_attr=False)
+            loss = layers.mean(out)
+            Adam(0.1).minimize(loss)
+            Executor().run(feed={"x": np.ones((1, 100), np.float32)}, fetch_list=[loss])
+            runtime.flush()
+        held = [server["tables"][0]["count"] for server in runtime.stats()]
+        assert sum(held) == 100 * 100
+        assert [count > 0 for count in held] == [True, True, False]
+        runtime.close()
+
+
+def test_a_file_of_features(tmp_path: Path) -> None:
+    """`servers = 2` of a table in TOML is that of Python."""
+    (tmp_path / "f.toml").write_text(
+        '[tables.u]\ndim = 4\nservers = 2\n[features.f]\ntable = "u"\n'
+    )
+    assert load_features(tmp_path / "f.toml").tables["u"] == Table("u", 4, servers=2)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1025, 1.5, "two", True])
+def test_wrong_numbers(wrong: Any) -> None:
+    """Every interface refuses them in the same words."""
+    sentence = rf"servers is {wrong!r}, it must be a whole number in \[1, 1024\] or None"
+    ps = psfleet.connect(Environment(None, 0, (), 1))
+    with pytest.raises(ConfigError, match=f"table 't': {sentence}"):
+        ps.sparse_table("t", 4, Adam(0.1), servers=wrong)
+    with pytest.raises(ConfigError, match=f"table 't': {sentence}"):
+        ps.dense_table("t", np.ones(3), Adam(0.1), servers=wrong)
+    with pytest.raises(ConfigError, match=f"table 't': {sentence}"):
+        Table("t", 4, servers=wrong)
+    with pytest.raises(ConfigError, match=f"ParamAttr: {sentence}"):
+        ParamAttr(servers=wrong)
+    ps.close()
+
+
+def test_a_trained_table_moves(tmp_path: Path) -> None:
+    """A migration puts a table on other servers, with the same rows; the plan says so. A model that was
+    trained in one process has its groups side by side."""
+
+    def told(servers: int | None) -> FeatureSet:
+        one = Table("v", 3, Adam(0.1), servers=1)
+        return FeatureSet(
+            [Feature("u", Table("u", 3, Adam(0.1), servers=servers)), Feature("v", one)]
+        )
+
+    with psfleet.connect(Environment(None, 0, (), 1)) as ps:
+        for table in ps.features(told(None)).tables.values():
+            table.push(IDS, np.ones((len(IDS), 3), np.float32)).wait()
+        ps.save(str(tmp_path / "all"))
+        rows = [table.pull(IDS).tobytes() for table in ps.features(told(None)).tables.values()]
+    plan = plan_migration(tmp_path / "all", told(2))
+    assert str(plan).splitlines() == [
+        "move u: 60 rows; on 2 servers in place of all servers",
+        "keep v: 60 rows",
+    ]
+    plan.apply(tmp_path / "two")
+    with LocalFleet(4, 1) as fleet:
+        runtime = fleet.connect(0, "sync")
+        runtime.load(str(tmp_path / "two"))
+        ps = Client(runtime)
+        tables = ps.features(told(2)).tables.values()
+        assert [table.pull(IDS).tobytes() for table in tables] == rows
+        held = [[table["count"] for table in server["tables"]] for server in runtime.stats()]
+        assert [count > 0 for count in [row[0] for row in held]] == [False, True, True, False]
+        ps.save(str(tmp_path / "four"))
+        ps.close()
+    back = plan_migration(tmp_path / "four", told(None))
+    assert str(back).startswith("move u: 60 rows; on all servers in place of 2 servers")
+    back.apply(tmp_path / "back")
+    with psfleet.connect(Environment(None, 0, (), 1)) as ps:
+        tables = ps.features(told(None)).tables.values()
+        ps.load(str(tmp_path / "back"))
+        assert [table.pull(IDS).tobytes() for table in tables] == rows
