@@ -53,7 +53,7 @@ LAYERS = {
         "connection",
         "data_client sharding snapshot_request",
         "stream",
-        "cluster_runtime",
+        "cluster_runtime reader_runtime",
     ],
     "psfleet_launch": [
         "job prediction",

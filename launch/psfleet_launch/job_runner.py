@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from types import FrameType
 
+from psfleet.formats.running_job import SERVERS, write_running_job
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, Told
@@ -94,6 +95,7 @@ class JobRunner:
                     self._step()
         finally:
             self._engine.sweep()
+            (self._job.logs / SERVERS).unlink(missing_ok=True)
             while self._wait(0):
                 self._show(self._engine.events())
         return self._exit_code
@@ -270,6 +272,8 @@ class JobRunner:
             self.ended_at.pop(member, None)
             self._engine.spawn(member, self._told(member))
         if members == self._supervisor.workers:
+            known = self._job.known_at(self.endpoints, self._engine.spans_machines)
+            write_running_job(self._job.logs, known)
             self._screen.servers_ready(self.endpoints)
             self.on_training()
 

@@ -35,6 +35,7 @@ from psfleet.parameters.parameter import as_numbers
 from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
 from psfleet.prediction.predictors import Predictor
 from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
+from psfleet.runtime.read_version import ReadVersion
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import Device, InitializerSpec, RowPrecision, TableSpec
 from psfleet.strategy import Settings
@@ -325,6 +326,12 @@ class Client:
                 Nothing was sent, to no table.
         """
         return self.runtime.push(gradients_of(self.runtime, given))
+
+    @property
+    def version(self) -> ReadVersion | None:
+        """Of a client of `connect(job=...)`: what its last pull has read; None: there was none."""
+        found: ReadVersion | None = getattr(self.runtime, "version", None)
+        return found
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push so far is applied."""

@@ -1,18 +1,26 @@
-"""The client of this process: of the cluster that the environment names, embedded, or on a checkpoint."""
+"""The client of this process: in a cluster, embedded, on a checkpoint, or beside a running job."""
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from psfleet.client.client import Client
 from psfleet.embedded.frozen_runtime import FrozenRuntime
 from psfleet.errors import ConfigError
 from psfleet.execution.model_files import folder_of
+from psfleet.formats.running_job import read_running_job
 from psfleet.mode_runtimes.switch import check_mode, check_wire
 from psfleet.mode_runtimes.switch import connect as connect_cluster
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Parts, Runtime
-from psfleet.settings.environment import Environment, read_environment
+from psfleet.settings.environment import (
+    Environment,
+    check_endpoint,
+    read_environment,
+    reader_environment,
+)
 from psfleet.settings.mode import Mode
 from psfleet.strategy import WireSettings, resolve
 
@@ -26,6 +34,7 @@ def connect(
     insecure: bool | None = None,
     wire: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    job: str | os.PathLike[str] | Sequence[str] | None = None,
 ) -> Client:
     """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
 
@@ -42,12 +51,19 @@ def connect(
         wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
         checkpoint: The folder of a snapshot, whose tables are then read in this process, without servers; all
             that would change them is refused. It goes with no other argument.
+        job: A running job, whose tables are then read while it trains, without a seat in it: the folder of
+            its logs ("psfleet-logs/NAME"), or the endpoints of all its servers in their order, as a list or
+            with commas between them. All that would change tables is refused. It goes with `tls`, `insecure`
+            and `wire` only; see docs/prediction.md.
 
     Raises:
         CheckpointError: The checkpoint is missing or damaged.
+        ServerUnavailable: A server of the job does not answer.
         ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
             another mode.
     """
+    if job is not None:
+        return _of_job(job, {"tls": tls, "insecure": insecure}, wire, environment, mode, checkpoint)
     if checkpoint is not None:
         return _of_checkpoint(checkpoint, environment, mode, tls, insecure, wire)
     here = environment or read_environment()
@@ -80,6 +96,36 @@ def connect(
         client.close()
         raise
     return client
+
+
+def _of_job(job: Any, access: Mapping[str, Any], wire: str | None, *others: object) -> Client:
+    if any(other is not None for other in others):
+        raise ConfigError(
+            f"connect() got job={job!r} and an environment, a mode or a checkpoint; the tables of a running "
+            "job are read as they are, so leave the others out"
+        )
+    said = {name: value for name, value in access.items() if value is not None}
+    here = dataclasses.replace(_job_environment(job), **said)
+    parts = {} if wire is None else {"wire": {"pull": wire}}
+    form = resolve(parts, "").wire
+    return Client(runtimes.load_runtime("reader", here, wire=form))
+
+
+def _job_environment(job: Any) -> Environment:
+    """How this process knows the job of a folder, or of these endpoints."""
+    if isinstance(job, str | os.PathLike):
+        if os.path.isdir(job):
+            return read_running_job(Path(job))
+        job = [endpoint.strip() for endpoint in os.fspath(job).split(",")]
+    try:
+        for endpoint in job:
+            check_endpoint(endpoint)
+    except (ConfigError, TypeError, AttributeError):
+        raise ConfigError(
+            f"connect(job=...) got {job!r}, which is neither the folder of a job's logs nor the endpoints of "
+            "its servers, such as unix:/path and host:port"
+        ) from None
+    return reader_environment(job)
 
 
 def _of_checkpoint(folder: Any, *others: object) -> Client:

@@ -1,8 +1,8 @@
 """The weights of a snapshot in this process: they can be read, and nothing can change them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import Snapshot
 from psfleet.checkpoint.loading import Events
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import TableConflict, UsageError
 from psfleet.rules.sgd import SGD
 from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.interface import Gradient, TableState
+from psfleet.runtime.read_only import ReadOnlyRuntime
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
 
@@ -23,7 +22,7 @@ Floats = NDArray[np.float32]
 Columns = Mapping[str, NDArray[Any]]
 
 
-class FrozenRuntime(ForwardingRuntime):
+class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
     """Implements psfleet.runtime.interface.Runtime on the weights of a snapshot, without optimizer state.
 
     An id without a row has the first value that it would have in training.
@@ -36,60 +35,20 @@ class FrozenRuntime(ForwardingRuntime):
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.source = repr(path)
+        self.instead = "train on a fleet that has loaded it"
         tables = EmbeddedRuntime()
         tables.restore(_weights(Snapshot(path)))
         super().__init__(tables)
+
+    def open(self, name: str) -> TableSpec:
+        """See Runtime.open."""
+        return self._fleet.open(name)
 
     @property
     def pools(self) -> bool:
         """See Runtime."""
         return self._fleet.pools
-
-    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """Find the table: what is declared of its optimizer and its first values does not count.
-
-        Raises:
-            UnknownTable: The snapshot has no such table.
-            TableConflict: It has another kind or shape.
-        """
-        found = self.open(spec.name)
-        if (found.kind, found.shape) != (spec.kind, spec.shape):
-            raise TableConflict(
-                f"table {spec.name!r} of {self._path!r} is {found.kind} of shape {found.shape}, and the "
-                f"script declares it {spec.kind} of shape {spec.shape}"
-            )
-        return found.key
-
-    def push(
-        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> NoReturn:
-        """Refused, as all that changes a table."""
-        self._refuse("be pushed to")
-
-    def write_table(self, table: int, state: TableState) -> NoReturn:
-        """Refused."""
-        self._refuse("be written to")
-
-    def shrink(
-        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
-    ) -> NoReturn:
-        """Refused."""
-        self._refuse("be shrunk")
-
-    def save(self, path: str, *, delta: bool = False, base: bool = False) -> NoReturn:
-        """Refused: the optimizer state is not here."""
-        self._refuse("be saved")
-
-    def load(self, path: str) -> NoReturn:
-        """Refused."""
-        self._refuse("be loaded into")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise UsageError(
-            f"the tables of {self._path!r} can be read only, and cannot {what}; train on a fleet that has "
-            "loaded it"
-        )
 
 
 def _weights(snapshot: Snapshot) -> Events:

@@ -12,6 +12,7 @@ from psfleet.platform.notices import say
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.interface import PendingPull, Read, Runtime
+from psfleet.runtime.read_only import ReadOnlyRuntime
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction
@@ -145,9 +146,12 @@ def change(runtime: Runtime, consistency: ConsistencySettings) -> None:
 
     Raises:
         ConfigError: The workers ask for different things; nothing was changed.
+        UsageError: The runtime only reads.
     """
     if isinstance(runtime, ModeSwitchRuntime):
         runtime.set_mode(consistency)
+    elif isinstance(runtime, ReadOnlyRuntime):
+        runtime.refuse("be put into another mode")
 
 
 def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:

@@ -8,7 +8,7 @@ them from the launcher, which passes on only the UserSettings of its own environ
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -29,6 +29,7 @@ __all__ = [
     "on_nan",
     "plan_file",
     "read_environment",
+    "reader_environment",
     "threads",
 ]
 
@@ -146,6 +147,19 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         check_endpoint(endpoint)
     said.setdefault("rank", _own_rank(variables, role, said.get("servers", ())))
     return Environment(**said)
+
+
+def reader_environment(
+    servers: Sequence[str], variables: Mapping[str, str] = os.environ
+) -> Environment:
+    """What a process without a role in the fleet of these servers knows of it: credentials, user settings.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    groups = (UserSettings, JobSettings, ProcessSettings)
+    said = {name: value for g in groups for name, value in from_variables(g, variables).items()}
+    return Environment(**said, servers=tuple(servers))
 
 
 def _check_no_servers(variables: Mapping[str, str]) -> None:

@@ -39,9 +39,24 @@ def run(program: str, folder: Path, *launch: str) -> str:
 
 def test_prediction(tmp_path: Path) -> None:
     """The page's training writes a model, with which its second block predicts in another process."""
-    training, prediction = blocks("prediction.md")
+    training, prediction, _ = blocks("prediction.md")
     run(training, tmp_path)
     assert run(prediction, tmp_path) == "(1, 1)\n"
+
+
+def test_readers(tmp_path: Path) -> None:
+    """The page's last block reads a table of a job that runs, from a process of its own."""
+    (tmp_path / "reader.py").write_text(blocks("prediction.md")[-1])
+    training = """
+import subprocess, sys
+import psfleet
+with psfleet.connect() as ps:
+    users = ps.sparse_table("users", 8, psfleet.optimizer.SGD(0.1))
+    users.push([17], [[1.0] * 8]).wait()
+    subprocess.run([sys.executable, "reader.py"], check=True)
+"""
+    said = run(training, tmp_path, "--servers", "2", "--job", "taste", "--no-progress")
+    assert said == "8 (3, 8) (0, 1)\n"
 
 
 def test_features(tmp_path: Path) -> None:

@@ -260,6 +260,8 @@ class Ground:
             "Shard/Pull",
             Frame(header=Header(**me, segments=[read, whole]), payload=IDS.tobytes()),
         )
+        reader = Header(seatless=True, segments=[read, whole])
+        yield "Shard/Pull without a seat", Frame(header=reader, payload=IDS.tobytes())
         yield "Shard/Exchange", Frame()
         yield "Shard/Exchange lane", Frame()
         yield "Shard/WriteState", self._state_frame()

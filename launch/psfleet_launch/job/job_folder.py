@@ -10,6 +10,7 @@ from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet.formats.mode_request import DONE, WISH
+from psfleet.formats.running_job import SERVERS
 from psfleet.platform.sockets import make_private_folder
 
 __all__ = ["HISTORY", "REPORT", "claimed", "is_claimed", "private_folder"]
@@ -98,6 +99,8 @@ def _clear(folder: Path) -> None:
         *folder.glob(HISTORY),
         *folder.glob(f".{HISTORY}.*"),
         *folder.glob(REPORT),
+        *folder.glob(SERVERS),
+        *folder.glob("moved.json"),
         *folder.glob(WISH),
         *folder.glob(DONE),
     ):

@@ -9,7 +9,7 @@ import re
 import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -145,6 +145,27 @@ class Job:
         """With what the launcher proves itself to the servers, as a worker does."""
         tls = str(self.credentials.get("worker", ""))
         return Environment(tls=tls, insecure=self.request.insecure)
+
+    def known_at(self, endpoints: Sequence[str], moves: bool) -> Environment:
+        """With what other processes of the user read the tables of its servers.
+
+        moves: Servers may go on on another machine.
+        """
+        request = self.request
+        return replace(
+            self.reader,
+            servers=tuple(endpoints),
+            durability=request.durability,
+            replicas=request.replicas,
+            rules=request.rules,
+            rules_folder=str(request.script_folder),
+            relocations=str(self.moved_file) if moves else "",
+        )
+
+    @property
+    def moved_file(self) -> Path:
+        """Where the launcher says which servers have moved to another machine, for these processes."""
+        return self.logs.absolute() / "moved.json"
 
     def log(self, member: Member) -> Path:
         """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 359a3341af87cab2e9cfe9832d173aab074c3a3b239dab8701e896ddfe72ac1c
+# From protos/psfleet/v1/frame.proto, SHA-256 34b36e0166111e0f521594d64f0f6aa688b6192cc617bc5b02dbf99fa2d733b6
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -57,7 +57,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation", "traceparent", "skipped", "addressed")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation", "traceparent", "skipped", "addressed", "seatless", "round", "steps")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,9 @@ class Header(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
+    SEATLESS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -100,7 +103,10 @@ class Header(_message.Message):
     traceparent: str
     skipped: int
     addressed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ...) -> None: ...
+    seatless: bool
+    round: int
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ..., seatless: bool = ..., round: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("generation", "turn")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.faults.crash_points import CrashFaults
+from psfleet.runtime.interface import Read
 from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import (
     Call,
@@ -29,7 +30,7 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.table_messages import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
-from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
+from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, OUTCOME_UNSPECIFIED, Header
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
@@ -243,6 +244,27 @@ class ShardHost:
         self.settle_read()
         return message
 
+    def read(self, reads: Sequence[Read]) -> bytes:
+        """The answer to whoever pulls without a seat: it waits for no worker, and nothing remembers it.
+
+        In a mode with rounds all values are of one round: none closes meanwhile.
+        """
+        has_rounds = self.shard.consistency.declared.has_rounds
+        with self.changing() if has_rounds else contextlib.nullcontext():
+            tables, closed = self.shard.tables, self.shard.rounds.closed
+            header = Header(
+                round=closed if has_rounds else 0,
+                steps=[tables.find(read.table).step for read in reads],
+                view=self.shard.workers.view,
+            )
+            laid = lay_out(header, reads, tables.shape_of)
+            tables.read_into(reads, laid.values)
+        message = laid.finish(OUTCOME_UNSPECIFIED, header.view)
+        self.bytes.values += laid.size
+        self.bytes.saved += laid.saved
+        self.settle_read()
+        return message
+
     def settle_read(self) -> None:
         """Return when what was read may be told: it may be newer than what the call waited for."""
         self.feed.settle(self.feed.end)
@@ -312,6 +334,7 @@ class ShardHost:
             supply = DataDispatch() if self.coordinator is None else self.coordinator.supply
             return shard_pb2.StatusReply(
                 server=shard.index,
+                servers=shard.servers,
                 tables=[_table_status(t) for t in shard.tables.values()],
                 pushes=counters.pushes,
                 repeats=counters.repeats,

@@ -59,6 +59,11 @@ class ShardService:
         self._host.bytes.pull += len(request)
         if asked.gradients:
             raise FrameError("the frame of a pull has a gradient; make an exchange of it")
+        if header.seatless:
+            if memory is not None:
+                raise FrameError("a pull without a seat is in shared memory; send its tensors")
+            reply.answer(self._host.read(asked.reads))
+            return
         reply.response = self._laid_out(asked, memory)
         self._host.submit(_pull(header, asked), reply)
 

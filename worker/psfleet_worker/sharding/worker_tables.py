@@ -1,61 +1,42 @@
 """The tables of a fleet as one worker knows them: made, and read and set whole."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import read_specs
-from psfleet.errors import UnknownTable
-from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_spec_value
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
 from psfleet.shard.server_group import located_as, placed
-from psfleet.wire import frame, segments
-from psfleet.wire.segments import PartState
-from psfleet.wire.table_messages import read_evictions, read_spec, write_spec
+from psfleet.wire import segments
+from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import ServerClient
-from psfleet_worker.sharding.paging import deal_state, join_pages, page_size
+from psfleet_worker.sharding.paging import deal_state
+from psfleet_worker.sharding.table_reader import TableReader
 
 __all__ = ["WorkerTables"]
 
 Floats = NDArray[np.float32]
 
 
-class WorkerTables:
+class WorkerTables(TableReader):
     """What comes before a call here must have reached the servers; see Stream.flush.
 
     Args:
         fleet: This worker's connection.
-
-    Attributes:
-        specs: The definitions, by key, of those that this worker has made or loaded.
     """
 
     def __init__(self, fleet: FleetConnection) -> None:
-        self.specs: dict[int, TableSpec] = {}
+        super().__init__(fleet.clients, f"worker {fleet.worker}")
         self._fleet = fleet
         self._writes = 0  # of this life
-
-    def spec(self, table: int) -> TableSpec:
-        """The definition of a table.
-
-        Raises:
-            UnknownTable: This worker has not made it.
-        """
-        spec = self.specs.get(table)
-        if spec is None:
-            raise UnknownTable(
-                f"table {table:#x} is unknown to worker {self._fleet.worker}; create it first"
-            )
-        return spec
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
@@ -93,32 +74,6 @@ class WorkerTables:
             "Shard/CreateTable", request.SerializeToString(), outage=self._fleet.patience.start
         )
 
-    def open(self, name: str) -> TableSpec:
-        """See Runtime.open. Asks every server, for the maker may be between two of them."""
-        request = shard_pb2.CreateTableRequest(spec=shard_pb2.TableSpec(name=name))
-        answer = wait_all(self._fleet.to_all("Shard/CreateTable", request))[0]
-        spec = read_spec(shard_pb2.CreateTableReply.FromString(answer).spec)
-        self.specs[spec.key] = spec
-        return spec
-
-    def read(self, table: int) -> TableState:
-        """See Runtime.read_table."""
-        spec = self.spec(table)
-        return join_pages(spec, [list(self._pages(client, spec)) for client in self._fleet.clients])
-
-    def _pages(self, client: ServerClient, spec: TableSpec) -> Iterator[PartState]:
-        """What one server holds of a table; the last page is empty."""
-        offset, limit = 0, page_size(spec)
-        while True:
-            request = shard_pb2.StateRequest(table=spec.key, offset=offset, limit=limit)
-            [answer] = wait_all([client.start("Shard/ReadState", request.SerializeToString())])
-            [page] = segments.read_states(*frame.decode(answer), self.spec)
-            yield page
-            count = page.values.shape[1] if page.ids is None else len(page.ids)
-            if count == 0:
-                return
-            offset += count
-
     def write(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
         for parts in deal_state(self.spec(table), state, len(self._fleet.clients)):
@@ -147,20 +102,6 @@ class WorkerTables:
             self._fleet.to_all("Shard/Shrink", request, seconds=self._fleet.patience.wait)
         )
         return sum(shard_pb2.ShrinkReply.FromString(answer).removed for answer in answers)
-
-    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """See Runtime.evictions."""
-        requests = [
-            shard_pb2.EvictionsRequest(table=table, position=at, limit=limit) for at in position
-        ]
-        calls = [
-            client.start("Shard/Evictions", request.SerializeToString())
-            for client, request in zip(self._fleet.clients, requests, strict=True)
-        ]
-        return [
-            read_evictions(shard_pb2.EvictionsReply.FromString(answer))
-            for answer in wait_all(calls)
-        ]
 
     def load(self, path: str) -> None:
         """See Runtime.load."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from psfleet.errors import ConfigError
+from psfleet.formats.relocations import write_relocations
 from psfleet.wire.access import Access
 from psfleet.wire.certificates import make_credentials
 from psfleet.wire.credentials import Credentials
@@ -331,6 +332,7 @@ class RemoteEngine(Engine):
         ready, has_moved = self._locations.ready(told)
         if has_moved:
             moved = pb.Relocations(moved=self._locations.moved)
+            write_relocations(self.job.moved_file, self._locations.moved)
             for agent in self.agents.values():
                 agent.send(pb.LauncherMessage(relocations=moved))
         if not self._checks.begin(ready, self.host(ready.member), self.agents):
