@@ -2,12 +2,14 @@
 
 28 features have one id a sample and 12 have 10 on the average, of 100,000 ids each, dim 16, Adagrad. One
 worker. "40 tables": each feature has a table of its own. "shared": they share one, in which their ids differ
-by a salt. "one table": pull and push of as many ids of one table, without features and pooling. "torch": 40
-EmbeddingBags with sparse gradients and torch's Adagrad, in one process with one thread. CPU is that of
-servers and worker together.
+by a salt. "one table": pull and push of as many ids of one table, without features and pooling. "program" and
+"PyTorch": 40 tables by `layers.features` and `psfleet.torch.FeatureEmbedding`, with the mean of all values as
+loss. "torch": 40 EmbeddingBags with sparse gradients and torch's Adagrad, in one process with one thread. CPU
+is that of servers and worker together.
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,7 @@ from reporting import Report, arguments, finish
 
 SINGLE, MULTI, MEAN, DIM, ROWS = 28, 12, 10, 16, 100_000
 BATCHES = 4
+NAMES = [f"f{number}" for number in range(SINGLE + MULTI)]
 Step = Callable[[int], None]
 
 
@@ -34,31 +37,75 @@ def batches(samples: int) -> list[list[tuple[Any, Any]]]:
     return [[feature(number) for number in range(SINGLE + MULTI)] for _ in range(BATCHES)]
 
 
-def features_step(ps: Any, samples: int, shared: bool) -> Step:
-    """One look-up and one push of all features."""
-    from psfleet.features import Feature, FeatureSet, Jagged, Table
+def feature_set(shared: bool) -> Any:
+    """The features, each with a table of its own, or with ids of its own in one table."""
+    from psfleet.features import Feature, FeatureSet, Table
     from psfleet.optimizer import Adagrad
 
-    names = [f"f{number}" for number in range(SINGLE + MULTI)]
     one = Table("shared", DIM, Adagrad(0.05))
-    features = ps.features(
-        FeatureSet(
-            Feature(name, one, hashed=True, salt=name)
-            if shared
-            else Feature(name, Table(name, DIM, Adagrad(0.05)))
-            for name in names
-        )
+    return FeatureSet(
+        Feature(name, one, hashed=True, salt=name)
+        if shared
+        else Feature(name, Table(name, DIM, Adagrad(0.05)))
+        for name in NAMES
     )
-    gradient = np.full((samples, DIM), 0.01, np.float32)
-    given = [
-        {name: Jagged(ids, lengths) for name, (ids, lengths) in zip(names, batch, strict=True)}
+
+
+def jagged(samples: int) -> list[dict[str, Any]]:
+    """The batches as a feature set takes them."""
+    from psfleet.features import Jagged
+
+    return [
+        {name: Jagged(ids, lengths) for name, (ids, lengths) in zip(NAMES, batch, strict=True)}
         for batch in batches(samples)
     ]
+
+
+def features_step(ps: Any, samples: int, shared: bool) -> Step:
+    """One look-up and one push of all features."""
+    features, given = ps.features(feature_set(shared)), jagged(samples)
+    gradient = np.full((samples, DIM), 0.01, np.float32)
 
     def step(number: int) -> None:
         batch = features.batch(given[number % BATCHES])
         batch.values(ps.pull(batch.pooled))
-        ps.push(batch.pooled_gradients(dict.fromkeys(names, gradient)))
+        ps.push(batch.pooled_gradients(dict.fromkeys(NAMES, gradient)))
+
+    return step
+
+
+def program_step(samples: int) -> Step:
+    """A program whose loss is the mean of all values."""
+    import psfleet
+    from psfleet import fleet, layers
+    from psfleet.features import feed
+
+    features = feature_set(shared=False)
+    loss = layers.mean(layers.concat(list(layers.features(features).values()), axis=1))
+    fleet.distributed_optimizer(psfleet.optimizer.SGD(0.1)).minimize(loss)
+    executor, given = psfleet.Executor(), jagged(samples)
+
+    def step(number: int) -> None:
+        executor.run(feed=feed(features, given[number % BATCHES]), fetch_list=[loss])
+
+    return step
+
+
+def pytorch_step(samples: int) -> Step:
+    """A module whose loss is the mean of all values."""
+    import torch
+
+    import psfleet.torch as pst
+
+    torch.set_num_threads(1)
+    embed, given = pst.FeatureEmbedding(feature_set(shared=False)), jagged(samples)
+    opt = pst.DistributedOptimizer(embed)
+
+    def step(number: int) -> None:
+        values = embed(given[number % BATCHES])
+        torch.cat(list(values.values()), 1).mean().backward()
+        opt.step()
+        opt.clear_grad()
 
     return step
 
@@ -114,6 +161,9 @@ def work(mode: Any, what: str, samples: int) -> None:
     import psfleet
     from psfleet.settings.environment import Environment
 
+    if what in ("program", "PyTorch"):
+        work_in_fleet(mode, program_step if what == "program" else pytorch_step, samples)
+        return
     alone = Environment(None, 0, (), 1) if mode == "embedded" else None
     with psfleet.connect(alone, mode="async" if mode == "embedded" else mode) as ps:
         if what == "torch":
@@ -124,6 +174,18 @@ def work(mode: Any, what: str, samples: int) -> None:
             obey(features_step(ps, samples, what == "shared"), ps.flush)
 
 
+def work_in_fleet(mode: str, make: Callable[[int], Step], samples: int) -> None:
+    """A worker with a model."""
+    from psfleet import fleet
+    from psfleet.runtime.interface import active
+
+    if mode == "embedded":
+        del os.environ["PSFLEET_SERVERS"], os.environ["PSFLEET_ROLE"]
+    else:
+        fleet.init(strategy=fleet.DistributedStrategy(a_sync=False))
+    obey(make(samples), lambda: active().flush())
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--samples", type=int, default=1000)
@@ -132,8 +194,11 @@ def main() -> None:
     title = f"40 features, {options.samples} samples a step, 1 worker"
     report = Report("features", title)
     modes = ("embedded", "sync")
-    contenders = [(mode, what) for mode in modes for what in ("40 tables", "shared", "one table")]
-    contenders += [] if options.no_torch else [("embedded", "torch")]
+    every = ("40 tables", "shared", "one table", "program", "PyTorch")
+    contenders = [(mode, what) for mode in modes for what in every]
+    contenders += [("embedded", "torch")]
+    if options.no_torch:
+        contenders = [(mode, what) for mode, what in contenders if "orch" not in what]
     with contextlib.ExitStack() as stack:
         crews = [
             stack.enter_context(

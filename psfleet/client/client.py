@@ -24,7 +24,6 @@ from psfleet.errors import ConfigError, PsfleetError, ShapeError, TableConflict
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.evaluation.metric_slices import Slices
 from psfleet.execution.model_files import TableNames, folder_of, load, save
-from psfleet.feature_sets.feature_lookup import PooledIds
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.mode_runtimes.switch import change
 from psfleet.optimizer.lr.scheduler import LRScheduler
@@ -35,6 +34,7 @@ from psfleet.parameters.parameter import as_numbers
 from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
 from psfleet.prediction.predictors import Predictor
 from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
+from psfleet.runtime.pooled_ids import PooledIds
 from psfleet.runtime.read_version import ReadVersion
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import Device, InitializerSpec, RowPrecision, TableSpec

@@ -8,10 +8,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.client.multitable import ClientTable
 from psfleet.errors import ShapeError, UsageError
-from psfleet.feature_sets.feature_lookup import PooledGradient, PooledIds
+from psfleet.parameters.gradients import gradient_of
 from psfleet.parameters.parameter import as_numbers
+from psfleet.parameters.pooled_gradient import PooledGradient
 from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read
+from psfleet.runtime.pooled_ids import PooledIds, read_of
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import TableSpec
 
@@ -104,17 +106,15 @@ class SparseTable(ClientTable):
         return EvictionReader(self._runtime, self.spec, position)
 
     def _read(self, asked: Any) -> Read:
-        if isinstance(asked, PooledIds):
-            return Read(self.spec.key, asked.ids, bags=asked.parts if self._runtime.pools else None)
-        return Read(self.spec.key, as_ids(asked, f"table {self.spec.name!r}"))
+        if not isinstance(asked, PooledIds):
+            asked = as_ids(asked, f"table {self.spec.name!r}")
+        return read_of(self.spec.key, asked, self._runtime.pools)
 
     def _gradient(self, given: Any) -> Gradient:
         """The arguments of `push` as a tuple, or a PooledGradient."""
         if isinstance(given, PooledGradient):
-            if self._runtime.pools:
-                of, values = given.of, given.values
-                return Gradient(self.spec.key, values, of.ids, self._rate(), bags=of.parts)
-            given = given.spread()
+            gradient = gradient_of(self.spec.key, given, self._rate())
+            return gradient if self._runtime.pools else gradient.spread()
         if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
             raise ShapeError(
                 f"table {self.spec.name!r} is sparse; its part of a push is a tuple (ids, grads) or "

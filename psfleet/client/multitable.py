@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
-from psfleet.feature_sets.feature_lookup import PooledIds
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.parameters.table_writes import write_weights
 from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime
+from psfleet.runtime.pooled_ids import as_asked
 from psfleet.schema.table import TableSpec
 
 __all__ = ["ClientTable", "TablesAhead", "by_table", "gradients_of", "reads_of"]
@@ -96,7 +96,7 @@ def by_table(
         values: The values of each read.
     """
     return {
-        table: part.pool(found) if isinstance(part, PooledIds) and read.bags is None else found
+        table: as_asked(part, read, found)
         for (table, part), read, found in zip(asked.items(), reads, values, strict=True)
     }
 

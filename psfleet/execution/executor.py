@@ -189,11 +189,10 @@ class Executor:
             return run
         run.forward(plan.early)
         dense = [v.parameter for v in plan.dense if v.parameter]
-        fetch(dense, [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
+        fetch(dense, plan.asked(run.values))
         run.take_parameters()
-        if following is not None and all(ids in feeds for _, ids in plan.lookups):
-            coming = check_feed(program, plan.feeds, following)
-            read_ahead(dense, [(parameter, coming[ids]) for parameter, ids in plan.lookups])
+        if following is not None and all(v in feeds for each in plan.lookups for v in each.inputs):
+            read_ahead(dense, plan.asked(check_feed(program, plan.feeds, following)))
         run.main()
         run.backward()
         run.forward(plan.late)

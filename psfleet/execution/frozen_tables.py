@@ -9,6 +9,7 @@ from psfleet.errors import TableConflict
 from psfleet.parameters.parameter import Parameter, check_rows
 from psfleet.rules.sgd import SGD
 from psfleet.runtime.interface import Read, Runtime, TableState
+from psfleet.runtime.pooled_ids import Asked
 from psfleet.schema.table import TableSpec, key_of
 
 __all__ = ["FrozenTables"]
@@ -71,5 +72,7 @@ class FrozenTables:
             return rows
         return self.runtime.pull([Read(key, ids)])[0]
 
-    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
         """Nothing to bring: the rows are here."""

@@ -12,19 +12,12 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.feature_sets.hashed_ids import hashed
 from psfleet.feature_sets.jagged import Jagged, as_jagged, as_plain
-from psfleet.kernels.bags import RowBags, pool_parts, spread_parts
+from psfleet.kernels.bags import RowBags
+from psfleet.parameters.pooled_gradient import PooledGradient
+from psfleet.runtime.pooled_ids import PooledIds, frozen
 from psfleet.runtime.validation import as_ids
 
-__all__ = [
-    "Bags",
-    "FeatureLookup",
-    "PooledGradient",
-    "PooledIds",
-    "bags_of",
-    "by_feature",
-    "feed",
-    "no_samples",
-]
+__all__ = ["Bags", "FeatureLookup", "bags_of", "by_feature", "feed", "no_samples"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -46,40 +39,6 @@ class Bags:
     lengths: Ids
     weights: Floats | None
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PooledIds:
-    """What a client pulls of a table so that it gets pooled rows.
-
-    Attributes:
-        ids: int64 [n].
-        parts: The bags of each feature, one feature after the other; they have n rows.
-    """
-
-    ids: Ids
-    parts: tuple[RowBags, ...]
-
-    def pool(self, rows: Floats) -> Floats:
-        """float32 [all bags, dim] from the rows of the ids, [n, dim]."""
-        return pool_parts(rows, self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class PooledGradient:
-    """What a client pushes to a table for what it has pulled with `PooledIds`.
-
-    Attributes:
-        of: The ids and their bags.
-        values: float32 [all bags, dim].
-    """
-
-    of: PooledIds
-    values: Floats
-
-    def spread(self) -> tuple[Ids, Floats]:
-        """The ids and a gradient for each, float32 [n, dim]."""
-        return self.of.ids, spread_parts(self.values, self.of.parts)
 
 
 def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
@@ -247,10 +206,10 @@ class FeatureLookup(Generic[K]):
     # -- pooled where the rows are looked up ---------------------------------------------------
 
     @functools.cached_property
-    def pooled(self) -> "dict[K, PooledIds]":
+    def pooled(self) -> dict[K, PooledIds]:
         """By table its ids and how they are pooled: what to pull in place of `ids`, for `values`."""
         return {
-            key: PooledIds(_frozen(self.ids[key]), tuple(self._parts[name] for name in names))
+            key: PooledIds(frozen(self.ids[key]), tuple(self._parts[name] for name in names))
             for key, names in self._names.items()
         }
 
@@ -269,7 +228,7 @@ class FeatureLookup(Generic[K]):
                 start = end
         return {name: found[name] for name in self._order}
 
-    def pooled_gradients(self, given: Mapping[str, Any]) -> "dict[K, PooledGradient]":
+    def pooled_gradients(self, given: Mapping[str, Any]) -> dict[K, PooledGradient]:
         """As `gradients`, for what was pulled with `pooled`: what to push, to the same effect.
 
         Args:
@@ -286,7 +245,7 @@ class FeatureLookup(Generic[K]):
             for key, names in self._given(given).items()
         }
 
-    def _pooled_ids(self, key: K, names: list[str]) -> "PooledIds":
+    def _pooled_ids(self, key: K, names: list[str]) -> PooledIds:
         """The ids of some features of a table."""
         if names == self._names[key]:
             return self.pooled[key]
@@ -344,13 +303,6 @@ class FeatureLookup(Generic[K]):
                 f"the gradient of feature {name!r} has the shape {gradient.shape}; it must be {wanted}"
             )
         return gradient.reshape(-1, self._dims[name])
-
-
-def _frozen(ids: Ids) -> Ids:
-    """A copy that nobody changes: a runtime need not look whether it is the same."""
-    own = ids.copy()
-    own.flags.writeable = False
-    return own
 
 
 def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:

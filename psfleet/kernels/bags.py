@@ -42,13 +42,36 @@ class RowBags:
     def __init__(self, lengths: Lengths, weights: Floats | None = None, mean: bool = False) -> None:
         self.lengths, self.weights = lengths, weights
         self._mean = mean
-        self._ends = np.cumsum(lengths)
-        self.rows = int(self._ends[-1]) if len(lengths) else 0
-        self.are_rows = weights is None and len(lengths) == self.rows and bool((lengths == 1).all())
 
     def __len__(self) -> int:
         """The number of bags."""
         return len(self.lengths)
+
+    @functools.cached_property
+    def _ends(self) -> Lengths:
+        return self.lengths.cumsum()
+
+    @functools.cached_property
+    def rows(self) -> int:
+        return int(self._ends[-1]) if len(self.lengths) else 0
+
+    @functools.cached_property
+    def are_rows(self) -> bool:
+        alike = self.weights is None and len(self.lengths) == self.rows
+        return alike and bool((self.lengths == 1).all())
+
+    def matches(self, other: "RowBags") -> bool:
+        """Whether both make the same of rows."""
+        if self._mean != other._mean or not np.array_equal(self.lengths, other.lengths):
+            return False
+        if self.weights is None or other.weights is None:
+            return self.weights is other.weights
+        return np.array_equal(self.weights, other.weights)
+
+    def copy(self) -> "RowBags":
+        """The same bags, whatever becomes of the arrays that these were made of."""
+        weights = None if self.weights is None else self.weights.copy()
+        return RowBags(self.lengths.copy(), weights, self._mean)
 
     def pool(self, rows: Floats) -> Floats:
         """See `pool_bags`."""

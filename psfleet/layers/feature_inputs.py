@@ -4,9 +4,8 @@ from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
 from psfleet.layers.inputs import data
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.attribute import ParamAttr, make_parameter
-from psfleet.program.ops.bag_pooling import PoolBags
-from psfleet.program.ops.embedding import Embedding
 from psfleet.program.ops.manipulate import Reshape
+from psfleet.program.ops.pooled_embedding import PooledEmbedding
 from psfleet.program.variable import Variable, apply, leaf
 
 __all__ = ["features"]
@@ -46,8 +45,8 @@ def _looked_up(feature: Feature) -> Variable:
     ids = data(f"{name}.ids", [None], "int64")
     lengths = data(f"{name}.lengths", [None], "int64")
     weights = [data(f"{name}.weights", [None])] if feature.weighted else []
-    rows = apply(Embedding(), ids, leaf(_parameter(feature.table)), name=name)
-    pooled = apply(PoolBags(feature.pooling == "mean"), rows, lengths, *weights, name=name)
+    pool = PooledEmbedding(mean=feature.pooling == "mean")
+    pooled = apply(pool, ids, leaf(_parameter(feature.table)), lengths, *weights, name=name)
     if feature.pooling == "none" and feature.last:
         return apply(Reshape((-1, feature.last, feature.table.dim)), pooled, name=name)
     return pooled

@@ -92,5 +92,5 @@ def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
     """The gradient with each id once: it is the sum that has to fit."""
     if seat.spec.kind == "dense" or gradient.ids is None:
         return gradient
-    merged = merge_rows(SparseGrad(gradient.ids, gradient.values))
-    return dataclasses.replace(gradient, values=merged.rows, ids=merged.ids)
+    merged = merge_rows(SparseGrad(gradient.ids, gradient.spread().values))
+    return dataclasses.replace(gradient, values=merged.rows, ids=merged.ids, bags=None)

@@ -18,6 +18,7 @@ from psfleet.platform.interrupts import deferred
 from psfleet.rules.rule import Rule
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Gradient, Runtime, is_trained
+from psfleet.runtime.pooled_ids import Asked, PooledIds
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.stages.links import here
 
@@ -62,7 +63,7 @@ class BoundTable:
 
     Attributes:
         value: Dense tables: the value last pulled; None: it may have changed since.
-        rows: Sparse tables: rows pulled for this step, with the ids that they were pulled for.
+        rows: Sparse tables: rows pulled for this step, or what was pooled of them, with what was asked for.
     """
 
     key: int
@@ -70,7 +71,7 @@ class BoundTable:
     parameter: Parameter
     owner: TableOwner
     value: Floats | None = None
-    rows: list[tuple[Ids, Floats]] = field(default_factory=list)
+    rows: list[tuple[Asked, Floats]] = field(default_factory=list)
 
     def forget(self) -> None:
         """The table may have changed."""
@@ -121,25 +122,38 @@ class BoundTables(ParameterClient):
         if seat.spec.kind == "dense":
             rows: Floats = self.value(parameter)[ids]
             return rows
-        for known, found in seat.rows:
-            if are_equal(known, ids):
-                return found
+        return self._looked_up(seat, ids)[1]
+
+    def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
+        """What is pooled of the rows of a distributed parameter."""
+        held, values = self._looked_up(self._seats[id(parameter)], asked)
+        assert isinstance(held, PooledIds)
+        return held, values
+
+    def _looked_up(self, seat: BoundTable, asked: Asked) -> tuple[Asked, Floats]:
+        """What is asked for of a sparse table: what was pulled in this step, or is now."""
+        for held in seat.rows:
+            if are_equal(held[0], asked):
+                return held
         if len(seat.rows) >= _LOOKUPS:
             seat.rows.clear()
-        self._fetch([], [(seat, ids)])
-        return seat.rows[-1][1]
+        self._fetch([], [(seat, asked)])
+        return seat.rows[-1]
 
-    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
         """Bring what a step needs in one pull; with other workers about, all of it anew."""
         whole = {id(p): self._seats[id(p)] for p in dense}
-        rows: list[tuple[BoundTable, Ids]] = []
-        for parameter, ids in sparse:
+        rows: list[tuple[BoundTable, Asked]] = []
+        for parameter, asked in sparse:
             seat = self._seats[id(parameter)]
-            check_rows(parameter, ids)
+            if not isinstance(asked, PooledIds):
+                check_rows(parameter, asked)
             if seat.spec.kind == "dense":
                 whole[id(parameter)] = seat
             else:
-                rows.append((seat, ids))
+                rows.append((seat, asked))
         for seat in [*whole.values(), *(s for s, _ in rows)]:
             if self.runtime.worker_num > 1 or seat.spec.kind == "sparse":
                 seat.forget()
@@ -147,7 +161,7 @@ class BoundTables(ParameterClient):
         self._fetch([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
 
     def read_ahead(
-        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
         """Begin to bring what the step after the one that runs needs: its push overtakes that.
 
@@ -156,24 +170,27 @@ class BoundTables(ParameterClient):
         if not self.runtime.reads_ahead:
             return
         seats = [self._seats[id(parameter)] for parameter in dense]
-        rows = [(self._seats[id(parameter)], ids) for parameter, ids in sparse]
+        rows = [(self._seats[id(parameter)], asked) for parameter, asked in sparse]
         if all(seat.spec.kind == "dense" for seat in seats) and all(
             seat.spec.kind == "sparse" for seat, _ in rows
         ):
             self.begin_pull(
-                [seat.key for seat in seats], [(seat.key, np.array(ids)) for seat, ids in rows]
+                [seat.key for seat in seats], [(seat.key, asked.copy()) for seat, asked in rows]
             )
 
-    def _fetch(self, dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Ids]]) -> None:
+    def _fetch(
+        self, dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Asked]]
+    ) -> None:
         if not dense and not sparse:
             return
-        values, rows = self.pull([s.key for s in dense], [(s.key, ids) for s, ids in sparse])
+        sparse = [(seat, asked.copy()) for seat, asked in sparse]
+        values, rows = self.pull([s.key for s in dense], [(s.key, asked) for s, asked in sparse])
         for array in (*values, *rows):
             array.flags.writeable = False
         for seat, array in zip(dense, values, strict=True):
             seat.value = array
-        for (seat, ids), array in zip(sparse, rows, strict=True):
-            seat.rows.append((np.array(ids), array))
+        for (seat, asked), array in zip(sparse, rows, strict=True):
+            seat.rows.append((asked, array))
 
     @deferred()
     def push(
@@ -187,7 +204,7 @@ class BoundTables(ParameterClient):
         ]
         self._along.clear()
         gradients = [*gradients, *along]
-        self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
+        self.send([g for _, g in gradients], samples, loss)
         _pushes += 1
         self._pushed = [seat for seat, _ in gradients]
         for seat in self._pushed:
@@ -331,7 +348,7 @@ def tables(runtime: Runtime | None = None) -> BoundTables:
     return _known[0]
 
 
-def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
     """Begin to bring what the next step needs, see `BoundTables.read_ahead`, if one runtime has it all."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
     binding = next(iter(bindings.values()), None)

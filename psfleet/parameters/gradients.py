@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.parameters.gradient_norms import merge_rows
 from psfleet.parameters.parameter import Parameter, SparseGrad, as_numbers, check_rows
+from psfleet.parameters.pooled_gradient import PooledGradient
 from psfleet.runtime.interface import Gradient
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import ShowClickEntry, part_of
@@ -64,6 +65,8 @@ def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradien
     """The gradient as a push to the table of this key takes it."""
     if isinstance(grad, SparseElements):
         return Gradient(table, grad.values, grad.positions, rate)
+    if isinstance(grad, PooledGradient):
+        return Gradient(table, grad.values, grad.ids, rate, bags=grad.of.parts)
     if isinstance(grad, SparseGrad):
         return Gradient(table, _pushed(grad), grad.ids, rate)
     return Gradient(table, grad, None, rate)
@@ -86,6 +89,8 @@ def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
     if isinstance(grad, SparseGrad):
         ids = as_ids(grad.ids, f"parameter {parameter.name!r}")
         check_rows(parameter, ids)
+        if isinstance(grad, PooledGradient):
+            return grad
         if grad.rows.shape[1:] != tuple(parameter.shape[1:]):
             raise ShapeError(
                 f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.errors import IdError, ShapeError, UsageError
 from psfleet.kernels.initial_values import initial_array, initial_rows
 from psfleet.parameters.initializer import Assign, Initializer, starting
+from psfleet.runtime.pooled_ids import Asked, PooledIds
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import InitializerSpec, RowPrecision
@@ -204,6 +205,16 @@ class Parameter:
             return self._shown(self._value[ids])
         return self._shown(initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name))
 
+    def pooled(self, asked: PooledIds) -> tuple[PooledIds, Floats]:
+        """What is pooled of the rows of a distributed parameter: float32 [bags, dim].
+
+        Returns:
+            What the gradient may be of, which is `asked` or equal to it, and the values.
+        """
+        if isinstance(self.binding, PoolingBinding):
+            return self.binding.pooled(self, asked)
+        return asked, asked.pool(self.lookup(asked.ids))
+
     def _shown(self, master: Floats) -> Floats:
         """The values in the parameter's precision."""
         if self.dtype == "float16":
@@ -261,14 +272,20 @@ class Binding(Protocol):
         """Current rows of a sparse parameter."""
 
     def prefetch(
-        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Bring everything that a step needs in one call; `value` and `lookup` then find it here."""
+        """Bring everything that a step needs in one call; the other methods then find it here."""
 
 
-def fetch(
-    dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]
-) -> None:
+@runtime_checkable
+class PoolingBinding(Binding, Protocol):
+    """One that pools rows where they arrive."""
+
+    def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
+        """See `Parameter.pooled`."""
+
+
+def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
     """Bring the values that a step is going to use, with one call for each binding."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)] if p.binding}
     for binding in bindings.values():

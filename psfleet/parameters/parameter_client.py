@@ -6,7 +6,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.runtime.interface import PendingPull, Read, Runtime, TableState
+from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime, TableState
+from psfleet.runtime.pooled_ids import Asked, PooledIds, as_asked, read_of
 from psfleet.schema.table import TableSpec
 
 __all__ = ["ParameterClient", "are_equal", "places_of", "slots_of"]
@@ -30,22 +31,36 @@ class ParameterClient:
     # -- a step --------------------------------------------------------------------------------
 
     def pull(
-        self, dense: Sequence[int], rows: Sequence[tuple[int, Ids]]
+        self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]
     ) -> tuple[list[Floats], list[Floats]]:
-        """Values of dense tables, and rows by their ids, in one call. Uses what was read ahead.
+        """Values of dense tables, and rows or what is pooled of them, in one call.
+
+        Uses what was read ahead.
 
         Args:
             dense: Keys of dense tables.
-            rows: Keys of sparse tables, with ids of any shape.
+            rows: Keys of sparse tables, with ids of any shape or with bags of them.
         """
-        reads = [Read(key) for key in dense] + [Read(key, ids) for key, ids in rows]
+        reads = self._reads(dense, rows)
         arrays = self._arrived(reads) or self.runtime.pull(reads)
-        return arrays[: len(dense)], arrays[len(dense) :]
+        first = len(dense)
+        found = zip(rows, reads[first:], arrays[first:], strict=True)
+        return arrays[:first], [as_asked(asked, read, array) for (_, asked), read, array in found]
 
-    def begin_pull(self, dense: Sequence[int], rows: Sequence[tuple[int, Ids]]) -> None:
+    def begin_pull(self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]) -> None:
         """Begin the next `pull`; the push before it overtakes it. The ids must not change."""
-        reads = [Read(key) for key in dense] + [Read(key, ids) for key, ids in rows]
+        reads = self._reads(dense, rows)
         self._ahead = reads, self.runtime.pull_ahead(reads)
+
+    def _reads(self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]) -> list[Read]:
+        pools = self.runtime.pools
+        return [*map(Read, dense), *(read_of(key, asked, pools) for key, asked in rows)]
+
+    def send(self, gradients: Sequence[Gradient], samples: int, loss: float | None) -> None:
+        """Push the gradients of a step, see Runtime.push, to a runtime that may not pool."""
+        pools = self.runtime.pools
+        sent = [gradient if pools else gradient.spread() for gradient in gradients]
+        self.runtime.push(sent, samples=samples, loss=loss)
 
     def _arrived(self, reads: Sequence[Read]) -> list[Floats] | None:
         """The values of these reads, if they were read ahead."""
@@ -128,15 +143,30 @@ def places_of(ids: Ids, wanted: Ids) -> Ids:
     return places
 
 
-def are_equal(ids: Ids, others: Ids) -> bool:
+def are_equal(asked: Asked, other: Asked) -> bool:
     """Whether two lookups ask for the same."""
-    return ids.shape == others.shape and np.array_equal(ids, others)
+    if isinstance(asked, PooledIds):
+        return isinstance(other, PooledIds) and asked.matches(other)
+    if isinstance(other, PooledIds):
+        return False
+    return asked.shape == other.shape and np.array_equal(asked, other)
 
 
 def _are_alike(some: Sequence[Read], others: Sequence[Read]) -> bool:
     """Whether they ask for the same."""
-    return [read.table for read in some] == [read.table for read in others] and all(
-        one.ids is other.ids is None
-        or (one.ids is not None and other.ids is not None and np.array_equal(one.ids, other.ids))
+    return len(some) == len(others) and all(
+        one.table == other.table and _is_alike(_asked(one), _asked(other))
         for one, other in zip(some, others, strict=True)
     )
+
+
+def _is_alike(one: Asked | None, other: Asked | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return are_equal(one, other)
+
+
+def _asked(read: Read) -> Asked | None:
+    if read.ids is None or read.bags is None:
+        return read.ids
+    return PooledIds(read.ids, tuple(read.bags))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.parameters.parameter import Parameter, check_rows, fetch
 from psfleet.runtime import interface as runtimes
+from psfleet.runtime.pooled_ids import Asked, PooledIds
 from psfleet.schema.table import key_of
 
 __all__ = ["AveragedBinding", "LazyBinding"]
@@ -42,7 +43,14 @@ class LazyBinding:
         with self._settled([parameter]):
             return parameter.lookup(ids)
 
-    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
+        """What is pooled of them."""
+        with self._settled([parameter]):
+            return parameter.pooled(asked)
+
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
         """Make the tables and bring what the step needs."""
         with self._settled([*dense, *(p for p, _ in sparse)]):
             fetch(dense, sparse)
@@ -81,5 +89,7 @@ class AveragedBinding:
         rows: Floats = self._average[ids]
         return rows
 
-    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
         """Nothing: it is all here."""

@@ -11,6 +11,7 @@ from psfleet.program.program import Program
 from psfleet.program.recompute import RecomputingRun
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
+from psfleet.runtime.pooled_ids import PooledIds
 
 __all__ = ["ChunkRun", "RecomputingChunkRun", "StepRows", "chunk_run"]
 
@@ -35,6 +36,10 @@ class StepRows:
             if known is ids:
                 return rows
         return self._parameter.lookup(ids)
+
+    def pooled(self, asked: PooledIds) -> tuple[PooledIds, Array]:
+        """What is pooled of the rows."""
+        return asked, asked.pool(self.lookup(asked.ids))
 
 
 class ChunkRun(ProgramRun):

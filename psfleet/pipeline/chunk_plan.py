@@ -15,7 +15,6 @@ from psfleet.parameters.parameter import Parameter
 from psfleet.program.backward import Backward
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
-from psfleet.program.ops.embedding import Embedding
 from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses
 from psfleet.program.variable import Variable
 
@@ -98,18 +97,15 @@ def _piece(plan: ExecutionPlan, backward: BackwardPlan, records: list[Record]) -
     used = dict.fromkeys(v for record in records for v in record.inputs)
     backwards = [BackwardPlan(backward.backward, active, needs)] if active else []
     early = set(plan.early)
-    known = {(parameter.name, ids) for parameter, ids in plan.lookups}
     lookups = {
-        (table.parameter.name, ids): (table.parameter, ids)
-        for record in records
-        if isinstance(record.op, Embedding)
-        for ids, table in [record.inputs[:2]]
-        if table.parameter
+        (each.parameter.name, each.inputs[0]): (each.parameter, each.inputs[0])
+        for each in plan.lookups
+        if each.record in own
     }
     return ChunkPlan(
         ExecutionPlan(constants=plan.constants, forward=records, backwards=backwards, needs=needs),
         [record for record in ancestors(used) if record in early],
-        [pair for key, pair in lookups.items() if key in known],
+        [*lookups.values()],
         [v for v in plan.dense if v in used],
     )
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.parameters.parameter import SparseGrad
+from psfleet.parameters.pooled_gradient import PooledGradient, joined_gradients
 from psfleet.program.operation import Context, Gradient, Record
 from psfleet.program.ops.scatter import scatter_rows
 
@@ -30,6 +31,8 @@ def ancestors(targets: "Iterable[Variable]") -> list[Record]:
 
 def summed(first: Gradient, second: Gradient) -> Gradient:
     """The sum of two gradients of one parameter."""
+    if isinstance(first, PooledGradient) and isinstance(second, PooledGradient):
+        return joined_gradients([first, second])
     if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
         counts = first.scores is not None or second.scores is not None
         return SparseGrad(

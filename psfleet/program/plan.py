@@ -1,6 +1,6 @@
 """How to run a program for given results: what is needed, in which order, and for how long."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,9 @@ from psfleet.program.ops.batch_norm import BatchNorm
 from psfleet.program.ops.embedding import Embedding
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable
+from psfleet.runtime.pooled_ids import Asked
 
-__all__ = ["BackwardPlan", "ExecutionPlan", "last_uses", "make_plan"]
+__all__ = ["BackwardPlan", "ExecutionPlan", "LookUp", "last_uses", "make_plan"]
 
 Needs = dict[Record, tuple[bool, ...]]
 
@@ -28,6 +29,25 @@ class BackwardPlan:
     needs: Needs
 
 
+@dataclass(frozen=True)
+class LookUp:
+    """What a record looks up in a sparse parameter."""
+
+    parameter: Parameter
+    record: Record
+
+    @property
+    def inputs(self) -> list[Variable]:
+        """What it depends on: the ids first."""
+        ids, _, *others = self.record.inputs
+        return [ids, *others]
+
+    def asked(self, values: Mapping[Variable, Any]) -> Asked:
+        """What to pull, of the values of these."""
+        found: Asked = self.record.op.asked(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
+        return found
+
+
 @dataclass
 class ExecutionPlan:
     """The pruned program.
@@ -38,7 +58,7 @@ class ExecutionPlan:
         dense: Leaves of dense parameters.
         early: Records that compute ids of lookups without any parameter: run first, so that all
             rows can be fetched in one call.
-        lookups: Leaves of sparse parameters with the variables of their ids, where early.
+        lookups: Those in sparse parameters whose ids are early.
         forward: The other records before the backward passes.
         backwards: The backward passes.
         late: Records that compute with gradients.
@@ -52,7 +72,7 @@ class ExecutionPlan:
     constants: list[Variable] = field(default_factory=list)
     dense: list[Variable] = field(default_factory=list)
     early: list[Record] = field(default_factory=list)
-    lookups: list[tuple[Parameter, Variable]] = field(default_factory=list)
+    lookups: list[LookUp] = field(default_factory=list)
     forward: list[Record] = field(default_factory=list)
     backwards: list[BackwardPlan] = field(default_factory=list)
     late: list[Record] = field(default_factory=list)
@@ -60,6 +80,10 @@ class ExecutionPlan:
     releases: dict[Record, list[Variable]] = field(default_factory=dict)
     kept: set[Variable] = field(default_factory=set)
     recompute: Any = None
+
+    def asked(self, values: Mapping[Variable, Any]) -> list[tuple[Parameter, Asked]]:
+        """What its look-ups need, of the values of their inputs."""
+        return [(each.parameter, each.asked(values)) for each in self.lookups]
 
     @property
     def recomputes(self) -> bool:
@@ -153,16 +177,17 @@ def _leaves(plan: ExecutionPlan, results: Iterable[Variable], records: Sequence[
             raise UsageError(f"nothing gives the variable {variable.name!r} a value")
 
 
-def _early(records: Sequence[Record]) -> tuple[list[Record], list[tuple[Parameter, Variable]]]:
+def _early(records: Sequence[Record]) -> tuple[list[Record], list[LookUp]]:
     lookups = []
     early: dict[Record, None] = {}
     for record in records:
         if not isinstance(record.op, Embedding):
             continue
-        ids, table = record.inputs[:2]
-        makers = ancestors([ids])
-        if table.parameter and not any(v.parameter for maker in makers for v in maker.inputs):
-            lookups.append((table.parameter, ids))
+        table = record.inputs[1].parameter
+        found = None if table is None else LookUp(table, record)
+        makers = ancestors(found.inputs if found else [])
+        if found and not any(v.parameter for maker in makers for v in maker.inputs):
+            lookups.append(found)
             early.update(dict.fromkeys(makers))
     return sorted(early, key=lambda record: record.serial), lookups
 

@@ -206,10 +206,7 @@ def peak_activation_bytes(program: Program, feed: Mapping[str, Any]) -> int:
     kind = RecomputingRun if plan.recomputes else ProgramRun
     run = kind(program, plan, check_feed(program, plan.feeds, feed), meter)
     run.forward(plan.early)
-    fetch(
-        [v.parameter for v in plan.dense if v.parameter],
-        [(parameter, run.values[ids]) for parameter, ids in plan.lookups],
-    )
+    fetch([v.parameter for v in plan.dense if v.parameter], plan.asked(run.values))
     run.take_parameters()
     run.main()
     run.backward()

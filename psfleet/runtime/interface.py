@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.kernels.bags import RowBags
+from psfleet.kernels.bags import RowBags, spread_parts
 from psfleet.platform.value_class import value_class
 from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.schema.table import OWN, TableSpec
@@ -100,6 +100,12 @@ class Gradient:
     precision: Precision = "float32"
     scale: float = 1.0
     bags: Sequence[RowBags] | None = None
+
+    def spread(self) -> "Gradient":
+        """The gradient with a row for each id."""
+        if self.bags is None:
+            return self
+        return replace(self, values=spread_parts(self.values, self.bags), bags=None)
 
     def untravelled(self) -> "Gradient":
         """The gradient as it is when it does not travel."""

@@ -1,14 +1,13 @@
 """What both runtimes check before anything leaves the trainer: ids, gradients, first values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
-from psfleet.kernels.bags import RowBags, spread_parts
+from psfleet.kernels.bags import RowBags
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 
@@ -107,8 +106,8 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
         _check_bags(spec, gradient.bags, values, ids)
         if not spec.pushed_scores:
             return spec, gradient, values, ids
-        values = spread_parts(values, gradient.bags)
-        gradient = replace(gradient, bags=None)
+        gradient = gradient.spread()
+        values = gradient.values
     if spec.pushed_scores and values.shape == (ids.size, spec.dim):
         shown = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.pushed_scores))
         values = np.concatenate([values, shown], axis=1)

@@ -16,13 +16,15 @@ from psfleet.parameters.parameter import SparseGrad
 from psfleet.parameters.parameter_client import ParameterClient, are_equal, places_of, slots_of
 from psfleet.platform.memory import available_memory
 from psfleet.runtime.interface import Read, Runtime, TableState
+from psfleet.runtime.pooled_ids import Asked, PooledIds
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry, ShowClickEntry, part_of
 from psfleet.schema.table import InitializerSpec, RowPrecision, TableSpec
+from psfleet.torch.gradient_bags import GradientBags
 from psfleet.torch.rule_mapping import RuleMapping
 from psfleet.torch.table_weight import GradientIds, TableWeight, as_tensor, look_up
 
-__all__ = ["EmbeddingRows", "LookupObserver", "living_rows", "rows_of"]
+__all__ = ["EmbeddingRows", "LookupObserver", "living_rows", "pooled_of"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -45,7 +47,7 @@ class LookupObserver(Protocol):
 class _CachedLookup:
     """A lookup that is here. `used` None: not handed out yet; else the tensor's version then."""
 
-    ids: Ids
+    ids: Asked
     rows: Tensor
     used: int | None = None
 
@@ -65,6 +67,7 @@ class EmbeddingRows:
         weight: The stand-in that torch's optimizers see.
         content: Rows to begin with, float32 [count, dim], instead of the initializer's.
         watcher: Told of each lookup.
+        bags: Gradients of what was pooled of the rows.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class EmbeddingRows:
         self.content: Floats | None = None
         self.watcher: LookupObserver | None = None
         self._ledger = GradientIds(self.weight, count is not None)
+        self.bags = GradientBags(self.weight)
         self._held: list[_CachedLookup] = []
         self._client: ParameterClient | None = None
         self._spec: TableSpec | None = None
@@ -111,6 +115,7 @@ class EmbeddingRows:
         copied.weight = copy.deepcopy(self.weight, memo)
         copied.content = self.content
         copied._ledger = GradientIds(copied.weight, self.count is not None)
+        copied.bags = GradientBags(copied.weight)
         memo[id(self)] = copied
         return copied
 
@@ -330,14 +335,6 @@ class EmbeddingRows:
             self._held.append(_CachedLookup(wanted, out.detach(), out._version))
         return out
 
-    def sparse_gradient(self, ids: Ids, rows: Floats) -> Tensor:
-        """The gradient of the weight that these gradients of rows, float32 [n, dim], make up."""
-        scores = np.tile(np.array([1, 0], np.float32), (len(ids), 1)) if self.counts else None
-        indices = torch.from_numpy(self._ledger.indices(ids, scores))[None]
-        return torch.sparse_coo_tensor(
-            indices, as_tensor(rows), self.weight.shape, check_invariants=False
-        )
-
     def read(self, ids: Ids) -> Read:
         """What to pull for a lookup."""
         return Read(self.key, ids)
@@ -346,7 +343,7 @@ class EmbeddingRows:
         """The lookups of the next step, as far as they are known."""
         return self.watcher.expected(self) if self.watcher is not None else []
 
-    def hold(self, ids: Ids, values: Floats) -> None:
+    def hold(self, ids: Asked, values: Floats) -> None:
         """Keep rows that were pulled for a lookup to come."""
         self._held.append(_CachedLookup(ids, as_tensor(values)))
 
@@ -356,9 +353,9 @@ class EmbeddingRows:
 
     def gradient(self) -> SparseGrad | None:
         """What the backward passes have collected since the last zero_grad; None: nothing."""
-        return self._ledger.gradient()
+        return self.bags.gradient() if self.bags else self._ledger.gradient()
 
-    def _find(self, ids: Ids) -> _CachedLookup | None:
+    def _find(self, ids: Asked) -> _CachedLookup | None:
         for held in self._held:
             unspoilt = held.used is None or held.used == held.rows._version
             if unspoilt and are_equal(held.ids, ids):
@@ -381,27 +378,27 @@ class EmbeddingRows:
             )
 
 
-def rows_of(lookups: Sequence[tuple[EmbeddingRows, Ids]], keep: bool) -> list[Floats]:
-    """Current rows of several tables, float32 [n, dim]: what is held, and the others in one pull.
+def pooled_of(lookups: Sequence[tuple[EmbeddingRows, PooledIds]], keep: bool) -> list[Floats]:
+    """What is pooled of several tables, float32 [bags, dim]: what is held, and the others in one pull.
 
     Args:
-        lookups: Tables of one runtime, with ids int64 [n].
+        lookups: Tables of one runtime, with what is asked of each.
         keep: Hold them for the same look-up within the step, see `EmbeddingRows.look_up`.
     """
-    held = [rows._find(ids) for rows, ids in lookups]
+    held = [rows._find(asked) for rows, asked in lookups]
     missing = [pair for pair, known in zip(lookups, held, strict=True) if known is None]
     pulled = iter(_pull(missing))
     found = []
-    for (rows, ids), known in zip(lookups, held, strict=True):
+    for (rows, asked), known in zip(lookups, held, strict=True):
         found.append(next(pulled) if known is None else rows._values_of(known))
         if keep and known is None and len(rows._held) < _MOST_HELD:
-            rows.hold(ids, found[-1])
+            rows.hold(asked, found[-1])
     return found
 
 
-def _pull(lookups: Sequence[tuple[EmbeddingRows, Ids]]) -> list[Floats]:
-    reads = [Read(rows.key, ids) for rows, ids in lookups if rows.client]
-    return lookups[0][0].runtime.pull(reads) if reads else []
+def _pull(lookups: Sequence[tuple[EmbeddingRows, PooledIds]]) -> list[Floats]:
+    asked = [(rows.key, asked) for rows, asked in lookups if rows.client]
+    return lookups[0][0].client.pull([], asked)[1] if asked else []
 
 
 def living_rows() -> list[EmbeddingRows]:

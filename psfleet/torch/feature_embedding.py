@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from psfleet.errors import ConfigError
 from psfleet.feature_sets.feature_lookup import FeatureLookup
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
-from psfleet.torch.embedding_rows import EmbeddingRows, rows_of
+from psfleet.torch.embedding_rows import EmbeddingRows, pooled_of
 from psfleet.torch.embeddings import TableModule
 
 __all__ = ["FeatureEmbedding"]
@@ -83,8 +83,8 @@ class FeatureEmbedding(nn.Module):
         names = list(self.tables)
         lookup = FeatureLookup(self.features, batch, {name: name for name in names})
         tables = [_rows(self.tables[name]) for name in names]
-        wanted = [(table, lookup.ids[name]) for table, name in zip(tables, names, strict=True)]
-        found = dict(zip(names, rows_of(wanted, keep=self.training), strict=True))
+        wanted = [(table, lookup.pooled[name]) for table, name in zip(tables, names, strict=True)]
+        found = dict(zip(names, pooled_of(wanted, keep=self.training), strict=True))
         weights = [table.weight for table in tables]
         device = _device(batch)
         values = _PooledFeatures.apply(self, lookup, found, device, *weights)  # type: ignore[no-untyped-call]
@@ -99,15 +99,16 @@ class _PooledFeatures(torch.autograd.Function):
         ctx: Any,
         module: FeatureEmbedding,
         lookup: FeatureLookup[str],
-        rows: Mapping[str, Floats],
+        pooled: Mapping[str, Floats],
         device: torch.device,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.module, ctx.lookup = module, lookup
         ctx.set_materialize_grads(False)
-        pooled = lookup.pool(rows)
         constant = [f for f in module.features if not isinstance(f, Feature)]
-        out = {name: _own(array, rows).to(device) for name, array in pooled.items()}
+        # A user may change them in place, and what was pulled is held.
+        values = lookup.values(pooled)
+        out = {name: torch.from_numpy(array.copy()).to(device) for name, array in values.items()}
         ctx.mark_non_differentiable(*(out[number.name] for number in constant))
         return tuple(out.values())
 
@@ -119,9 +120,9 @@ class _PooledFeatures(torch.autograd.Function):
             for name, grad in zip(names, grads, strict=True)
             if grad is not None
         }
-        found = ctx.lookup.gradients(given)
+        found = ctx.lookup.pooled_gradients(given)
         sparse = (
-            None if name not in found else _rows(table).sparse_gradient(*found[name])
+            None if name not in found else _rows(table).bags.sparse(found[name])
             for name, table in ctx.module.tables.items()
         )
         return None, None, None, None, *sparse
@@ -130,12 +131,6 @@ class _PooledFeatures(torch.autograd.Function):
 def _rows(module: nn.Module) -> EmbeddingRows:
     assert isinstance(module, FeatureTable)
     return module.table
-
-
-def _own(array: Floats, rows: Mapping[str, Floats]) -> Tensor:
-    """A tensor that shares no memory with rows that were pulled: a user may change it in place."""
-    shared = any(np.may_share_memory(array, held) for held in rows.values())
-    return torch.from_numpy(array.copy() if shared else array)
 
 
 def _device(batch: Any) -> torch.device:

@@ -184,7 +184,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._bring([], self._ahead())
         else:
             pairs, samples = merged
-            self.runtime.push(self._gradients(pairs), samples=samples, loss=loss)
+            self._client.send(self._gradients(pairs), samples, loss)
             for owner in self._owners:
                 owner.advance()
             self.refresh()

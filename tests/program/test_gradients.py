@@ -214,9 +214,10 @@ def test_every_differentiable_operation_has_a_case() -> None:
         if isinstance(kind, type) and issubclass(kind, Op) and kind.differentiable
     }
     assert find_op("add") is ops.arithmetic.Add
-    # PoolBags takes float32 alone; tests/torch/test_feature_interfaces.py compares it with torch.
+    # PooledEmbedding takes float32 alone; tests/torch/test_feature_interfaces.py compares it with torch.
     assert (
-        wanted - {"Embedding", "PoolBags", "Unary"} == {case.split()[0] for case in CASES} & wanted
+        wanted - {"Embedding", "PooledEmbedding", "Unary"}
+        == {case.split()[0] for case in CASES} & wanted
     )
 
 

@@ -180,6 +180,51 @@ def test_a_feature_without_gradient() -> None:
     opt.step()
 
 
+@pytest.mark.parametrize("change", ["none", "coalesced", "half", "zeroed"])
+def test_gradients_of_several_passes(change: str) -> None:
+    """Gradients add up over backward passes, and what a user does to them counts."""
+    found = []
+    for passes in ([0, 1], [1]):
+        embed = pst.FeatureEmbedding(feature_set(SGD(0.1)))
+        tables: Any = embed.tables
+        weight, rows = tables["two"].weight, tables["two"].table
+        opt = pst.DistributedOptimizer(embed, runtime=EmbeddedRuntime())
+        for number in passes:
+            if change == "zeroed" and number == 1 and weight.grad is not None:
+                weight.grad.zero_()
+            loss_of(embed(batch_of(number))).backward()
+        if change == "coalesced":
+            weight.grad = weight.grad.coalesce()
+        elif change == "half" and len(passes) == 2:
+            indices, values = weight.grad._indices(), weight.grad._values()
+            late = slice(2 * SAMPLES, None)  # the bags of the second pass
+            part = indices[:, late], values[late]
+            weight.grad = torch.sparse_coo_tensor(*part, weight.shape, check_invariants=False)
+        gradient = rows.gradient()
+        opt.step()
+        found.append((gradient, _pulled(rows, np.arange(ROWS))))
+        opt.runtime.close()
+    (both, after), (last, after_last) = found
+    if change in ("half", "zeroed"):
+        assert set(both.ids.tolist()) == set(last.ids.tolist())
+        np.testing.assert_allclose(after, after_last, rtol=1e-6, atol=1e-7)
+        return
+    assert len(both.ids) > len(last.ids)
+    whole = np.zeros((ROWS, 3), np.float32)
+    np.add.at(whole, both.ids, both.rows)
+    np.testing.assert_allclose(_pulled_first() - 0.1 * whole, after, rtol=1e-5, atol=1e-6)
+
+
+def _pulled_first() -> Any:
+    """The first rows of table two."""
+    embed = pst.FeatureEmbedding(feature_set(SGD(0.1)))
+    opt = pst.DistributedOptimizer(embed, runtime=EmbeddedRuntime())
+    tables: Any = embed.tables
+    rows = _pulled(tables["two"].table, np.arange(ROWS))
+    opt.runtime.close()
+    return rows
+
+
 def test_state_dict() -> None:
     """A state dict has the tables' ids and rows by name, and another fleet can load it."""
     embed = pst.FeatureEmbedding(feature_set(SGD(0.1)))

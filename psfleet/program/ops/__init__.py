@@ -3,7 +3,6 @@
 from psfleet.program.ops import (
     activation,
     arithmetic,
-    bag_pooling,
     batch_norm,
     clipping,
     dropout,
@@ -13,6 +12,7 @@ from psfleet.program.ops import (
     matmul,
     metric,
     normalize,
+    pooled_embedding,
     reduce,
     sequence,
     source,
@@ -21,7 +21,6 @@ from psfleet.program.ops import (
 __all__ = [
     "activation",
     "arithmetic",
-    "bag_pooling",
     "batch_norm",
     "clipping",
     "dropout",
@@ -31,6 +30,7 @@ __all__ = [
     "matmul",
     "metric",
     "normalize",
+    "pooled_embedding",
     "reduce",
     "sequence",
     "source",

@@ -11,6 +11,7 @@ from psfleet.errors import IdError, ShapeError
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.operation import Array, Context, Gradient, Op, Spec
 from psfleet.program.ops.scatter import scatter_rows
+from psfleet.runtime.pooled_ids import Asked
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
@@ -97,6 +98,10 @@ class Embedding(_Embedding, saved="embedding padding"):
     """
 
     by_rows = True
+
+    def asked(self, ids: Ids, *others: Array) -> Asked:
+        """What a run needs of the parameter, of the values of all inputs but that one."""
+        return ids
 
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
         return inputs[:2]
