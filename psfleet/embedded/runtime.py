@@ -284,6 +284,7 @@ class EmbeddedRuntime:
                         "name": t.spec.name,
                         "kind": t.spec.kind,
                         "bytes": t.bytes,
+                        "device_bytes": t.device_bytes,
                         "step": t.step,
                         "count": t.count if isinstance(t, DenseTable) else len(t),
                     }

@@ -18,6 +18,7 @@ from psfleet.shard.events import PartState, Shrink
 from psfleet.shard.server_group import group_size
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.dense_memory import dense_bytes
 from psfleet.tables.devices import DeviceChoice
 from psfleet.tables.packed_rows import check_rows
 from psfleet.tables.sparse import SparseTable
@@ -44,7 +45,10 @@ class ShardTables(dict[int, Table]):
         self.servers = servers
         self.makers: dict[int, int] = {}
         self.budget = MemoryBudget()
-        self.device_budget = MemoryBudget(place="the GPU's memory")
+        self.device_budget = MemoryBudget(
+            place="the GPU's memory",
+            advice="Use device='cpu' or more servers, or give tables more of it (--device-memory)",
+        )
         self.devices = DeviceChoice()
 
     def find(self, key: int) -> Table:
@@ -87,9 +91,20 @@ class ShardTables(dict[int, Table]):
 
         Args:
             value: This server's slice (dense) or empty.
-            may_refuse: Refuse a device that is not here; else the table gets host memory.
+            may_refuse: Refuse a device that is not here, or has no room; else the table gets host memory.
+
+        Raises:
+            UsageError: There is too little memory for it.
         """
         device = self.devices.of(spec, may_refuse)
+        try:
+            return self._made(spec, value, device)
+        except UsageError:
+            if device == "cpu" or not self.devices.may_be_moved(spec, may_refuse):
+                raise
+        return self._made(spec, value, "cpu")
+
+    def _made(self, spec: TableSpec, value: Floats, device: Device) -> Table:
         budget = self._budget_of(device)
         if spec.kind == "sparse":
             parts = group_size(spec, self.servers)
@@ -102,8 +117,7 @@ class ShardTables(dict[int, Table]):
                 f"table {spec.name!r}: server {self.index} holds {high - low} values, "
                 f"the first value has {value.shape}"
             )
-        taken = value.nbytes * (1 + len(spec.rule.slots))
-        budget.check(spec.name, taken, "be made")
+        budget.check(spec.name, dense_bytes(spec, len(value), device), "be made")
         made = DenseTable(spec, value, device)
         budget.take(spec.name, made.bytes)
         return made

@@ -15,11 +15,15 @@ class MemoryBudget:
         limit: Bytes that they may take in all; None: as many as there are.
         held: Bytes of pushes that wait for their round.
         place: Whose memory it is, as messages say it.
+        advice: What to do if it does not suffice, as they say it.
     """
 
     limit: int | None = None
     held: int = 0
     place: str = "memory"
+    advice: str = (
+        "Give the server more memory, use more servers, or let rows go (entry=CapacityEntry())"
+    )
     _taken: dict[str, int] = field(default_factory=dict)
 
     def take(self, table: str, total: int) -> None:
@@ -45,8 +49,7 @@ class MemoryBudget:
         if not self.fits(table, total):
             raise UsageError(
                 f"table {table!r} was asked to {wanted}, for which it needs {_mib(total)} of {self.place}; "
-                f"this server may give it {_mib(max(self.room(table), 0))}. Give the server more memory, "
-                "use more servers, or let rows go (entry=CapacityEntry())"
+                f"this server may give it {_mib(max(self.room(table), 0))}. {self.advice}"
             )
 
 

@@ -10,7 +10,7 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.rule_text import scalars_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.copy_on_write import FrozenArrays
-from psfleet.tables.dense_memory import dense_memory
+from psfleet.tables.dense_memory import dense_memory, unit_width
 from psfleet.tables.row_snapshot import FrozenDenseTable
 
 __all__ = ["DenseTable"]
@@ -37,7 +37,7 @@ class DenseTable:
         self.spec = spec
         self.step = 0
         self.count = len(value)
-        self._width = self._unit_width()
+        self._width = unit_width(spec, len(value))
         self._memory = dense_memory(spec, value, self._width, device)
         self.device = device
         self.bytes = self._memory.bytes
@@ -132,19 +132,6 @@ class DenseTable:
         """The slice is about to change."""
         for view in self._views:
             view.keep()
-
-    def _unit_width(self) -> int:
-        """How many weights one update spans, see Rule.unit."""
-        if self.spec.rule.unit != "row":
-            return self.count
-        width = 1
-        for extent in self.spec.shape[1:]:
-            width *= extent
-        if width and self.count % width:
-            raise ShapeError(
-                f"table {self.spec.name!r}: {self.count} values are no whole rows of {width}"
-            )
-        return width
 
     def _planes(self) -> list[Floats]:
         """Copies of what the memory holds."""

@@ -1,19 +1,31 @@
 """Where the values of a dense table lie: in host memory, or on a device behind the same interface."""
 
+import math
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.errors import ShapeError
 from psfleet.kernels.generate import dense_kernels
 from psfleet.kernels.initial_values import address_of
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.kernels.streaming import copy_over
 from psfleet.schema.table import MAX_DIM, Device, TableSpec
 
-__all__ = ["DenseMemory", "HostDenseMemory", "dense_memory", "slot_sizes"]
+__all__ = [
+    "DenseMemory",
+    "HostDenseMemory",
+    "dense_bytes",
+    "dense_memory",
+    "gradient_places",
+    "slot_sizes",
+    "unit_width",
+]
 
 Floats = NDArray[np.float32]
+
+_SHORT = 1 << 24  # weights whose update takes long beside the copy of their gradient to a device
 
 
 class DenseMemory(Protocol):
@@ -120,6 +132,31 @@ class HostDenseMemory:
     def write(self, plane: int, start: int, values: Floats) -> None:
         """See DenseMemory."""
         self._planes[plane][start : start + len(values)] = values
+
+
+def dense_bytes(spec: TableSpec, count: int, device: Device) -> int:
+    """Memory that a part of `count` weights takes with its state; on a device with room for gradients."""
+    places = 0 if device == "cpu" else gradient_places(count)
+    return 4 * ((1 + places) * count + sum(slot_sizes(spec, count, unit_width(spec, count))))
+
+
+def gradient_places(count: int) -> int:
+    """For how many gradients of so many weights a device has room."""
+    return 2 if count <= _SHORT else 1
+
+
+def unit_width(spec: TableSpec, count: int) -> int:
+    """How many weights of a part of `count` one update spans, see Rule.unit.
+
+    Raises:
+        ShapeError: The part is no whole rows, which the rule updates.
+    """
+    if spec.rule.unit != "row":
+        return count
+    width = math.prod(spec.shape[1:])
+    if width and count % width:
+        raise ShapeError(f"table {spec.name!r}: {count} values are no whole rows of {width}")
+    return width
 
 
 def slot_sizes(spec: TableSpec, count: int, width: int) -> list[int]:

@@ -7,14 +7,12 @@ from numpy.typing import NDArray
 from psfleet.kernels.cuda import CudaUpdate
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.schema.table import Device, TableSpec
-from psfleet.tables.dense_memory import slot_sizes
+from psfleet.tables.dense_memory import dense_bytes, gradient_places, slot_sizes
 from psfleet.tables.devices import check_device_memory
 
 __all__ = ["DeviceDenseMemory"]
 
 Floats = NDArray[np.float32]
-
-_SHORT = 1 << 24  # weights whose update takes long beside the copy of their gradient
 
 
 class DeviceDenseMemory:
@@ -32,8 +30,7 @@ class DeviceDenseMemory:
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         sizes = slot_sizes(spec, len(value), width)
         self.lengths = [len(value), *sizes]
-        places = 2 if len(value) <= _SHORT else 1
-        self.bytes = 4 * (places * len(value) + sum(self.lengths))
+        self.bytes = dense_bytes(spec, len(value), "cuda")
         check_device_memory(spec.name, self.bytes)
         self._queue = DeviceQueue()
         self._planes = [cuda.to_device(np.ascontiguousarray(value, np.float32))]
@@ -41,7 +38,7 @@ class DeviceDenseMemory:
             cuda.to_device(np.full(size, slot.initial, np.float32))
             for slot, size in zip(spec.rule.slots, sizes, strict=True)
         ]
-        self._gradients = DeviceBuffers(self._queue, places)
+        self._gradients = DeviceBuffers(self._queue, gradient_places(len(value)))
         self._gradients.reserve("gradient", len(value), np.float32)
         self._width = width
         self._update = CudaUpdate(spec.rule, spec.decay, self._queue)

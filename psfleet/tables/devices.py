@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from psfleet.errors import ConfigError, UsageError
 from psfleet.schema.table import Device, TableSpec
 
-__all__ = ["DeviceChoice", "check_device_memory", "why_no_gpu"]
+__all__ = ["DeviceChoice", "check_device_memory", "tables_share", "why_no_gpu"]
 
 
 @functools.cache
@@ -37,11 +37,13 @@ class DeviceChoice:
         default: For tables that name no device.
         has_gpu: Whether this process may use one: only servers and whoever trains embedded.
         memory: Bytes of the GPU's memory that tables may take; 0: what is free, but for an eighth.
+        is_auto: Tables that name no device are in host memory where the GPU has no room for them.
     """
 
     default: Device = "cpu"
     has_gpu: bool = False
     memory: int = 0
+    is_auto: bool = False
 
     @classmethod
     def of_setting(cls, setting: str, memory: int = 0) -> "DeviceChoice":
@@ -55,14 +57,13 @@ class DeviceChoice:
             raise ConfigError(
                 f"PSFLEET_DEVICE is 'cuda', but {why}. Say auto or cpu to hold tables in host memory"
             )
-        return cls("cpu" if setting == "cpu" or why else "cuda", True, memory)
+        return cls(
+            "cpu" if setting == "cpu" or why else "cuda", True, memory, is_auto=setting == "auto"
+        )
 
     def memory_limit(self) -> int | None:
-        """Bytes of the GPU's memory that tables may take in all, before there is any; None: no limit.
-
-        An eighth of what is free is left for the gradients, ids and sums of the calls under way.
-        """
-        limit = min(_free_memory() * 7 / 8, self.memory or math.inf)
+        """Bytes of the GPU's memory that tables may take in all, before there is any; None: no limit."""
+        limit = tables_share(_free_memory(), self.memory)
         return int(limit) if math.isfinite(limit) else None
 
     def of(self, spec: TableSpec, may_refuse: bool = True) -> Device:
@@ -83,6 +84,10 @@ class DeviceChoice:
             raise ConfigError(why)
         return "cpu"
 
+    def may_be_moved(self, spec: TableSpec, may_refuse: bool = True) -> bool:
+        """Whether a table for which the GPU has no room is in host memory instead. Arguments as for `of`."""
+        return not may_refuse or (spec.device is None and self.is_auto)
+
     def _why_not(self, spec: TableSpec) -> str:
         if spec.policy.score():
             why = f"its eviction policy {spec.policy.name!r} works in host memory only"
@@ -93,6 +98,18 @@ class DeviceChoice:
             if why
             else ""
         )
+
+
+def tables_share(free: float, memory: int) -> float:
+    """Bytes that tables may take of so many that are free.
+
+    An eighth is left for the gradients, ids and sums of the calls under way.
+
+    Args:
+        free: Bytes.
+        memory: See DeviceChoice.
+    """
+    return min(free * 7 / 8, memory or math.inf)
 
 
 def _free_memory() -> float:

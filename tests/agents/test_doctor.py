@@ -83,7 +83,8 @@ def test_a_missing_program(
 
 
 def test_versions_of_cuda(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver is the one that nvidia-smi names. A machine with a GPU but no numba-cuda gets advice."""
+    """The driver is the one that nvidia-smi names, which also says what is free. Tables may take of that what
+    servers would give them. A machine with a GPU but no numba-cuda gets advice."""
     installed = {"cuda-toolkit": "13.5.0", "numba-cuda": "0.30.4"}
 
     def version(package: str) -> str:
@@ -98,12 +99,16 @@ def test_versions_of_cuda(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     program = root / "nvidia-smi"
     program.write_text(
-        "#!/bin/sh\n[ $1 = --query-gpu=name ] && echo NVIDIA H100 || echo 580.65.06\n"
+        "#!/bin/sh\ncase $1 in\n*name) echo NVIDIA H100;;\n"
+        "*total) echo 65536, 81920;;\n*) echo 580.65.06;;\nesac\n"
     )
     program.chmod(0o755)
     del installed["numba-cuda"]
     found = looked_at("local", root)
     assert found["GPUs"].value == "NVIDIA H100"
+    assert found["GPU memory"].value == "64.0 of 80.0 GiB free, 56.0 for the tables of a server"
+    monkeypatch.setenv("PSFLEET_DEVICE_MEMORY", "40G")
+    assert looked_at("local", root)["GPU memory"].value.endswith("40.0 for the tables of a server")
     assert found["CUDA"].value == "driver 580.65.06, cuda-toolkit 13.5.0"
     assert "pip install 'psfleet[cuda]'" in found["CUDA"].advice
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError, ServerUnavailable
+from psfleet.errors import ConfigError, ServerUnavailable, UsageError
 from psfleet.rules import Adam
 from psfleet.runtime.interface import Gradient, Runtime, TableState
 from psfleet.schema.table import Device, InitializerSpec, TableSpec
@@ -171,6 +171,36 @@ def test_a_missing_gpu_is_one_sentence() -> None:
 
     with DeviceFleet("auto", simulated=False) as fleet:
         train(fleet, refused, reads=False)
+
+
+@pytest.mark.parametrize("setting", ["cuda", "auto"])
+def test_dense_tables_share_the_memory_of_the_gpu(setting: str) -> None:
+    """A dense table for which a server's GPU has no room is refused when it is made if the server is told
+    cuda, and is in host memory if it is told auto. What it says of both memories is what they hold."""
+    value = np.linspace(-1, 1, 1000, dtype=np.float32)
+    small, large = (TableSpec(name, "dense", (n,), Adam()) for name, n in (("s", 500), ("l", 1000)))
+
+    def both(runtime: Runtime) -> None:
+        runtime.create(small, value[:500])
+        if setting == "cuda":
+            why = "'l' was asked to be made, for which it needs .* of the GPU's memory; this server"
+            with pytest.raises(UsageError, match=why):
+                runtime.create(large, value)
+        else:
+            runtime.create(large, value)
+        runtime.barrier()
+        if runtime.worker_index == 0:
+            [stats], told = runtime.stats(), collect(fleet)["server", "0"]
+            held = {t["name"]: (t["bytes"], t["device_bytes"]) for t in stats["tables"]}
+            assert held.pop("s") == (10_000, 10_000)  # two moments and two gradients too
+            assert held == ({} if setting == "cuda" else {"l": (12_000, 0)})
+            assert told["psfleet_table_device_bytes{s}"] == 10_000
+            assert told["psfleet_device_memory_used_bytes"] == 10_000
+            assert told["psfleet_device_memory_limit_bytes"] == 16 << 10
+            assert told["psfleet_memory_used_bytes"] == sum(host for host, _ in held.values())
+
+    with DeviceFleet(setting, memory="16K") as fleet:
+        train(fleet, both, reads=False)
 
 
 def test_a_table_names_its_memory() -> None:

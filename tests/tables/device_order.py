@@ -17,7 +17,7 @@ from psfleet.kernels import cuda_queue
 from psfleet.kernels.cuda import table_kernels
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceOperations, DeviceQueue, Staging
 from psfleet.rules import RULES
-from psfleet.tables import device_dense
+from psfleet.tables import dense_memory
 from psfleet.tables.sparse import SparseTable
 from tests.tables import device_rows, device_tables
 
@@ -138,7 +138,7 @@ def pushes_overlap(seed: int) -> bool:
 
 def dense_is_in_order(seed: int) -> bool:
     """Whether dense tables have the bits of the host's, with one place for gradients and with two."""
-    device_dense._SHORT = 0 if seed % 2 else 1 << 24
+    dense_memory._SHORT = 0 if seed % 2 else 1 << 24
     rules = [rule() for n, rule in enumerate(RULES.values()) if n % 2 == seed // 2 % 2]
     return all(device_tables.same(rule) for rule in rules)
 

@@ -5,9 +5,13 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.rules import ASGD, RULES, Ftrl, Momentum, RMSProp, Rule
-from psfleet.schema.table import DecaySpec, TableSpec
+from psfleet.errors import UsageError
+from psfleet.rules import ASGD, RULES, SGD, Adam, Ftrl, Momentum, RMSProp, Rule
+from psfleet.schema.table import DecaySpec, Device, TableSpec
+from psfleet.shard.shard_tables import ShardTables
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.dense_memory import dense_bytes
+from psfleet.tables.devices import DeviceChoice
 
 SHAPE = (3, 4)
 RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
@@ -57,9 +61,63 @@ def same(rule: Rule) -> bool:
     return equal and bits(host) == bits(device) == bits(moved) == bits(back)
 
 
+def tables_with(memory: int, is_auto: bool) -> ShardTables:
+    """Tables of a server that may take so many bytes of its device."""
+    tables = ShardTables(0, 1)
+    tables.devices = DeviceChoice("cuda", True, memory, is_auto)
+    return tables
+
+
+def dense(name: str, count: int, device: Device | None = None) -> TableSpec:
+    return TableSpec(name, "dense", (count,), Adam(), device=device)
+
+
+def is_refused(tables: ShardTables, spec: TableSpec) -> bool:
+    """Whether a table is refused with its name, what it needs, and what to do."""
+    try:
+        tables.make(spec, np.zeros(spec.size, np.float32))
+    except UsageError as error:
+        said = f"table {spec.name!r} was asked to be made, for which it needs "
+        return (
+            said in str(error) and "of the GPU's memory" in str(error) and "--device" in str(error)
+        )
+    return False
+
+
+def shares_its_budget() -> bool:
+    """Whether dense tables take their part of the device's memory, with room for their gradients, and no
+    more. Rows that come later are in host memory when there is none left."""
+    spec, zeros = dense("first", 1000), np.zeros(1000, np.float32)
+    need = 4 * 5 * 1000  # weights, two moments, two gradients
+    tables = tables_with(need + 40_000, is_auto=False)
+    rows = tables.make(TableSpec("rows", "sparse", (2,), SGD()), zeros[:0])
+    there = tables.make(spec, zeros)
+    counted = there.bytes == there.device_bytes == need == dense_bytes(spec, 1000, "cuda")
+    counted = counted and tables.device_budget.room() == 40_000 - rows.device_bytes
+    ids = np.arange(3000)
+    rows.push(ids, np.ones((3000, 2), np.float32), 0.1)  # type: ignore[call-arg, arg-type]
+    spills = rows.spilled > 1000 and tables.device_budget.room() >= 0  # type: ignore[union-attr]
+    return counted and spills and is_refused(tables, dense("second", 1000))
+
+
+def moves_to_the_host() -> bool:
+    """Whether a dense table for which the device has no room is in host memory if the setting is auto and it
+    names no device, or if it was made before; it is refused otherwise, and nothing is taken."""
+    zeros = np.zeros(1000, np.float32)
+    automatic, strict = tables_with(16_000, is_auto=True), tables_with(16_000, is_auto=False)
+    made = automatic.make(dense("any", 1000), zeros)
+    before = strict.make(dense("before", 1000, "cuda"), zeros, may_refuse=False)
+    right = made.device == before.device == "cpu" and made.device_bytes == 0
+    right = right and automatic.make(dense("small", 500), zeros[:500]).device == "cuda"
+    right = right and is_refused(automatic, dense("named", 1000, "cuda"))
+    right = right and is_refused(strict, dense("any", 1000))
+    return right and strict.device_budget.room() == 16_000
+
+
 if __name__ == "__main__":
     wrong = [str(rule) for rule in RULE_CASES if not same(rule)]
     empty = DenseTable(TableSpec("e", "dense", (0,), Momentum()), np.zeros(0, np.float32), "cuda")
     empty.push(np.zeros(0, np.float32), 0.1)
+    wrong += [check.__name__ for check in (shares_its_budget, moves_to_the_host) if not check()]
     print(f"{len(RULE_CASES)} rules, wrong: {wrong}")
     sys.exit(bool(wrong) or empty.count)

@@ -10,7 +10,7 @@ from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_messages import versions
 from psfleet_launch.job.resources import Resources
 
-__all__ = ["describe", "describe_gpus", "gpu_drivers", "memory_kills"]
+__all__ = ["describe", "describe_gpus", "gpu_drivers", "gpu_memory", "memory_kills"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PATIENCE = 5.0  # seconds for nvidia-smi
@@ -44,6 +44,16 @@ def describe_gpus() -> list[str]:
     return _of_each_gpu("name")
 
 
+def gpu_memory() -> list[tuple[int, int]]:
+    """Bytes of each GPU's memory that are free, and that there are."""
+    pairs = [line.split(",") for line in _of_each_gpu("memory.free,memory.total")]
+    return [
+        (int(free) << 20, int(total) << 20)
+        for free, total in pairs
+        if free.isdigit() and total.strip().isdigit()  # else the driver does not say
+    ]
+
+
 def gpu_drivers() -> list[str]:
     """Versions of their drivers, without repeats."""
     return sorted({*_of_each_gpu("driver_version")})
@@ -52,7 +62,7 @@ def gpu_drivers() -> list[str]:
 def _of_each_gpu(field: str) -> list[str]:
     try:
         listed = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
+            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=_PATIENCE,

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import from_variable
-from psfleet.settings.groups import UserSettings
-from psfleet_launch.agent.machine import describe_gpus, gpu_drivers
+from psfleet.settings.groups import JobSettings, UserSettings
+from psfleet.tables.devices import tables_share
+from psfleet_launch.agent.machine import describe_gpus, gpu_drivers, gpu_memory
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.addresses import own_address
 
@@ -66,6 +67,7 @@ def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Find
     yield _blas_threads()
     gpus = describe_gpus()
     yield Finding("GPUs", ", ".join(gpus) or "none that nvidia-smi names")
+    yield from _gpu_memory()
     yield _cuda(bool(gpus))
 
 
@@ -97,6 +99,20 @@ def _cuda(has_gpu: bool) -> Finding:
         else ""
     )
     return Finding("CUDA", ", ".join([*drivers, *found]), advice)
+
+
+def _gpu_memory() -> Iterator[Finding]:
+    """What is free on the GPUs, and what of it tables may take."""
+    sizes = gpu_memory()
+    if not sizes:
+        return
+    most = from_variable(JobSettings, "device_memory", os.environ)
+    said = "; ".join(
+        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, "
+        f"{tables_share(free, most) / 2**30:.1f} for the tables of a server"
+        for free, total in sizes
+    )
+    yield Finding("GPU memory", said)
 
 
 def _programs(engine: type[Engine]) -> Iterator[Finding]:

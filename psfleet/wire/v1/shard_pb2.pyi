@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 4283dac038d629d8ead519c39661cd4208793200233db65565b764a3b54f68b7
+# From protos/psfleet/v1/shard.proto, SHA-256 18bbbde4fb7747bf715b84d181cc02af18f899e845c5390f39233929f5a56c0f
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -342,15 +342,17 @@ class TornStep(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., last: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("name", "kind", "count", "bytes", "step")
+    __slots__ = ("name", "kind", "count", "bytes", "step", "device_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     count: int
     bytes: int
     step: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    device_bytes: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., step: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...

@@ -431,5 +431,10 @@ def _met(release: CollectiveReply) -> bytes:
 def _table_status(table: Any) -> shard_pb2.TableStatus:
     count = table.count if isinstance(table, DenseTable) else len(table)
     return shard_pb2.TableStatus(
-        name=table.spec.name, kind=table.spec.kind, count=count, bytes=table.bytes, step=table.step
+        name=table.spec.name,
+        kind=table.spec.kind,
+        count=count,
+        bytes=table.bytes,
+        step=table.step,
+        device_bytes=table.device_bytes,
     )

@@ -163,6 +163,12 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
         "Rows of a table on a GPU that are in host memory, for which the GPU has no room",
         {n: t.spilled for n, t in sparse.items() if t.device == "cuda"},
     )
+    of_gpu = {n: t.device_bytes for n, t in tables.items() if t.device == "cuda"}
+    yield gauge("table_device_bytes", "GPU memory of a table, of its table_bytes", of_gpu)
+    if of_gpu:
+        yield gauge("device_memory_used_bytes", "GPU memory of tables", sum(of_gpu.values()))
+    if (most := shard.tables.device_budget.limit) is not None:
+        yield gauge("device_memory_limit_bytes", "GPU memory that tables may take", most)
     yield gauge("memory_used_bytes", "Host memory of tables and of pushes that are held", used)
     yield gauge(
         "held_bytes", "Memory of pushes that wait for their round", shard.tables.budget.held

@@ -35,6 +35,7 @@ def figures_of(status: Any) -> dict[str, Any]:
                 "kind": table.kind,
                 "count": table.count,
                 "bytes": table.bytes,
+                "device_bytes": table.device_bytes,
                 "step": table.step,
             }
             for table in status.tables
