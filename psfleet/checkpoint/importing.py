@@ -47,7 +47,7 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
 
     def load(shard: Shard) -> None:
         snapshot.load(shard)
-        found = shard.tables.find(spec.key)
+        found = shard.tables[spec.key]
         assert isinstance(found, SparseTable)
         mine = owned_rows(spec, rows.ids, shard.index, shard.servers)
         ids = rows.ids[mine]

@@ -34,7 +34,7 @@ def content_of(snapshot: Snapshot, spec: TableSpec) -> TableContent:
     shard.create(spec, np.zeros(spec.size if spec.kind == "dense" else 0, np.float32))
     for fill in snapshot.fills(spec, 0, 1):
         shard.fill(fill)
-    table = shard.tables.find(spec.key)
+    table = shard.tables[spec.key]
     if isinstance(table, DenseTable):
         planes = [plane.reshape(spec.shape) for plane in table.state()]
         return TableContent(dict(zip(spec.slot_names, planes, strict=True)), table.step)

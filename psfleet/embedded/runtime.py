@@ -114,7 +114,7 @@ class EmbeddedRuntime:
 
     def table(self, key: int) -> DenseTable | SparseTable:
         """The table itself."""
-        return self._shard.tables.find(key)
+        return self._shard.tables[key]
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""
@@ -125,7 +125,7 @@ class EmbeddedRuntime:
         return CompletedPull(self.pull(reads))
 
     def _pull(self, read: Read) -> Floats:
-        spec = self._shard.tables.find(read.table).spec
+        spec = self._shard.tables[read.table].spec
         if spec.kind == "dense":
             return self._arrived(spec, self._shard.tables.read([read])[0]).reshape(spec.shape)
         ids = check_ids(spec, read.ids)
@@ -174,7 +174,7 @@ class EmbeddedRuntime:
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
         """The gradients with each id once, as amp rounds them."""
-        checked = check_gradients(lambda key: self._shard.tables.find(key).spec, gradients)
+        checked = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
         return [(part[0], _merged(*part)) for part in checked]
 
     def flush(self, timeout: float | None = None) -> None:
@@ -191,7 +191,7 @@ class EmbeddedRuntime:
 
     def read_table(self, table: int) -> TableState:
         """See Runtime.read_table."""
-        held = self._shard.tables.find(table)
+        held = self._shard.tables[table]
         if isinstance(held, DenseTable):
             return TableState(held.step, [v.reshape(held.spec.shape) for v in held.state()])
         rows = held.page(0, len(held))
@@ -204,7 +204,7 @@ class EmbeddedRuntime:
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
         self._packer.forget()
-        held = self._shard.tables.find(table)
+        held = self._shard.tables[table]
         if isinstance(held, DenseTable):
             held.restore(state.step, [v.reshape(-1) for v in state.values])
             return

@@ -31,6 +31,7 @@ __all__ = [
     "WINDOW_UPDATE",
     "frame",
     "head",
+    "message_head",
     "read_head",
     "read_settings",
     "reset",
@@ -50,6 +51,7 @@ SMALLEST_FRAME, LARGEST_FRAME = 2**14, 2**24 - 1  # bounds of MAX_FRAME_SIZE
 LARGEST_WINDOW = 2**31 - 1
 
 _HEAD = struct.Struct(">HBBBI")  # length in 16 and 8 bits, type, flags, stream
+_MESSAGE_HEAD = struct.Struct(">HBBBIBI")
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
 
@@ -65,9 +67,16 @@ def read_head(data: bytes | bytearray, at: int = 0) -> tuple[int, int, int, int]
     return high << 8 | low, kind, flags, stream & LARGEST_WINDOW
 
 
+def message_head(length: int, flags: int, stream: int) -> bytes:
+    """What comes before a message of gRPC that is not compressed and has a frame for itself."""
+    size = length + 5
+    return _MESSAGE_HEAD.pack(size >> 8, size & 0xFF, DATA, flags, stream, 0, length)
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """A whole frame."""
-    return head(len(payload), kind, flags, stream) + payload
+    length = len(payload)
+    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:

@@ -28,7 +28,9 @@ MAX_HEADERS = 16 << 10
 _POST, _HTTP, _HTTPS, _STATUS_200 = b"\x83", b"\x86", b"\x87", b"\x88"
 _STATIC = 61  # entries of HPACK's static table
 _MOST_KNOWN = 64
-_TIMEOUT_SIZE = 24
+_TIMEOUT = b"\0\x0cgrpc-timeout\x09"
+_VALUE_SIZE = 9  # of a timeout as this package writes it
+_TIMEOUT_SIZE = len(_TIMEOUT) + _VALUE_SIZE
 
 
 def _integer(value: int, bits: int, first: int = 0) -> bytes:
@@ -72,7 +74,7 @@ def request_prefix(
 def timeout_field(seconds: float) -> bytes:
     """The header of a call's timeout, always of the same length: 8 digits of milliseconds."""
     milliseconds = min(max(int(seconds * 1000), 1), 99_999_999)
-    return b"\0\x0cgrpc-timeout\x09%08dm" % milliseconds
+    return b"%b%08dm" % (_TIMEOUT, milliseconds)
 
 
 def failure_trailers(code: int, details: str, metadata: dict[str, str]) -> bytes:
@@ -90,27 +92,30 @@ class HeaderReader:
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADERS)
-        self._known: dict[bytes, dict[str, str]] = {}
+        self._known: dict[bytes, dict[str, str]] = {}  # without their timeouts
 
-    def read(self, block: bytes) -> dict[str, str]:
-        """The headers, lower case. Of one given twice the last counts. Not to be changed.
+    def read(self, block: bytes) -> tuple[dict[str, str], float | None]:
+        """The headers, and the seconds that the call may take; None: as long as it likes.
+
+        Headers are lower case and not to be changed; of one given twice the last counts.
 
         Raises:
             ConnectionBroken: The block is damaged.
         """
-        prefix, timeout = block, ""
-        if len(block) > _TIMEOUT_SIZE and block.startswith(
-            b"\0\x0cgrpc-timeout\x09", len(block) - _TIMEOUT_SIZE
-        ):
-            prefix, timeout = block[:-_TIMEOUT_SIZE], block[-9:].decode("ascii", "replace")
+        prefix, timeout = block, b""
+        if block[-_TIMEOUT_SIZE:-_VALUE_SIZE] == _TIMEOUT:
+            prefix, timeout = block[:-_TIMEOUT_SIZE], block[-_VALUE_SIZE:]
         known = self._known.get(prefix)
         if known is None:
             if not _is_stateless(block):
-                return self._decode(block)
+                found = self._decode(block)
+                return found, _seconds(found.get("grpc-timeout", ""))
             known = self._decode(prefix)
             if len(self._known) < _MOST_KNOWN:
                 self._known[prefix] = known
-        return {**known, "grpc-timeout": timeout} if timeout else known
+        if not timeout:
+            return known, _seconds(known.get("grpc-timeout", ""))
+        return known, _seconds(timeout.decode("ascii", "replace"))
 
     def _decode(self, block: bytes) -> dict[str, str]:
         try:
@@ -168,16 +173,12 @@ def read_message(headers: dict[str, str]) -> str:
     return unquote(headers.get("grpc-message", ""), errors="replace")
 
 
-def read_timeout(headers: dict[str, str]) -> float | None:
-    """Seconds that a call may take; None: as long as it likes.
-
-    Raises:
-        ValueError: It is no timeout.
-    """
-    text = headers.get("grpc-timeout", "")
-    if not text:
-        return None
-    return int(text[:-1]) * _UNITS[text[-1]]
+def _seconds(timeout: str) -> float | None:
+    """How long a call may take whose header says this."""
+    try:
+        return int(timeout[:-1]) * _UNITS[timeout[-1]] if timeout else None
+    except (ValueError, KeyError):
+        raise ConnectionBroken(f"{timeout!r} is no timeout") from None
 
 
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}

@@ -1,7 +1,6 @@
 """Unary calls to one server: each connection carries one call at a time."""
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from psfleet.http2.header_blocks import (
     request_prefix,
     timeout_field,
 )
-from psfleet.http2.http2_connection import Http2Connection, StreamState
+from psfleet.http2.http2_connection import Http2Connection, StreamState, trailing
 from psfleet.http2.socket_transport import Transport
 
 __all__ = ["Http2Client", "OutgoingCall"]
@@ -26,21 +25,8 @@ _SILENCE = 20.0  # seconds without an answer after which the server is probed
 
 
 _LONGEST_PLAIN = 1 << 10  # bytes of an answer; to look at those of a longer one twice takes longer
-
-
-def _header_frame(block: bytes, flags: int, stream: bytes) -> bytes:
-    """A pattern of a HEADERS frame. `stream`: a pattern of its stream's number."""
-    head = frames.head(len(block), frames.HEADERS, flags, 0)
-    return re.escape(head[:-4]) + stream + re.escape(block)
-
-
-_PLAIN = re.compile(
-    _header_frame(OK_HEADERS, frames.END_HEADERS, rb"(....)")
-    + rb"(...)\0\0\1\0(....)(.*)"  # DATA without flags; its message is not compressed
-    + _header_frame(OK_TRAILERS, frames.END_HEADERS | frames.END_STREAM, rb"\1"),
-    re.DOTALL,
-)
-"""An answer as our server sends a small one. Groups: stream, bytes of the frame, of the message, message."""
+_OPENING = len(frames.frame(frames.HEADERS, 0, 1, OK_HEADERS) + frames.message_head(0, 0, 1))
+_CLOSING = len(trailing(1, OK_TRAILERS))
 
 
 class Http2Client:
@@ -53,6 +39,8 @@ class Http2Client:
         most: Bytes that an answer may have.
         metadata: Headers of every call.
         probe: Called when an answer is not here after 20 seconds, and so on; raises if the server is gone.
+        failed: Makes what a call raises that has ended with an error of this package, given this client,
+            the error and the seconds that the answer could take.
     """
 
     def __init__(
@@ -63,7 +51,9 @@ class Http2Client:
         most: int,
         metadata: tuple[tuple[str, str], ...] = (),
         probe: Callable[[], None] = lambda: None,
+        failed: "Callable[[Http2Client, Exception, float], Exception]" = lambda _, error, __: error,
     ) -> None:
+        self.failed = failed
         self._connect = connect
         self._authority = authority
         self._tls = tls
@@ -110,7 +100,7 @@ class Http2Client:
         except BaseException:
             self.drop(connection)
             raise
-        return OutgoingCall(self, connection, stream)
+        return OutgoingCall(self, connection, stream, seconds)
 
     def connect(self) -> None:
         """Have a connection.
@@ -162,11 +152,16 @@ class OutgoingCall:
     """A call that has left. Whoever has it reads its answer, once."""
 
     def __init__(
-        self, client: Http2Client, connection: "_ClientConnection", stream: StreamState
+        self,
+        client: Http2Client,
+        connection: "_ClientConnection",
+        stream: StreamState,
+        seconds: float,
     ) -> None:
         self._client = client
         self._connection = connection
         self._stream = stream
+        self._seconds = seconds
 
     def fileno(self) -> int:
         """Where the answer comes in."""
@@ -176,9 +171,12 @@ class OutgoingCall:
         """Read the answer; see Http2Client.call."""
         try:
             answer = self._connection.finish(self._stream)
-        except CallFailed:
+        except CallFailed as error:
             self._client.give(self._connection)
-            raise
+            raise self._client.failed(self._client, error, self._seconds) from None
+        except (ConnectionBroken, DeadlinePassed) as error:
+            self._client.drop(self._connection)
+            raise self._client.failed(self._client, error, self._seconds) from None
         except BaseException:
             self._client.drop(self._connection)
             raise
@@ -228,24 +226,23 @@ class _ClientConnection(Http2Connection):
             self.drop(stream)
         if self._failure is not None:
             raise self._failure
-        if not stream.incoming.is_whole:
+        if not stream.is_whole:
             raise ConnectionBroken("an answer ends in its middle")
-        content, stream.incoming.content = stream.incoming.content, b""
+        content, stream.content = stream.content, b""
         return content
 
     def _plain_answer(self) -> bytes | None:
         """The answer, if all of it comes at once and is plain; None: it is to be read frame by frame."""
-        piece = self.arrived(_LONGEST_PLAIN)
-        found = _PLAIN.fullmatch(piece)
-        if found is None:
+        piece, number = self.arrived(_LONGEST_PLAIN), self._number
+        length = len(piece) - _OPENING - _CLOSING
+        if length < 0 or not piece.endswith(trailing(number, OK_TRAILERS)):
             return None
-        stream, size, length, message = found.groups()
-        numbers = self._number, 5 + len(message), len(message)
-        if (*map(_integer, (stream, size, length)),) != numbers:
+        headers = frames.frame(frames.HEADERS, frames.END_HEADERS, number, OK_HEADERS)
+        if not piece.startswith(headers + frames.message_head(length, 0, number)):
             return None
-        self.read_bytes(len(piece))
-        self.took(5 + len(message))
-        return message
+        self.skip(len(piece))
+        self.took(5 + length)
+        return piece[_OPENING:-_CLOSING]
 
     def tick(self) -> None:
         """See Http2Connection."""
@@ -265,7 +262,7 @@ class _ClientConnection(Http2Connection):
         if block in (OK_HEADERS, OK_TRAILERS):  # as our server writes them
             self._ended |= ends and number == self._number
             return
-        headers = self.headers.read(block)
+        headers, _ = self.headers.read(block)
         if number != self._number or self._ended:
             return
         status = headers.get("grpc-status", "")
@@ -286,10 +283,6 @@ class _ClientConnection(Http2Connection):
         """The server has given up the call; a refusal has come before."""
         if stream.number == self._number and not self._ended:
             raise ConnectionBroken("the server has reset the call")
-
-
-def _integer(data: bytes) -> int:
-    return int.from_bytes(data, "big")
 
 
 def _number(status: str) -> int:

@@ -14,7 +14,7 @@ from psfleet.http2.header_blocks import MAX_HEADERS, HeaderReader
 from psfleet.http2.socket_transport import Part, Transport
 from psfleet.platform.unwritten_bytes import unwritten_bytes
 
-__all__ = ["Http2Connection", "IncomingMessage", "StreamState"]
+__all__ = ["Http2Connection", "StreamState", "trailing"]
 
 _BUFFER = 64 << 10
 _RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
@@ -23,23 +23,44 @@ _DEFAULT_WINDOW = 65_535
 _SHORT = 1 << 10  # bytes of a message that is read at once
 
 
-class IncomingMessage:
-    """The message of a stream, as its frames come in.
+class StreamState:
+    """One call: where it stands, and the message that comes in.
 
     Args:
-        most: Bytes that it may have.
+        number: Of the stream.
+        window: Bytes that the other end takes now.
+        most: Bytes that the message may have.
 
     Attributes:
-        content: The bytes, once `is_whole`.
+        received: Bytes of the frames of the message, since its window was opened last.
+        closed: Nothing is sent on it any more.
+        content: The bytes of the message, once it `is_whole`.
         length: What its prefix says; -1: not yet known.
     """
 
-    def __init__(self, most: int) -> None:
+    __slots__ = (
+        "_filled",
+        "_most",
+        "_place",
+        "_prefix",
+        "closed",
+        "content",
+        "length",
+        "number",
+        "received",
+        "window",
+    )
+
+    def __init__(self, number: int, window: int, most: int) -> None:
+        self.number = number
+        self.window = window
+        self.received = 0
+        self.closed = False
         self.content = b""
         self.length = -1
         self._most = most
         self._prefix = b""
-        self._place = memoryview(b"")
+        self._place: memoryview | None = None
         self._filled = 0
 
     @property
@@ -74,11 +95,12 @@ class IncomingMessage:
 
     def _next(self, size: int) -> memoryview:
         """The place of the next bytes, which are taken."""
-        if not self._filled:
-            self._make_place()
         start, self._filled = self._filled, self._filled + size
         if self._filled > self.length:
             raise ConnectionBroken(f"a message of {self.length} bytes has more")
+        if self._place is None:
+            self.content, place = unwritten_bytes(self.length)
+            self._place = memoryview(place).cast("B")
         return self._place[start : self._filled]
 
     def _begin(self) -> None:
@@ -88,30 +110,6 @@ class IncomingMessage:
         if length > self._most:
             raise ConnectionBroken(f"a message has {length} bytes, the limit is {self._most}")
         self.length = length
-
-    def _make_place(self) -> None:
-        if self.length:
-            self.content, place = unwritten_bytes(self.length)
-            self._place = memoryview(place).cast("B")
-
-
-@dataclass(slots=True)
-class StreamState:
-    """One call.
-
-    Attributes:
-        number: Of the stream.
-        incoming: The message that comes in.
-        window: Bytes that the other end takes now.
-        received: Bytes of the frames of the message, since its window was opened last.
-        closed: Nothing is sent on it any more.
-    """
-
-    number: int
-    incoming: IncomingMessage
-    window: int
-    received: int = 0
-    closed: bool = False
 
 
 @dataclass(slots=True)
@@ -176,6 +174,10 @@ class Http2Connection:
             self._fill(1)
         return b"" if self._end - self._start > most else bytes(self._view[self._start : self._end])
 
+    def skip(self, size: int) -> None:
+        """Pass over so many bytes that have arrived."""
+        self._start += size
+
     def read_into(self, target: memoryview) -> None:
         """The next bytes, as many as the target holds."""
         here = min(len(target), self._end - self._start)
@@ -232,7 +234,7 @@ class Http2Connection:
         if stream is None:
             self._skip(number, size)
         else:
-            stream.incoming.take(size, self)
+            stream.take(size, self)
         if padding:
             self._skip(number, padding)
         self.took(length)
@@ -347,8 +349,7 @@ class Http2Connection:
 
     def open(self, number: int) -> StreamState:
         """A stream begins."""
-        stream = StreamState(number, IncomingMessage(self.most), self._stream_window)
-        self.streams[number] = stream
+        stream = self.streams[number] = StreamState(number, self._stream_window, self.most)
         return stream
 
     def drop(self, stream: StreamState) -> None:
@@ -376,22 +377,27 @@ class Http2Connection:
         with self.sending:
             if stream.closed:
                 return
-            prefix = b"\0" + len(message).to_bytes(4, "big")
-            opening = frames.frame(frames.HEADERS, frames.END_HEADERS, stream.number, block)
-            parts: list[Part] = [opening]
-            whole = _PREFIX + len(message)
-            if whole <= min(self._window, stream.window, self._largest_frame) and not self._unsent:
+            number, length = stream.number, len(message)
+            opening = frames.frame(frames.HEADERS, frames.END_HEADERS, number, block)
+            whole = _PREFIX + length
+            if (
+                not self._unsent
+                and whole <= self._window
+                and whole <= stream.window
+                and whole <= self._largest_frame
+            ):
                 self._window -= whole
                 stream.window -= whole
-                flags = 0 if trailers else frames.END_STREAM
-                parts += [frames.head(whole, frames.DATA, flags, stream.number) + prefix, message]
                 if trailers:
-                    parts.append(_trailers(stream.number, trailers))
+                    head, end = frames.message_head(length, 0, number), trailing(number, trailers)
                     self.drop(stream)
-                self.transport.send(parts)
+                    self.transport.send([opening + head, message, end])
+                else:
+                    head = frames.message_head(length, frames.END_STREAM, number)
+                    self.transport.send([opening + head, message])
                 return
-            self.transport.send(parts)
-            end = not trailers
+            self.transport.send([opening])
+            prefix, end = b"\0" + length.to_bytes(4, "big"), not trailers
             self._unsent.append(_Unsent(stream, memoryview(prefix), b"", False))
             self._unsent.append(_Unsent(stream, memoryview(message), trailers, end))
             self._send_rest()
@@ -426,13 +432,13 @@ class Http2Connection:
         if whole and one.end and not parts:  # an empty message
             parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
         if whole and one.trailers:
-            parts.append(_trailers(number, one.trailers))
+            parts.append(trailing(number, one.trailers))
             self.drop(one.stream)
         if parts:
             self.transport.send(parts)
         return whole
 
 
-def _trailers(number: int, block: bytes) -> bytes:
-    flags = frames.END_HEADERS | frames.END_STREAM
-    return frames.head(len(block), frames.HEADERS, flags, number) + block
+def trailing(number: int, block: bytes) -> bytes:
+    """The frame of a block that ends a stream."""
+    return frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number, block)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from psfleet.http2 import frames
 from psfleet.http2.call_errors import ConnectionBroken
-from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, failure_trailers, read_timeout
+from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, failure_trailers
 from psfleet.http2.http2_connection import Http2Connection, StreamState
 from psfleet.http2.socket_transport import Part, Transport
 from psfleet.platform.service_thread import ServiceThread
@@ -258,7 +258,7 @@ class _ServerConnection(Http2Connection):
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
         """A call begins; or its client ends it with trailers."""
-        headers = self.headers.read(block)
+        headers, seconds = self.headers.read(block)
         if number in self.streams:
             if not ends:
                 raise ConnectionBroken(f"stream {number} has headers in its middle")
@@ -273,10 +273,6 @@ class _ServerConnection(Http2Connection):
             self.answer(stream, None, *refused, {})
             return
         self._peer.connection = self
-        try:
-            seconds = read_timeout(headers)
-        except (ValueError, KeyError):
-            raise ConnectionBroken(f"{headers['grpc-timeout']!r} is no timeout") from None
         call = IncomingCall(self, stream, seconds)
         self._calls[number] = (self._server.behaviors[headers[":path"]], call)
         self._coming += 1
@@ -311,17 +307,17 @@ class _ServerConnection(Http2Connection):
             return
         self._coming -= 1
         behavior, call = found
-        if not stream.incoming.is_whole:
+        if not stream.is_whole:
             self.answer(stream, None, _INVALID, "the call ended without its message", {})
             return
-        message, stream.incoming.content = stream.incoming.content, b""
+        message, stream.content = stream.content, b""
         behavior(message, call)
 
     def on_reset(self, stream: StreamState) -> None:
         """The client does not wait any more."""
         found = self._calls.pop(stream.number, None)
         if found is not None:
-            if not stream.incoming.is_whole:
+            if not stream.is_whole:
                 self._coming -= 1
             found[1].lose()
 
@@ -344,7 +340,7 @@ class _ServerConnection(Http2Connection):
     def _fail(self, stream: StreamState, block: bytes) -> None:
         flags = frames.END_HEADERS | frames.END_STREAM
         parts: list[Part] = [frames.frame(frames.HEADERS, flags, stream.number, block)]
-        if not stream.incoming.is_whole:  # what still comes of the message is not wanted
+        if not stream.is_whole:  # what still comes of the message is not wanted
             parts.append(frames.reset(stream.number, _NO_ERROR))
         with self.sending:
             if not stream.closed:

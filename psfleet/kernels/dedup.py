@@ -19,6 +19,7 @@ __all__ = ["UniqueIds", "dedup", "first_repeat", "merge_pushes"]
 
 _FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
+_FEW = 64  # ids of which a set is made faster than a kernel is called
 _scratch = threading.local()
 
 Ids = NDArray[np.int64]
@@ -174,6 +175,8 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
 def first_repeat(ids: Ids) -> int | None:
     """The place of the first id that has come before it in the batch, or None."""
     n = len(ids)
+    if n <= _FEW and len(set(ids.tolist())) == n:
+        return None
     ids = _plain(ids)
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     index, bits, places, hashes = _scratch_for(n, mask)

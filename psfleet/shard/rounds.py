@@ -210,7 +210,7 @@ class Rounds:
             return True
         # The first question is part of the second; mostly nobody joins, and it is asked at each call.
         return (
-            any(first > self.closed + 1 for first in self.first.values())
+            max(self.first.values(), default=0) > self.closed + 1
             and any(self.first.get(seat, 1) > self.closed + 1 for seat in self.running())
             and not self.members()
         )

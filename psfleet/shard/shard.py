@@ -245,7 +245,7 @@ class Shard:
     def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
         self.workers.admit(pull.worker, pull.incarnation)
         for read in pull.reads:
-            self.tables.find(read.table)
+            self.tables[read.table]  # or it is refused
         if pull.commit and self.rounds.commit(pull.worker, pull.commit):
             self.workers.said(pull.worker, pull.progress)
         self._parked[call] = pull
@@ -274,8 +274,10 @@ class Shard:
             update(self.tables, self.rounds.close())
             self.tables.budget.held = 0
             kept += self._cut_if_due()
-        ready = [call for call, pull in self._parked.items() if self.consistency.is_ready(pull)]
-        return [*kept, *(self._serve(call, self._parked.pop(call)) for call in ready)]
+        if self._parked:
+            ready = [call for call, pull in self._parked.items() if self.consistency.is_ready(pull)]
+            kept += [self._serve(call, self._parked.pop(call)) for call in ready]
+        return kept
 
     def _may_close(self) -> bool:
         if self.replaying:  # then records say what closes
@@ -310,7 +312,7 @@ class Shard:
         Raises:
             UsageError: The table has no room, or it is not a part of it; nothing was changed.
         """
-        table = self.tables.find(fill.table)
+        table = self.tables[fill.table]
         if "ids" in fill.columns and isinstance(table, SparseTable):
             table.check_room([fill.columns["ids"]])
         self._record(fill)
@@ -367,10 +369,11 @@ class Shard:
             )
 
     def _cut_if_due(self) -> list[Instruction]:
-        if not self.cuts.is_due(self.rounds.closed, self.workers.sequences, self.rounds.left):
+        cutting, rounds = self.cuts.under_way, self.rounds
+        if cutting is None or not self.cuts.is_due(
+            rounds.closed, self.workers.sequences, rounds.left
+        ):
             return []
-        cutting = self.cuts.under_way
-        assert cutting is not None
         try:
             self._record(MakeCut(cutting.number))
         except PsfleetError:  # it cannot be kept; whoever wanted it is not told that it was made

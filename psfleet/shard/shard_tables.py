@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ Table = DenseTable | SparseTable
 
 
 class ShardTables(dict[int, Table]):
-    """By their keys. `read` may run beside everything else.
+    """By their keys; for a key that is none of theirs UnknownTable. `read` may run beside everything else.
 
     Attributes:
         makers: By key the worker that made a table, if one did.
@@ -51,16 +52,8 @@ class ShardTables(dict[int, Table]):
         )
         self.devices = DeviceChoice()
 
-    def find(self, key: int) -> Table:
-        """The table of that key.
-
-        Raises:
-            UnknownTable: There is none.
-        """
-        found = self.get(key)
-        if found is None:
-            raise UnknownTable(f"table {key:#x} is unknown to server {self.index}; create it first")
-        return found
+    def __missing__(self, key: int) -> NoReturn:
+        raise UnknownTable(f"table {key:#x} is unknown to server {self.index}; create it first")
 
     def sparse(self) -> Iterator[tuple[int, SparseTable]]:
         """The sparse ones."""
@@ -140,7 +133,7 @@ class ShardTables(dict[int, Table]):
 
     def shape_of(self, read: Read) -> tuple[int, ...]:
         """The shape of the values that the read asks for."""
-        table = self.find(read.table)
+        table = self[read.table]
         if isinstance(table, DenseTable):
             return (table.count,)
         if read.ids is None:
@@ -150,7 +143,7 @@ class ShardTables(dict[int, Table]):
     def read_into(self, reads: Iterable[Read], out: Iterable[Floats]) -> None:
         """Write the values of each read to an array of its shape."""
         for read, values in zip(reads, out, strict=True):
-            table = self.find(read.table)
+            table = self[read.table]
             if isinstance(table, DenseTable):
                 table.pull_into(values)
             else:
@@ -161,7 +154,7 @@ class ShardTables(dict[int, Table]):
 
     def check_gradient(self, gradient: Gradient) -> None:
         """Refuse a gradient that does not fit its table."""
-        table = self.find(gradient.table)
+        table = self[gradient.table]
         name, shape = table.spec.name, gradient.values.shape
         if not abs(gradient.learning_rate) <= LARGEST:
             raise UsageError(
@@ -187,13 +180,13 @@ class ShardTables(dict[int, Table]):
             raise UsageError(
                 f"a state says that its table has had {state.step} updates; 2^62 is most"
             )
-        table = self.find(state.table)
+        table = self[state.table]
         if isinstance(table, DenseTable):
             table.check_part(state.start, [state.values.shape[1]] * len(state.values))
 
     def check_shrink(self, event: Shrink) -> None:
         """Refuse to shrink a dense table, or by no number."""
-        if event.table and not isinstance(table := self.find(event.table), SparseTable):
+        if event.table and not isinstance(table := self[event.table], SparseTable):
             raise UsageError(f"table {table.spec.name!r} is dense; only sparse tables shrink")
         if not math.isfinite(event.threshold or 0.0):
             raise UsageError(f"the threshold of a shrink is {event.threshold}; it must be a number")
@@ -202,7 +195,7 @@ class ShardTables(dict[int, Table]):
 
     def restore(self, state: PartState) -> None:
         """Set a part of a table."""
-        table = self.find(state.table)
+        table = self[state.table]
         if isinstance(table, DenseTable):
             table.restore(state.step, list(state.values), state.start)
         else:
@@ -220,14 +213,14 @@ class ShardTables(dict[int, Table]):
 
     def evicted(self, key: int, position: int, limit: int) -> EvictedIds:
         """Evictions of a sparse table, see SparseTable.evicted."""
-        table = self.find(key)
+        table = self[key]
         if isinstance(table, DenseTable):
             raise UsageError(f"table {table.spec.name!r} is dense; only rows are evicted")
         return table.evicted(position, limit)
 
     def evict(self, key: int, ids: NDArray[np.int64]) -> None:
         """Let these rows of a sparse table go."""
-        table = self.find(key)
+        table = self[key]
         assert isinstance(table, SparseTable)
         table.remove(ids, EvictionCause.MEMORY)
 

@@ -60,7 +60,7 @@ class StaleGradients:
         damped = float((1 + staleness) ** -asked.damping)
         gradients = tuple(
             gradient
-            if tables.find(gradient.table).spec.name.startswith(OWN)
+            if tables[gradient.table].spec.name.startswith(OWN)
             else dataclasses.replace(
                 gradient,
                 values=self._compensated(push.worker, gradient, asked, tables),
@@ -77,7 +77,7 @@ class StaleGradients:
             kept = self._pulled.get(worker, {}).get(gradient.table)
         if not asked.compensation or kept is None:
             return gradient.values
-        table = tables.find(gradient.table)
+        table = tables[gradient.table]
         if isinstance(table, DenseTable):
             moved = np.empty(table.count, np.float32)
             table.pull_into(moved)

@@ -71,9 +71,11 @@ class Arena:
 
     def keep_ahead(self, used: int, most: int = _AHEAD) -> None:
         """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon."""
+        if used < _SMALL:
+            return
         ahead = min(max(used // _PART, _PAGE), _AHEAD, most) // _PAGE * _PAGE
         busy = self._maker is not None and self._maker.is_alive()
-        if used < _SMALL or not ahead or used + ahead // 2 < self._made or busy:
+        if not ahead or used + ahead // 2 < self._made or busy:
             return
         self._maker = threading.Thread(
             target=self.populate,

@@ -70,6 +70,7 @@ class RowIndex(RowStore):
         self._live = np.zeros(SEGMENT_COUNT, np.int64)
         self._scratch = np.empty(_CHUNK_BYTES, np.uint8)
         self._d = np.zeros(DESCRIPTOR_SIZE, np.int64)
+        self._words = memoryview(self._d)  # gives Python's numbers, three times as fast as NumPy
         places = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
         self._d[places] = [arena.address for arena in self._arenas]
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
@@ -90,7 +91,7 @@ class RowIndex(RowStore):
     @property
     def next_slot(self) -> int:
         """See RowStore."""
-        return int(self._d[NEXT_SLOT])
+        return int(self._words[NEXT_SLOT])
 
     def free_slots(self) -> Ids:
         """See RowStore."""
@@ -101,8 +102,8 @@ class RowIndex(RowStore):
     def has_lines(self, count: int) -> bool:
         """See RowMemory."""
         # At worst each of as many chunks as there may be is enlarged, and those that new ids fill again.
-        rows = self.next_slot + count
-        lines = max(int(self._d[CHUNKS]), rows // FEWEST_ROWS + 1) * CHUNK_LINES
+        rows = self._words[NEXT_SLOT] + count
+        lines = max(self._words[CHUNKS], rows // FEWEST_ROWS + 1) * CHUNK_LINES
         return 3 * lines + 4 * count <= self._lines.size // 64
 
     def taken(self, more: int) -> int:
@@ -116,7 +117,7 @@ class RowIndex(RowStore):
 
     def _used(self, more: int = 0) -> list[int]:
         """Of each arena the bytes in use, or at most so many once there are `more` slots."""
-        slots, chunks, parts = self.next_slot, int(self._d[CHUNKS]), self._parts
+        slots, chunks, parts = self._words[NEXT_SLOT], self._words[CHUNKS], self._parts
         if more:
             grown = slots + more
             chunks = max(chunks, FIRST_CHUNKS + grown * ROW_BYTES // _CHUNK_BYTES)
@@ -126,7 +127,7 @@ class RowIndex(RowStore):
     @property
     def _parts(self) -> int:
         """Of the directory."""
-        return FIRST_CHUNKS << (FIRST_LEVEL - int(self._d[SHIFT]))
+        return FIRST_CHUNKS << (FIRST_LEVEL - int(self._words[SHIFT]))
 
     def _most(self, rows: int) -> list[int]:
         """Of each arena the bytes for so many rows, however much alike their hashes are."""

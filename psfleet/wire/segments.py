@@ -203,7 +203,7 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
             read = _read(segment, spec, cursor)
             found.reads.append(read)
             found.places.append(segment.answer)
-            answer += 0 if read.ids is None else read.ids.size * spec.dim * 4
+            answer += 0 if read.ids is None else len(read.ids) * spec.dim * 4
         elif found.reads:
             raise FrameError("the frame has a gradient after a read; gradients come first")
         else:
@@ -243,8 +243,8 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[Pa
             ids = touched = scores = None
             values = cursor.floats(planes, segment.count)
         else:
-            ids = cursor.ids(segment.count)
-            touched = cursor.ids(segment.count) if segment.touched else None
+            ids = cursor.take(segment.count, _INT64)
+            touched = cursor.take(segment.count, _INT64) if segment.touched else None
             values = cursor.floats(segment.count, spec.dim * planes)
             scores = cursor.floats(segment.count, spec.scores) if segment.touched else None
         states.append(
@@ -254,11 +254,13 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[Pa
 
 
 def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
+    ids = None
     if spec.kind == "dense":
         _expect(segment, spec, WHOLE)
-        return Read(spec.key, None, _format(segment, spec))
-    _expect(segment, spec, IDS)
-    return Read(spec.key, cursor.ids(segment.count), _format(segment, spec))
+    else:
+        _expect(segment, spec, IDS)
+        ids = cursor.take(segment.count, _INT64)
+    return Read(spec.key, ids, _format(segment, spec))
 
 
 def _format(segment: Segment, spec: TableSpec) -> Format:
@@ -277,7 +279,7 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
     shape: tuple[int, ...] = (count,)
     if spec.kind == "sparse":
         _expect(segment, spec, ID_ROWS)
-        ids, shape = cursor.ids(count), (count, spec.push_width)
+        ids, shape = cursor.take(count, _INT64), (count, spec.push_width)
     elif segment.content == ELEMENTS:
         ids = cursor.positions(count)
     else:
@@ -314,77 +316,71 @@ def _short_values(
 
 
 class _Cursor:
-    """Takes arrays from a payload, one after the other, or each from where it is said to lie.
+    """Takes arrays from a payload, one after the other.
 
     Attributes:
+        at: Where the next one begins.
         taken: Bytes of all arrays.
     """
 
-    def __init__(self, payload: Bytes, placed: bool) -> None:
+    def __init__(self, payload: Bytes) -> None:
         self._payload = payload
-        self._placed = placed
-        self._at = 0
+        self._size = len(payload)
+        self.at = 0
         self.taken = 0
-
-    def begin(self, segment: Segment) -> None:
-        """Go to where the segment begins."""
-        self._at = segment.offset if self._placed else self._at + -self._at % frame.ALIGNMENT
-
-    def ids(self, count: int) -> Ids:
-        """The next `count` ids."""
-        return self._take(count, _INT64)
 
     def positions(self, count: int) -> Ids:
         """The next `count` positions, as int64."""
-        return self._take(count, _UINT32).astype(np.int64)
+        return self.take(count, _UINT32).astype(np.int64)
 
     def halves(self, *shape: int) -> NDArray[np.uint16]:
         """The next array of 16-bit patterns of that shape."""
-        return self._take(math.prod(shape), _UINT16).reshape(shape)
+        return self.take(math.prod(shape), _UINT16).reshape(shape)
 
     def floats(self, *shape: int) -> Floats:
         """The next float32 array of that shape."""
-        return self._take(math.prod(shape), _FLOAT32).reshape(shape)
+        values = self.take(math.prod(shape), _FLOAT32)
+        return values if len(shape) == 1 else values.reshape(shape)
 
     def packed(self, form: Format, shape: Sequence[int]) -> CompressedValues:
         """The next values of that shape, in that form."""
-        buffer = self._take(CompressedValues.size_of(form, shape), _BYTE)
+        buffer = self.take(CompressedValues.size_of(form, shape), _BYTE)
         if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing
             buffer = buffer.copy()
         return CompressedValues.over(buffer, form, shape)
 
-    def _take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The next array of that length."""
         size = count * dtype.itemsize
-        left = len(self._payload) - self._at
+        left = self._size - self.at
         if size > left:
             raise FrameError(f"a segment announces {size} bytes, but the payload has {left} left")
-        array = np.frombuffer(self._payload, dtype, count, self._at)
-        self._at += size
+        array = np.frombuffer(self._payload, dtype, count, self.at)
+        self.at += size
         self.taken += size
         return array if array.flags.aligned else array.copy()
 
     def finish(self) -> None:
         """Refuse bytes that belong to no segment."""
-        self._at += -self._at % frame.ALIGNMENT
-        if self._at < len(self._payload) and not self._placed:
-            raise FrameError(
-                f"the segments take {self._at} bytes of a payload of {len(self._payload)}"
-            )
+        self.at += -self.at % frame.ALIGNMENT
+        if self.at < self._size:
+            raise FrameError(f"the segments take {self.at} bytes of a payload of {self._size}")
 
 
 def _segments(
     header: Header, payload: Bytes, spec_of: SpecOf
 ) -> Iterator[tuple[Segment, TableSpec, _Cursor]]:
-    cursor = _Cursor(payload, header.HasField("lane"))
+    cursor, placed = _Cursor(payload), header.HasField("lane")
     seen: set[int] = set()
     for segment in header.segments:
         table = segment.table
         if table in seen and segment.content in _GRADIENTS:
             raise FrameError(f"the frame names table {table:#x} twice")
         seen.add(table)
-        cursor.begin(segment)
+        cursor.at = segment.offset if placed else cursor.at + -cursor.at % frame.ALIGNMENT
         yield segment, spec_of(table), cursor
-    cursor.finish()
+    if not placed:
+        cursor.finish()
 
 
 def _expect(segment: Segment, spec: TableSpec, content: Content) -> None:

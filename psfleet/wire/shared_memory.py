@@ -65,9 +65,10 @@ class SharedMemory:
     def __init__(self, descriptor: int, size: int) -> None:
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         self.bytes = np.frombuffer(mmap.mmap(descriptor, size, flags=flags), np.uint8)
+        self._size = size
 
     def __len__(self) -> int:
-        return len(self.bytes)
+        return self._size
 
     def part(self, offset: int, size: int) -> NDArray[np.uint8]:
         """So many bytes from `offset` on, writable.
@@ -75,9 +76,9 @@ class SharedMemory:
         Raises:
             FrameError: They lie outside of the memory.
         """
-        if not FIRST <= offset <= len(self) - size:
+        if not FIRST <= offset <= self._size - size:
             raise FrameError(
-                f"{size} bytes at {offset} lie outside of the {len(self)} bytes of shared memory"
+                f"{size} bytes at {offset} lie outside of the {self._size} bytes of shared memory"
             )
         return self.bytes[offset : offset + size]
 

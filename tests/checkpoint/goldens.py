@@ -162,7 +162,7 @@ def build(folder: Path) -> None:
     save(fleet, folder / "base", PendingCut(1, remember=True))
     push(fleet, 5)
     for shard in fleet:
-        table: Any = shard.tables.find(SPECS[2].key)
+        table: Any = shard.tables[SPECS[2].key]
         table.remove(np.array([1, 2]))
     save(fleet, folder / "delta", PendingCut(2, since=1), linked(folder / "base", folder / "delta"))
     export(str(folder / "delta"), str(folder / "export"), "safetensors", ids=True)

@@ -61,7 +61,7 @@ def content(shards: list[Shard]) -> tuple[list[bytes], dict[int, bytes], set[int
     rows: dict[int, bytes] = {}
     steps = set()
     for shard in shards:
-        dense, sparse = shard.tables.find(DENSE.key), shard.tables.find(SPARSE.key)
+        dense, sparse = shard.tables[DENSE.key], shard.tables[SPARSE.key]
         assert isinstance(dense, DenseTable)
         assert isinstance(sparse, SparseTable)
         low, high = dense_range(DENSE, shard.index, shard.servers)

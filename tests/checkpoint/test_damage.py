@@ -22,7 +22,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shard = Shard()
     shard.handle(Join(0, 1, "async"), "join")
     shard.create(SPARSE, np.zeros(0, np.float32))
-    table = shard.tables.find(SPARSE.key)
+    table = shard.tables[SPARSE.key]
     assert isinstance(table, SparseTable)
     table.push(np.array([7]), np.ones((1, 1), np.float32), 0.1)
     path = tmp_path_factory.mktemp("damage") / "m"

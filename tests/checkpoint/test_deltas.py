@@ -81,7 +81,7 @@ def content(shards: list[Shard]) -> dict[str, object]:
         if spec.kind == "dense":
             planes = [np.empty(spec.size, np.float32) for _ in spec.slot_names]
             for shard in shards:
-                table = shard.tables.find(spec.key)
+                table = shard.tables[spec.key]
                 assert isinstance(table, DenseTable)
                 low, high = dense_range(spec, shard.index, shard.servers)
                 for plane, values in zip(planes, table.state(), strict=True):
@@ -90,7 +90,7 @@ def content(shards: list[Shard]) -> dict[str, object]:
             continue
         rows: dict[int, object] = {}
         for shard in shards:
-            table = shard.tables.find(spec.key)
+            table = shard.tables[spec.key]
             assert isinstance(table, SparseTable)
             read, waiting = table.rows(table.ids()), table.candidates()
             for i, *kept in zip(read.ids, read.values, read.touched, read.scores, strict=True):
@@ -133,7 +133,7 @@ def train(runtime: EmbeddedRuntime, seed: int) -> None:
     ids = np.unique(dice.integers(0, 200, 30))
     values = dice.standard_normal((len(ids), 3), np.float32)
     runtime.push([Gradient(SPECS[1].key, values, ids, 0.1)])
-    table = runtime._shard.tables.find(SPECS[1].key)
+    table = runtime._shard.tables[SPECS[1].key]
     assert isinstance(table, SparseTable)
     table.remove(dice.integers(0, 200, 15))
 

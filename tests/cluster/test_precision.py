@@ -97,7 +97,7 @@ def test_a_fleet_goes_on_from_a_snapshot_with_the_same_bits(
         half = train(fleet, PARTS - 1, tmp_path)
     shard = Shard()
     load_shard(tmp_path / "1", shard)
-    table = shard.tables.find(TRAINING.sparse.key)
+    table = shard.tables[TRAINING.sparse.key]
     assert isinstance(table, SparseTable)
     np.testing.assert_array_equal(table.state(0, 1000)[1], np.concatenate(half[1].values, axis=1))
     with LocalFleet(3, 2, resume=str(tmp_path / "1")) as fleet:

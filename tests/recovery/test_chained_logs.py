@@ -64,7 +64,7 @@ class Server:
 
     def content(self) -> list[object]:
         """Every bit of it."""
-        table = self.shard.tables.find(DENSE.key)
+        table = self.shard.tables[DENSE.key]
         assert isinstance(table, DenseTable)
         core = (
             self.shard.workers.lives,

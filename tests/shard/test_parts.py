@@ -17,7 +17,7 @@ ROWS = TableSpec("r", "dense", (5, 2), make_rule("rowwise_adagrad", {}))
 def table(shard: Shard, spec: TableSpec) -> DenseTable:
     """The table, made if it is not there."""
     shard.create(spec, np.zeros(10, np.float32))
-    found = shard.tables.find(spec.key)
+    found = shard.tables[spec.key]
     assert isinstance(found, DenseTable)
     return found
 

@@ -74,7 +74,7 @@ def loaded(path: Path) -> Shard:
 
 def counted(shard: Shard) -> list[set[float]]:
     """Of each worker the numbers of pushes that its rows and its part of `share` say."""
-    counts, share = shard.tables.find(COUNTS.key), shard.tables.find(SHARE.key)
+    counts, share = shard.tables[COUNTS.key], shard.tables[SHARE.key]
     assert isinstance(counts, SparseTable)
     assert isinstance(share, DenseTable)
     found = []

@@ -234,4 +234,4 @@ def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | 
         if body:
             raise LogError("its body is not empty")
     else:
-        replay(shard, decode(kind, body, lambda key: shard.tables.find(key).spec))
+        replay(shard, decode(kind, body, lambda key: shard.tables[key].spec))

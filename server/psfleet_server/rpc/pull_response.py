@@ -42,7 +42,8 @@ class PullResponse:
     def add(self, read: Read, shape: tuple[int, ...], room: Bytes) -> None:
         """The values of a read are to go to this room."""
         if read.format == "float32":
-            self.values.append(room.view(np.float32).reshape(shape))
+            values = room.view(np.float32)
+            self.values.append(values if len(shape) == 1 else values.reshape(shape))
             return
         values = np.empty(shape, np.float32)
         self.saved += values.nbytes - room.nbytes

@@ -41,6 +41,7 @@ class ShardService:
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
+        self._tables = host.shard.tables
 
     def push(self, request: bytes) -> bytes:
         header, asked, memory = self._open(request)
@@ -188,7 +189,7 @@ class ShardService:
     def read_state(self, request: bytes) -> bytes:
         asked = parsed(shard_pb2.StateRequest, request)
         with self._host.lock:
-            table = self._host.shard.tables.find(asked.table)
+            table = self._host.shard.tables[asked.table]
         # The table's own lock is enough; pushes to others go on.
         limit = min(asked.limit, _page(table.spec))
         if isinstance(table, DenseTable):
@@ -249,7 +250,7 @@ class ShardService:
         return encoded(shard_pb2.TransportReply(port=port, path=path))
 
     def _spec_of(self, key: int) -> TableSpec:
-        return self._host.shard.tables.find(key).spec
+        return self._tables[key].spec
 
 
 def _pull(header: Header, asked: TensorRequest) -> Pull:

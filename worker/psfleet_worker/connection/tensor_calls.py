@@ -17,7 +17,8 @@ from psfleet.wire.v1 import shard_pb2
 
 __all__ = ["TensorCalls"]
 
-_METHODS = frozenset(("Shard/Push", "Shard/Pull", "Shard/Exchange"))
+_METHODS = "Shard/Push", "Shard/Pull", "Shard/Exchange"
+_PATHS = {method: f"/psfleet.v1.{method}" for method in _METHODS}
 _PATIENCE = 10.0  # seconds for the server to say where, or whether it is there
 _MOST_FAILURES = 3  # then the way is closed, by a firewall perhaps
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -59,7 +60,7 @@ class TensorCalls:
         Raises:
             PsfleetError: The server cannot be asked where it listens.
         """
-        if method not in _METHODS:
+        if method not in _PATHS:
             return False
         if self._endpoint() != self._found:
             self._follow()
@@ -81,7 +82,7 @@ class TensorCalls:
         """
         return self.begin(method, request, seconds).finish()
 
-    def begin(self, method: str, request: bytes, seconds: float) -> "TensorCall":
+    def begin(self, method: str, request: bytes, seconds: float) -> OutgoingCall:
         """Send such a call.
 
         Raises:
@@ -92,12 +93,11 @@ class TensorCalls:
             raise ServerUnavailable(f"the connection to {self._name} is closed")
         seconds = max(seconds, 0) + GRACE
         try:
-            begun = client.begin(f"/psfleet.v1.{method}", request, seconds)
+            return client.begin(_PATHS[method], request, seconds)
         except (ConnectionBroken, DeadlinePassed) as error:
-            raise self.failed(error, client, seconds) from None
-        return TensorCall(self, client, begun, seconds)
+            raise self._failed(client, error, seconds) from None
 
-    def failed(self, error: Exception, client: Http2Client, seconds: float) -> PsfleetError:
+    def _failed(self, client: Http2Client, error: Exception, seconds: float) -> PsfleetError:
         """What a call ends with that its client has ended with this error."""
         match error:
             case CallFailed():
@@ -152,6 +152,7 @@ class TensorCalls:
             MAX_MESSAGE,
             self._access.metadata or (),
             self._probe,
+            self._failed,
         )
 
     def _probe(self) -> None:
@@ -174,30 +175,3 @@ class TensorCalls:
             if self._client is client:
                 self._client, self._asks = None, True
         client.close()
-
-
-class TensorCall:
-    """A call that has left. It is a psfleet_worker.connection.call.SentCall."""
-
-    def __init__(
-        self, calls: TensorCalls, client: Http2Client, begun: OutgoingCall, seconds: float
-    ) -> None:
-        self._calls = calls
-        self._client = client
-        self._begun = begun
-        self._seconds = seconds
-
-    def fileno(self) -> int:
-        """Of the connection."""
-        return self._begun.fileno()
-
-    def finish(self) -> bytes:
-        """Read the answer.
-
-        Raises:
-            PsfleetError: What the call ended with.
-        """
-        try:
-            return self._begun.finish()
-        except (CallFailed, ConnectionBroken, DeadlinePassed) as error:
-            raise self._calls.failed(error, self._client, self._seconds) from None
