@@ -389,9 +389,9 @@ class Http2Connection:
                 self._window -= whole
                 stream.window -= whole
                 if trailers:
-                    head, end = frames.message_head(length, 0, number), trailing(number, trailers)
+                    head = frames.message_head(length, 0, number)
                     self.drop(stream)
-                    self.transport.send([opening + head, message, end])
+                    self.transport.send([opening + head, message, trailing(number, trailers)])
                 else:
                     head = frames.message_head(length, frames.END_STREAM, number)
                     self.transport.send([opening + head, message])

@@ -45,14 +45,10 @@ class UniqueIds:
     def expand(self, rows: Sequence[Floats]) -> Floats:
         """One row per id of the batch: float32 [n, dim] from the groups' rows float32 [c, dim]."""
         dim, rows = rows[0].shape[1], self._checked(rows)
-        starts = _addresses(rows)
-        out = np.empty((len(self.inverse), dim), np.float32)
+        count = len(self.inverse)
+        out = np.empty((count, dim), np.float32)
         width_kernels("merge", dim).expand(
-            address_of(self.inverse),
-            len(self.inverse),
-            self.shift,
-            address_of(starts),
-            address_of(out),
+            address_of(self.inverse), count, self.shift, _addresses(rows), address_of(out)
         )
         return out
 
@@ -78,11 +74,11 @@ class UniqueIds:
         starts, kernels = _addresses(rows), width_kernels("bag_rows", dim)
         for codes, part, target in self._parts(bags, out):
             if part.are_rows:
-                place = self.shift, address_of(starts), address_of(target)
+                place = self.shift, starts, address_of(target)
                 width_kernels("merge", dim).expand(address_of(codes), len(codes), *place)
             else:
                 kernels.pool(
-                    *(address_of(codes), len(codes), self.shift, address_of(starts)),
+                    *(address_of(codes), len(codes), self.shift, starts),
                     *(*part.arguments, address_of(target)),
                 )
         return out
@@ -131,7 +127,7 @@ class UniqueIds:
             else:
                 width_kernels("bag_rows", values.shape[1]).merge(
                     *(address_of(codes), len(codes), self.shift, address_of(values)),
-                    *(*part.arguments, address_of(starts)),
+                    *(*part.arguments, starts),
                 )
 
 
@@ -165,6 +161,8 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         address_of(counts),
         address_of(inverse),
     )
+    if groups == 1:
+        return UniqueIds([_scratch.held[1][:count].copy()], inverse, shift)
     ends = [0, *itertools.accumulate(counts.tolist())]
     out, offsets = np.empty(count, np.int64), np.array(ends, np.int64)
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
@@ -211,9 +209,9 @@ def _are_rows(bags: Sequence[RowBags]) -> bool:
 
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, sums: Sequence[Floats]) -> None:
-    rows, starts = _plain(rows), _addresses(sums)
+    rows = _plain(rows)
     width_kernels("merge", rows.shape[1]).merge(
-        address_of(inverse), len(inverse), shift, address_of(rows), address_of(starts)
+        address_of(inverse), len(inverse), shift, address_of(rows), _addresses(sums)
     )
 
 
@@ -224,8 +222,16 @@ def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
     return np.concatenate([table, table << np.uint32(shift)])
 
 
-def _addresses(arrays: Sequence[Floats]) -> NDArray[np.int64]:
-    return np.array([address_of(array) for array in arrays], np.int64)
+def _addresses(arrays: Sequence[Floats]) -> int:
+    """Where it says where the arrays are, until this thread asks again."""
+    held = getattr(_scratch, "starts", None)
+    if held is None or len(held[0]) < len(arrays):
+        words = np.empty(max(len(arrays), _FEW), np.int64)
+        held = _scratch.starts = memoryview(words), address_of(words)
+    words, address = held
+    for i, array in enumerate(arrays):
+        words[i] = address_of(array)
+    return address
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

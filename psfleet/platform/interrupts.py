@@ -7,6 +7,7 @@ whole is done within `deferred`; where it waits for somebody else it asks `check
 
 import contextlib
 import importlib
+import os
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 # `signal` looks every handler up in an enumeration: 17 us for each block, instead of 1.
 _signals: Any = importlib.import_module("_signal")
 
+_main: int | None  # thread
 _heard = False
 _depth = 0  # blocks of the main thread that are under way
 _handler: _Handler | None = None  # of the script; None: the signal is ignored or ends the process
@@ -90,4 +92,13 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _in_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+    return threading.get_ident() == _main
+
+
+def _look() -> None:
+    global _main
+    _main = threading.main_thread().ident
+
+
+_look()
+os.register_at_fork(after_in_child=_look)  # the thread that forks is the child's main thread
