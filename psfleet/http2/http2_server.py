@@ -331,11 +331,13 @@ class _ServerConnection(Http2Connection):
     ) -> None:
         """End a call. If the connection breaks, its reading thread sees that too."""
         self._calls.pop(stream.number, None)
-        with contextlib.suppress(ConnectionBroken):
+        try:
             if code or message is None:
                 self._fail(stream, failure_trailers(code or _UNKNOWN, details, metadata))
             else:
                 self.send_message(stream, OK_HEADERS, message, OK_TRAILERS)
+        except ConnectionBroken:
+            pass
 
     def _fail(self, stream: StreamState, block: bytes) -> None:
         flags = frames.END_HEADERS | frames.END_STREAM

@@ -48,8 +48,12 @@ def scalars_of(
         resting: For the rows that the batch does not name.
     """
     make = rule.resting_scalars if resting else rule.scalars
-    extra = [value for value in (decay.l2, decay.l1) if value]
-    return np.array([*make(learning_rate, step), *extra], np.float32)
+    numbers = make(learning_rate, step)
+    if decay.l2:
+        numbers = *numbers, decay.l2
+    if decay.l1:
+        numbers = *numbers, decay.l1
+    return np.array(numbers, np.float32)
 
 
 class RuleSource:

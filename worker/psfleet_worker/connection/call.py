@@ -1,5 +1,6 @@
 """Calls under way, and how their callers wait for them."""
 
+import functools
 import select
 import threading
 import time
@@ -126,13 +127,13 @@ class Call:
             self.owner.resume(self)
 
     def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
-        """Give the result to the waiting caller."""
+        """Give the result to the waiting caller. Whoever calls has `changed`."""
         if error is not None and self.cargo is not None:
             self.cargo.lose()
-        with self.changed:
-            self.answer, self.error = answer, error
-            # Let go of the gradients, which frames of a failure hold too.
-            self.request, self.cargo, self.sent, self.failure = b"", None, None, None
+        self.answer, self.error = answer, error
+        # Let go of the gradients, which frames of a failure hold too.
+        self.request, self.cargo, self.sent, self.failure = b"", None, None, None
+        if self.awaited:
             if any(settled() for settled in self.awaited):
                 self.changed.notify_all()
             self.awaited.clear()
@@ -146,28 +147,22 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
     Raises:
         DeadlineExceeded: They have not all ended within `timeout` seconds; they stay under way.
     """
-
-    def settled() -> bool:
-        ended = True
-        for call in calls:
-            if call.error is not None:
-                return True
-            ended = ended and call.answer is not None
-        return ended
-
-    if not settled():
+    if not _settled(calls):
         with deferred():
             _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
-            if not settled():
+            if not _settled(calls):
                 with calls[0].changed:
+                    settled = functools.partial(_settled, calls)
                     for call in calls:  # they wake this thread once, not each for itself
                         if not call.ended:
                             call.awaited.append(settled)
                     wait_for(calls[0].changed, settled, timeout)
+    answers = []
     for call in calls:
         if call.error is not None:
             raise call.error
-    answers = [call.answer for call in calls if call.answer is not None]
+        if call.answer is not None:
+            answers.append(call.answer)
     if len(answers) < len(calls):
         raise DeadlineExceeded(
             f"{calls[0].method} was not answered by {len(calls) - len(answers)} "
@@ -176,17 +171,26 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
     return answers
 
 
+def _settled(calls: Sequence[Call]) -> bool:
+    """Whether all have been answered, or one has an error."""
+    ended = True
+    for call in calls:
+        if call.error is not None:
+            return True
+        ended = ended and call.answer is not None
+    return ended
+
+
 def _read_all(calls: Sequence[Call], seconds: float) -> None:
     """Read answers that no thread reads yet, as they come; after so many seconds their owners do."""
-    with calls[0].changed:
-        mine = {call.sent.fileno(): call for call in calls if call.sent and not call.held}
-        for call in mine.values():
-            call.held = True
-    if not mine:
-        return
+    mine: dict[int, Call] = {}
     incoming = select.poll()
-    for descriptor in mine:
-        incoming.register(descriptor, select.POLLIN)
+    with calls[0].changed:
+        for call in calls:
+            if call.sent is not None and not call.held:
+                call.held = True
+                mine[descriptor := call.sent.fileno()] = call
+                incoming.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + seconds
     try:
         while mine and (left := deadline - time.monotonic()) > 0:

@@ -25,6 +25,8 @@ Values = Floats | CompressedValues
 
 _SMALL = 64 << 10
 _TOLD = 64  # bytes of an answer that may hold no values: they are in shared memory
+_BLOCK = 2 << 10  # bytes of shared memory for several small tensors of one call
+_LINE = 64  # bytes of a cache line, on which each begins
 
 
 class ServerRequest:
@@ -46,6 +48,10 @@ class ServerRequest:
         self._wanted = wanted
         self._arrays: list[tuple[NDArray[Any], ...]] = []  # the bytes of each segment
         self._places: list[int] = []
+        self._block: tuple[NDArray[np.uint8], int] | None = (
+            None  # for what is small: bytes and place
+        )
+        self._used = 0  # bytes of it
         self._answers: list[Values] = []
         self._reads = 0
         self._answer_bytes = 0
@@ -256,12 +262,21 @@ class ServerRequest:
     def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
         """So many bytes to fill, and their place if they are in shared memory."""
         if self._held is not None:
-            taken = self._held.take(size)
-            if taken is not None:
+            start = self._used
+            end = start + (size + _LINE - 1 & -_LINE)
+            if self._block is None or end > _BLOCK:
+                taken = self._held.take(max(size, _BLOCK))
+                if taken is None:
+                    self._miss(max(size, _BLOCK))
+                    self._inline = True  # what is in the memory already is sent from there
+                    return np.empty(size, np.uint8), 0
                 self._places.append(taken[1])
-                return taken
-            self._miss(size)
-            self._inline = True  # what is in the memory already is sent from there
+                if size >= _BLOCK:
+                    return taken
+                self._block, start, end = taken, 0, end - start
+            self._used = end
+            block, at = self._block
+            return block[start : start + size], at + start
         return np.empty(size, np.uint8), 0
 
 

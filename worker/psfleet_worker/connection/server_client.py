@@ -126,7 +126,7 @@ class ServerClient:
             if self._closing.is_set():
                 call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
                 return call
-            threadless = small and self._threadless and self.is_idle() and self._tensors.is_ready
+            threadless = small and self._threadless and not self._open and self._tensors.is_ready
             self._open += 1
             if threadless:
                 self._unread, call.held = call, True
