@@ -226,8 +226,8 @@ def _addresses(arrays: Sequence[Floats]) -> int:
     """Where it says where the arrays are, until this thread asks again."""
     held = getattr(_scratch, "starts", None)
     if held is None or len(held[0]) < len(arrays):
-        words = np.empty(max(len(arrays), _FEW), np.int64)
-        held = _scratch.starts = memoryview(words), address_of(words)
+        starts = np.empty(max(len(arrays), _FEW), np.int64)
+        held = _scratch.starts = starts.data, address_of(starts)
     words, address = held
     for i, array in enumerate(arrays):
         words[i] = address_of(array)

@@ -254,7 +254,7 @@ class ShardHost:
             tables, closed = self.shard.tables, self.shard.rounds.closed
             header = Header(
                 round=closed if has_rounds else 0,
-                steps=[tables.find(read.table).step for read in reads],
+                steps=[tables[read.table].step for read in reads],
                 view=self.shard.workers.view,
             )
             laid = lay_out(header, reads, tables.shape_of)
