@@ -8,6 +8,8 @@ ARGS ?=
 TIMES ?= 20
 JOBS ?= $(shell echo $$((2 * $$(nproc))))
 export PYTHON
+# Else each of the processes that test would compile all modules and tests, every time: 11 CPU-s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-slurm test-ray test-hosts test-packages docs goldens clean
@@ -40,8 +42,8 @@ quick: $(VENV)/.has-test
 	$(VENV)/bin/python -m pytest -m quick --numprocesses auto --dist worksteal $(ARGS)
 
 OLDEST ?= .venv-oldest
-OLDEST_TESTS ?= tests/wire tests/rules tests/tables tests/cluster/test_runtime.py tests/checkpoint \
-    tests/security/test_access.py tests/launch/test_job.py
+OLDEST_TESTS ?= tests/wire tests/rules tests/optimizer/test_goldens.py tests/tables tests/cluster/test_runtime.py \
+    tests/checkpoint tests/security/test_access.py tests/launch/test_job.py
 test-oldest: $(OLDEST)/.has-oldest
 	$(OLDEST)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(OLDEST_TESTS) $(ARGS)
 
@@ -83,7 +85,7 @@ bench-peers: $(VENV)/.has-test
 SEEDS ?= 50
 torture: $(VENV)/.has-test
 	PSFLEET_TORTURE=$(SEEDS) $(VENV)/bin/python -m pytest -q -m "not docker" \
-	    tests/protocol tests/recovery tests/chaos tests/benchmarks/test_dgc.py $(ARGS)
+	    tests/protocol tests/recovery tests/chaos tests/benchmarks/test_dgc.py tests/kernels/test_cuda.py $(ARGS)
 
 MINUTES ?= 20
 SEED ?= 1

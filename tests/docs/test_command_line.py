@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import pytest
 
 from psfleet_launch.commands.launch_command import launch
 from psfleet_launch.commands.psfleet_cli import psfleet
@@ -31,13 +30,13 @@ def options(command: click.Command) -> set[str]:
     return {word for word in words if word.startswith("--")} | {"--help"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_on_a_page(name: str) -> None:
-    """A page names the command, and some page each of its options."""
+def test_every_option_is_on_a_page() -> None:
+    """A page names each command, and some page each of its options."""
     text = "\n".join(page.read_text() for page in PAGES)
-    assert name in text
-    known = set(OPTION.findall(text))
-    assert options(COMMANDS[name]) - {"--help", "--version"} <= known
+    known = {*OPTION.findall(text), "--help", "--version"}
+    for name, command in COMMANDS.items():
+        assert name in text
+        assert options(command) <= known, name
 
 
 def typed(page: Path) -> Iterator[tuple[str, str]]:
@@ -49,12 +48,12 @@ def typed(page: Path) -> Iterator[tuple[str, str]]:
         yield found[1], re.split(r"\.py\b|#|  +|;|,? and |\|", found[2])[0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_name_no_option_that_is_not_there(page: Path) -> None:
+def test_pages_name_no_option_that_is_not_there() -> None:
     """What a page says behind a command, that command takes."""
-    for name, words in typed(page):
-        unknown = set(OPTION.findall(words)) - options(COMMANDS[name])
-        assert not unknown, f"{name}{words}"
+    for page in PAGES:
+        for name, words in typed(page):
+            unknown = set(OPTION.findall(words)) - options(COMMANDS[name])
+            assert not unknown, f"{page.name}: {name}{words}"
 
 
 def test_commands_are_found_in_pages() -> None:

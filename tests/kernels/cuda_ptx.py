@@ -1,21 +1,36 @@
 """Run in a process of its own: compiles all CUDA kernels to PTX and cubins, with no device and no driver.
 
-With --list: print what docs/gpu.md says of them.
+With --list: print what docs/gpu.md says of them. Of dense arrays the kernels of one rule of each shape are
+compiled, unless PSFLEET_TORTURE or --list asks for all: their arithmetic is the rows'.
 """
 
 import inspect
+import os
 import re
 import sys
 
 from psfleet.kernels.cubin import Cubin, assemble_cubin
 from psfleet.kernels.cuda_ptx import compile_ptx, compile_table_ptx
-from psfleet.rules import ASGD, RULES, Ftrl, Momentum, RMSProp, Rule
+from psfleet.rules import (
+    ASGD,
+    RULES,
+    SGD,
+    Adam,
+    Ftrl,
+    Lamb,
+    Momentum,
+    RMSProp,
+    RowWiseAdagrad,
+    Rule,
+)
 from psfleet.rules.functions import functions_of
 
 RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
 # What is not rounded to nearest, or fused: a product that names no rounding may still be fused by the driver.
 LOOSE = re.compile(r"fma\.\S*f\d\d|mul\.f\d\d|(div|sqrt)\.(?!rn)\S*f\d\d|\.ftz|\.f64")
 RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
+SHAPES = (SGD, Adam, ASGD, Lamb, RowWiseAdagrad)  # elements alone, slots of a unit, sums over all
+IS_FULL = "--list" in sys.argv or "PSFLEET_TORTURE" in os.environ
 
 
 def is_loose(name: str, ptx: str) -> bool:
@@ -55,6 +70,7 @@ def main() -> int:
         (rule, dim, name): ptx
         for rule in RULE_CASES
         for dim in (0, 16)
+        if dim or IS_FULL or type(rule) in SHAPES
         for name, ptx in compile_ptx(rule, dim).items()
     }
     tables = compile_table_ptx()

@@ -49,6 +49,7 @@ def job(folder: Path) -> Iterator[Watched]:
                 and watched.value("psfleet_nonfinite_pushes_total") == 1
             ),
             lambda: f"training: {watched.launcher.log('*')}",
+            every=0.1,
         )
         yield watched
 
@@ -69,7 +70,7 @@ def test_every_panel_has_an_answer(job: Watched, prometheus: Prometheus) -> None
         missing[:] = [panel for panel in missing if not prometheus.ask(panel.query.promql())]
         return not missing
 
-    until(all_answer, lambda: f"answers to {[panel.title for panel in missing]}")
+    until(all_answer, lambda: f"answers to {[panel.title for panel in missing]}", every=0.3)
     for panel in PANELS:
         assert prometheus.ask(panel.query.promql('job="watched"')), panel.title
         [labels, *_] = prometheus.ask(panel.query.promql(per_job=True))
@@ -89,7 +90,7 @@ def test_the_page_and_prometheus_agree(job: Watched, prometheus: Prometheus, fol
         different[:] = _differences(look, prometheus, rests)
         return not different
 
-    until(same, lambda: f"agreement: {different}")
+    until(same, lambda: f"agreement: {different}", every=0.3)
     (folder / "hold").unlink()
 
 

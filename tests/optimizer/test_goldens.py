@@ -104,7 +104,10 @@ DENSE: dict[str, tuple[Make, dict[str, str]]] = {
         {"avg_squared_grad": "avg_squared_grad", "avg_squared_update": "avg_squared_update"},
     ),
     "adam": (adam, MOMENTS),
-    "adam_l2decay": (lambda h: Adam(h["lr"], weight_decay=h["l2"]), {}),
+    "adam_l2decay": (
+        lambda h: Adam(h["lr"], weight_decay=h["l2"]),
+        {"w_moment1_0": "moment1", "w_moment2_0": "moment2"},
+    ),
     "adamw": (
         lambda h: AdamW(h["lr"], h["beta1"], h["beta2"], h["epsilon"], weight_decay=h["coeff"]),
         MOMENTS,

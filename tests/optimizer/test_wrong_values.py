@@ -173,25 +173,20 @@ def arguments(make: Callable[..., Any]) -> list[str]:
     return [n for n in found if n != "older"] + [n for n in older if n not in taken]
 
 
-CASES = [
-    (label, argument)
-    for label, make in MADE.items()
-    for argument in arguments(make)
-    if argument not in LISTS_OF_VARIABLES
-]
-
-
 @pytest.mark.parametrize("label", MADE)
-def test_right_values_pass(label: str) -> None:
-    """The battery fails for the wrong value, and not for the arguments beside it."""
-    assert MADE[label](**required(MADE[label])) is not None
-
-
-@pytest.mark.parametrize(("label", "argument"), CASES)
-def test_wrong_values(label: str, argument: str) -> None:
-    """A wrong value is refused at once, by an error of psfleet in one line with name and value."""
+def test_wrong_values(label: str) -> None:
+    """A wrong value is refused at once, by an error of psfleet in one line with name and value; right ones
+    beside it are not."""
     make = MADE[label]
-    kind = EXCEPTIONS.get((label, argument), KIND[argument])
+    assert make(**required(make)) is not None
+    for argument in arguments(make):
+        if argument not in LISTS_OF_VARIABLES:
+            refuses(label, argument)
+
+
+def refuses(label: str, argument: str) -> None:
+    """Try the wrong values of one argument."""
+    make, kind = MADE[label], EXCEPTIONS.get((label, argument), KIND[argument])
     default = inspect.signature(make).parameters.get(argument)
     wrong = list(WRONG[kind])
     if default is not None and default.default is not None:
