@@ -19,30 +19,37 @@ from psfleet.kernels.rule_text import CHUNK, LANES
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 
-__all__ = ["CudaUpdate", "cuda_kernels", "table_kernels"]
+__all__ = ["CudaUpdate", "cuda_kernels", "load_kernels", "table_kernels"]
 
 Floats = NDArray[np.float32]
 
 _HERE = Path(__file__).parent
-_HELPERS = ("cuda_arithmetic.py", "hashing.py")  # kernels contain their functions
+_HELPERS = (  # kernels contain their functions
+    "cuda_arithmetic.py",
+    "cuda_index.py",
+    "cuda_rounding.py",
+    "cuda_rows.py",
+    "hashing.py",
+    "rounding.py",
+)
 
 
 @cache
 def cuda_kernels(
-    rule: Rule, l1: bool, l2: bool, dim: int, scores: int = 0
+    rule: Rule, l1: bool, l2: bool, dim: int, pushed: int = 0, kept: int = 0
 ) -> tuple[CudaSource, ModuleType]:
-    """The CUDA kernels of a rule; dim 0: for dense arrays."""
-    text = CudaSource(rule, l1, l2, dim, scores)
-    return text, _load(f"cuda_{rule.name}_{dim}", text.module())
+    """The CUDA kernels of a rule; dim 0: for dense arrays. See CudaUpdate."""
+    text = CudaSource(rule, l1, l2, dim, pushed, kept)
+    return text, load_kernels(f"cuda_{rule.name}_{dim}", text.module())
 
 
 @cache
 def table_kernels(name: str) -> ModuleType:
     """The kernels of `<name>.py`, which no rule has a part in."""
-    return _load(name, (_HERE / f"{name}.py").read_text())
+    return load_kernels(name, (_HERE / f"{name}.py").read_text())
 
 
-def _load(stem: str, text: str) -> ModuleType:
+def load_kernels(stem: str, text: str) -> ModuleType:
     """The module with this text. What it compiles is kept on disk, for the next process as well."""
     helpers = "".join((_HERE / name).read_text() for name in _HELPERS)
     digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
@@ -57,15 +64,24 @@ class CudaUpdate:
         rule, decay: Of the table.
         queue: That the updates join.
         dim: Width of the sparse table's rows; 0: of dense arrays.
-        scores: So many values follow each row and each gradient.
+        pushed: So many values follow each gradient.
+        kept: So many follow each row.
     """
 
     def __init__(
-        self, rule: Rule, decay: DecaySpec, queue: DeviceQueue, dim: int = 0, scores: int = 0
+        self,
+        rule: Rule,
+        decay: DecaySpec,
+        queue: DeviceQueue,
+        dim: int = 0,
+        pushed: int = 0,
+        kept: int = 0,
     ) -> None:
         self._rule = rule
         self._dim = dim
-        self._text, self._kernels = cuda_kernels(rule, bool(decay.l1), bool(decay.l2), dim, scores)
+        self._text, self._kernels = cuda_kernels(
+            rule, bool(decay.l1), bool(decay.l2), dim, pushed, kept
+        )
         self._queue = queue
         self._buffers = DeviceBuffers(queue)
 
@@ -92,7 +108,7 @@ class CudaUpdate:
         Args:
             table: float32, flat: rows of weights and state as the sparse table keeps them.
             rows: int64 [n]: the numbers of the rows, no row twice.
-            gradient: float32, flat: [n * (dim + scores)].
+            gradient: float32, flat: [n * (dim + pushed)].
             scalars, step: As for `dense`.
         """
         self._run(len(rows), self._dim, self._turn(step), gradient, [rows, table], scalars)

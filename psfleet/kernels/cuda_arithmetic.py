@@ -21,11 +21,14 @@ from psfleet.kernels import hashing
 __all__ = [
     "SIMULATED",
     "device_function",
+    "first_max",
+    "first_min",
     "math",
     "mix",
     "random_bits",
     "rounded_double_product",
     "rounded_product",
+    "unmix",
 ]
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
@@ -33,6 +36,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 
 math: Any
 mix: Any
+unmix: Any
 random_bits: Any
 rounded_product: Any
 rounded_double_product: Any
@@ -43,6 +47,18 @@ def device_function(function: Any) -> Any:
     return function if SIMULATED else cuda.jit(device=True, inline="always")(function)
 
 
+@device_function
+def first_max(a, b):
+    """Python's max: the first one, unless the second is greater."""
+    return b if b > a else a
+
+
+@device_function
+def first_min(a, b):
+    """Python's min: the first one, unless the second is less."""
+    return b if b < a else a
+
+
 if SIMULATED:
     from psfleet.kernels.reference import FLOAT32_MATH as math
 
@@ -51,6 +67,10 @@ if SIMULATED:
     def mix(x):
         """The hash of a uint64. Sums and products of NumPy's numbers would warn of their overflow."""
         return hashing.hash_ids(np.array([x], np.uint64).view(np.int64))[0]
+
+    def unmix(x):
+        """The uint64 whose hash is x."""
+        return hashing.ids_of(np.array([x], np.uint64)).view(np.uint64)[0]
 
     def random_bits(hashed, stream, k):
         """As below."""
@@ -63,6 +83,7 @@ else:
     from numba.cuda import libdevice
 
     mix = device_function(hashing.mix.py_func)
+    unmix = device_function(hashing.unmix.py_func)
 
     @device_function
     def random_bits(hashed, stream, k):

@@ -12,7 +12,7 @@ with compare-and-swap. No batch names an id twice, so two threads never claim an
 
 from numba import cuda, float32, float64, int64, uint32, uint64
 
-from psfleet.kernels.cuda_arithmetic import device_function, mix, rounded_double_product
+from psfleet.kernels.cuda_arithmetic import device_function, mix, rounded_double_product, unmix
 
 __all__ = ["add", "census", "collect", "decay", "find", "forget", "histogram", "rebuild", "restamp"]
 
@@ -188,9 +188,11 @@ def decay(
 
 
 @cuda.jit
-def unmarked(slots, entries, marks, out, count):
-    """Write the slots that have a row and no mark. count: int64 [1], 0; then how many there are."""
+def unmarked(keys, slots, entries, marks, out, ids, count):
+    """Write the slots that have a row and no mark, and its id. count: int64 [1], 0; then how many."""
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         slot = int64(slots[entry])
         if slot != 0 and slot != DEAD and marks[slot] == 0:
-            out[int64(cuda.atomic.add(count, 0, 1))] = slot
+            place = int64(cuda.atomic.add(count, 0, 1))
+            out[place] = slot
+            ids[place] = unmix(keys[entry])

@@ -1,17 +1,21 @@
 """CUDA kernels as PTX, the assembly of NVIDIA's devices."""
 # mypy: disable-error-code="no-untyped-call,attr-defined"
 
+from types import ModuleType
 from typing import Any
 
-from numba import cuda, float32, float64, int64, types, uint8, uint32, uint64, void
+from numba import cuda, float32, float64, int8, int64, types, uint8, uint16, uint32, uint64, void
 
 from psfleet.kernels.cuda import cuda_kernels, table_kernels
+from psfleet.kernels.eviction import device_eviction_kernels
+from psfleet.rules.eviction_policy import EvictionPolicy
 from psfleet.rules.rule import Rule
 
-__all__ = ["compile_ptx", "compile_table_ptx"]
+__all__ = ["compile_eviction_ptx", "compile_ptx", "compile_table_ptx"]
 
 _FLAT, _SUMS, _TOTALS, _EXTRA = float32[::1], float32[:, :, ::1], float64[:, ::1], float32[:, ::1]
 _I64, _U64, _U32, _U8 = int64[::1], uint64[::1], uint32[::1], uint8[::1]
+_U16, _I8 = uint16[::1], int8[::1]
 _ENTRIES = (_U64, _U32, _U32, _I64, _U64)
 _FIRST = (float32, float32, uint64)
 _INDEX_KERNELS: dict[str, tuple[Any, ...]] = {
@@ -24,7 +28,7 @@ _INDEX_KERNELS: dict[str, tuple[Any, ...]] = {
     "histogram": (_U32, _U32, *[int64] * 4, _I64),
     "restamp": (_U32, *[int64] * 3),
     "decay": (_U64, _U32, int64, _FLAT, int64, int64, *[float64] * 4, _U64, _I64),
-    "unmarked": (_U32, int64, _U8, _I64, _I64),
+    "unmarked": (_U64, _U32, int64, _U8, _I64, _U64, _I64),
 }
 _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
     "gather": (_FLAT, int64, _I64, int64, _FLAT),
@@ -33,9 +37,36 @@ _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
     "begin": (_FLAT, int64, _U64, _I64, _U8, int64, int64, *_FIRST, _FLAT),
     "add_scores": (_FLAT, int64, _I64, int64, int64, int64, _FLAT, int64),
     "merge": (_U32, int64, int64, _FLAT, _FLAT),
-    "clear": (_FLAT, int64),
     "scale": (_FLAT, int64, int64, int64, float32),
     "mark": (_I64, int64, _U8, int64),
+}
+_PACKED_KERNELS: dict[str, tuple[Any, ...]] = {
+    "widen": (_FLAT, _U16, _I8, int64, _I64, *[int64] * 4, _FLAT, int64, int64),
+    "narrow": (_FLAT, _U16, int64, _I64, _U64, *[int64] * 4, _FLAT, *[int64] * 2, uint64, int64),
+    "narrow_codes": (
+        _FLAT,
+        _I8,
+        int64,
+        _I64,
+        _U64,
+        *[int64] * 3,
+        _FLAT,
+        *[int64] * 2,
+        uint64,
+        int64,
+    ),
+    "begin": (_U16, int64, _U64, _I64, _U8, int64, int64, *_FIRST),
+    "weights": (_U16, int64, _U64, _I64, int64, int64, *_FIRST, _FLAT),
+}
+
+
+_EVICTION_KERNELS: dict[str, tuple[Any, ...]] = {
+    "rank": (
+        *_ENTRIES[:3],
+        *(int64, _FLAT, int64, int64),
+        *(int64, int64, uint64, _U64, _U64, _I64),
+    ),
+    "use": (*_ENTRIES, _U64, int64, int64, _FLAT, int64, int64),
 }
 
 
@@ -46,13 +77,23 @@ def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
     return {name: _ptx(getattr(kernels, name), signature) for name, signature in signatures}
 
 
-def compile_table_ptx() -> dict[str, str]:
-    """The same of each kernel of a sparse table's index and rows that no rule has a part in."""
+def compile_table_ptx() -> dict[tuple[str, str], str]:
+    """The same of each kernel of a sparse table that no rule has a part in, by its module and name."""
+    named = {"index": _INDEX_KERNELS, "rows": _ROW_KERNELS, "packed": _PACKED_KERNELS}
     return {
-        name: _ptx(getattr(table_kernels(module), name), void(*arguments))
-        for module, kernels in (("cuda_index", _INDEX_KERNELS), ("cuda_rows", _ROW_KERNELS))
-        for name, arguments in kernels.items()
+        (name, kernel): ptx
+        for name, kernels in named.items()
+        for kernel, ptx in _compiled(table_kernels(f"cuda_{name}"), kernels).items()
     }
+
+
+def compile_eviction_ptx(policy: EvictionPolicy) -> dict[str, str]:
+    """The same of each kernel that ranks rows by a policy's score, in a table with shows and clicks."""
+    return _compiled(device_eviction_kernels(policy, 2), _EVICTION_KERNELS)
+
+
+def _compiled(module: ModuleType, kernels: dict[str, tuple[Any, ...]]) -> dict[str, str]:
+    return {name: _ptx(getattr(module, name), void(*given)) for name, given in kernels.items()}
 
 
 def _ptx(kernel: Any, signature: Any) -> str:

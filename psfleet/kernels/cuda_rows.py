@@ -8,7 +8,7 @@ from numba import cuda, float32, int64
 
 from psfleet.kernels.cuda_arithmetic import device_function, mix, random_bits, rounded_product
 
-__all__ = ["add_scores", "begin", "clear", "gather", "mark", "merge", "scale", "scatter", "weights"]
+__all__ = ["add_scores", "begin", "gather", "mark", "merge", "scale", "scatter", "weights"]
 
 STEP = float32(2.0**-24)
 
@@ -79,13 +79,6 @@ def merge(codes, n, width, gradients, sums):
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
         sums[int64(codes[i]) * width + place - i * width] += gradients[place]
-
-
-@cuda.jit
-def clear(values, n):
-    """Set all of them to 0."""
-    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
-        values[place] = float32(0)
 
 
 @cuda.jit

@@ -1,14 +1,15 @@
 """The same rules as CUDA kernels: text in which a thread updates one weight.
 
 Dense kernels take one array for the weights and one for each state slot; sparse ones take the
-table's rows as one flat array and the row numbers that the gradients belong to. `scores` values follow
-each row and each gradient; they are not touched here. Sums over a unit
-have the order of the CPU kernels (see rule_text), so both end with the same values.
+table's rows as one flat array and the row numbers that the gradients belong to. `pushed` values follow
+each gradient and `kept` ones each row; they are not touched here. Sums over a unit have the order of the
+CPU kernels (see rule_text), so both end with the same values.
 """
 
 import ast
 import inspect
 from collections.abc import Callable
+from functools import partial, reduce
 from textwrap import indent
 from typing import Any
 
@@ -16,13 +17,13 @@ from psfleet.kernels.rule_text import CHUNK, LANES, result_count, sum_count
 from psfleet.rules.functions import functions_of
 from psfleet.rules.rule import Rule
 
-__all__ = ["CudaSource"]
+__all__ = ["CudaSource", "Rounded"]
 
 _HEAD = """\
 import numpy as np
 from numba import cuda, float32, float64
 
-from psfleet.kernels.cuda_arithmetic import math, rounded_product
+from psfleet.kernels.cuda_arithmetic import first_max, first_min, math, rounded_product
 
 ZERO = np.float32(0)
 """
@@ -42,9 +43,11 @@ class CudaSource:
     unit what `combine` adds to h, and the unit's own slots before the update.
     """
 
-    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int, scores: int = 0) -> None:
+    def __init__(
+        self, rule: Rule, l1: bool, l2: bool, dim: int, pushed: int = 0, kept: int = 0
+    ) -> None:
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
-        self._scores = scores
+        self._pushed, self._kept = pushed, kept
         self._numbers = len(rule.scalars(0.1, 1))
         self._slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         combine = rule.combine()
@@ -78,7 +81,7 @@ class CudaSource:
     def stride(self) -> int:
         """Sparse: float32 in a row."""
         state = sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
-        return self._dim + state + self._scores
+        return self._dim + state + self._kept
 
     def _place(self, slot: int, unit: str, i: str) -> str:
         """Where weight `i` of a unit has its slot; slot -1 is the weight itself."""
@@ -95,7 +98,7 @@ class CudaSource:
         """Statements that load w, g and the slots; `saved`: the unit's own ones from `extra`."""
         lines = [
             f"w = {self._place(-1, 'unit', 'i')}",
-            f"g = gradient[unit * (n + {self._scores}) + i]",
+            f"g = gradient[unit * (n + {self._pushed}) + i]",
         ]
         if self._l2:
             lines.append(f"g = g + rounded_product(h[{self._numbers}], w)")
@@ -219,23 +222,45 @@ def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
 
 def _device_source(function: Callable[..., Any]) -> str:
     """The source of a rule's function with `rounded_product(a, b)` for every a * b."""
-    return ast.unparse(_Products().visit(ast.parse(inspect.getsource(function)))) + "\n"
+    return ast.unparse(Rounded("rounded_product").visit(_tree(function))) + "\n"
 
 
-class _Products(ast.NodeTransformer):
-    """Writes `rounded_product(a, b)` for a * b, and `a = rounded_product(a, b)` for a *= b."""
+def _tree(function: Callable[..., Any]) -> ast.AST:
+    return ast.parse(inspect.getsource(function))
+
+
+class Rounded(ast.NodeTransformer):
+    """Writes a call of `product` for a * b and a *= b, and those of Python's own max and min.
+
+    A device's own ones of a number and NaN give the number, and of two zeros the one with the greater sign.
+
+    Args:
+        product: Name of the function that rounds a product before anything is added to it.
+    """
+
+    def __init__(self, product: str) -> None:
+        self._product = product
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        return _call(node.left, node.right) if isinstance(node.op, ast.Mult) else node
+        return self._call(node.left, node.right) if isinstance(node.op, ast.Mult) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not (isinstance(node.func, ast.Name) and node.func.id in ("max", "min")):
+            return node
+        return reduce(partial(_called, f"first_{node.func.id}"), node.args)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         self.generic_visit(node)
         if not (isinstance(node.op, ast.Mult) and isinstance(node.target, ast.Name)):
             return node
         factor = ast.Name(node.target.id, ast.Load())
-        return ast.Assign([node.target], _call(factor, node.value), lineno=node.lineno)
+        return ast.Assign([node.target], self._call(factor, node.value), lineno=node.lineno)
+
+    def _call(self, left: ast.expr, right: ast.expr) -> ast.Call:
+        return _called(self._product, left, right)
 
 
-def _call(left: ast.expr, right: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name("rounded_product", ast.Load()), [left, right], [])
+def _called(name: str, left: ast.expr, right: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [left, right], [])

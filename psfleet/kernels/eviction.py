@@ -10,13 +10,19 @@ from types import ModuleType
 from psfleet.kernels.generate import compiled, filled
 from psfleet.rules.eviction_policy import EvictionPolicy
 
-__all__ = ["eviction_kernels"]
+__all__ = ["device_eviction_kernels", "eviction_kernels"]
 
 _ARGUMENTS = {
     "age": "float64(age)",
     "shows": "float64(load_f32(row, place))",
     "clicks": "float64(load_f32(row, place + 1))",
     "frequency": "decayed(float64(load_f32(row, place + FREQUENCY)), age)",
+}
+_DEVICE_ARGUMENTS = {
+    "age": "float64(age)",
+    "shows": "float64(rows[at])",
+    "clicks": "float64(rows[at + 1])",
+    "frequency": "decayed(float64(rows[at + FREQUENCY]), age)",
 }
 
 
@@ -31,19 +37,40 @@ def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
     Raises:
         RuleError: The compiler does not take its score function.
     """
-    arguments = _ARGUMENTS | {"h": repr(tuple(map(float, policy.scalars())))}
-    text = filled(
-        "eviction.txt",
-        factor=repr(_factor(policy.frequency_half_life)),
-        frequency=pushed_scores if "frequency" in policy.arguments else -1,
-        function=_function(policy),
-        arguments=", ".join(arguments[name] for name in policy.arguments),
-    )
+    text = _filled("eviction.txt", policy, pushed_scores, _function(policy), _ARGUMENTS)
     return compiled(policy, f"eviction_{policy.name}", text)
 
 
-def _function(policy: EvictionPolicy) -> str:
-    """The source of the score function, by the name of `score` and without annotations."""
+@cache
+def device_eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
+    """The same for a device. Arguments as for `eviction_kernels`, whose compiler has taken the function."""
+    from psfleet.kernels.cuda import load_kernels  # loads numba.cuda
+    from psfleet.kernels.cuda_text import Rounded
+
+    function = Rounded("rounded_double_product").visit(_function(policy))
+    text = _filled("device_eviction.txt", policy, pushed_scores, function, _DEVICE_ARGUMENTS)
+    return load_kernels(f"cuda_eviction_{policy.name}", text)
+
+
+def _filled(
+    template: str,
+    policy: EvictionPolicy,
+    pushed_scores: int,
+    function: ast.AST,
+    arguments: dict[str, str],
+) -> str:
+    arguments = arguments | {"h": repr(tuple(map(float, policy.scalars())))}
+    return filled(
+        template,
+        factor=repr(_factor(policy.frequency_half_life)),
+        frequency=pushed_scores if "frequency" in policy.arguments else -1,
+        function=ast.unparse(function),
+        arguments=", ".join(arguments[name] for name in policy.arguments),
+    )
+
+
+def _function(policy: EvictionPolicy) -> ast.FunctionDef:
+    """The score function, by the name of `score` and without annotations."""
     function = policy.score()
     assert function is not None
     [tree] = ast.parse(dedent(inspect.getsource(function))).body
@@ -51,7 +78,7 @@ def _function(policy: EvictionPolicy) -> str:
     tree.name, tree.returns = "score", None
     for argument in tree.args.args:
         argument.annotation = None
-    return ast.unparse(tree)
+    return tree
 
 
 def _factor(half_life: float) -> float:

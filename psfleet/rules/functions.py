@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import RuleError
@@ -12,7 +13,7 @@ from psfleet.errors import RuleError
 if TYPE_CHECKING:
     from psfleet.rules.rule import Rule
 
-__all__ = ["check_functions", "fault_of", "functions_of"]
+__all__ = ["check_functions", "fault_of", "functions_of", "is_same_on_devices"]
 
 _MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
 _BUILT_IN = ("abs", "max", "min")
@@ -70,6 +71,17 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
                 "it from `scalars` and take it from h"
             )
     return ""
+
+
+@cache
+def is_same_on_devices(function: Callable[..., Any]) -> bool:
+    """Whether its results have the same bits there: a device's powers and remainders are other functions."""
+    other = (ast.Pow, ast.FloorDiv, ast.Mod)
+    return not any(
+        (isinstance(node, ast.Attribute) and node.attr == "pow")
+        or (isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, other))
+        for node in ast.walk(ast.parse(dedent(inspect.getsource(function))))
+    )
 
 
 def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:

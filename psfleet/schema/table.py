@@ -196,11 +196,6 @@ class TableSpec:
                 f"table {self.name!r} is dense, and dense tables are float32; precision="
                 f"{self.precision!r} is for sparse tables"
             )
-        if self.device == "cuda":
-            raise ConfigError(
-                f"table {self.name!r} asks for device='cuda' and precision={self.precision!r}, which rows "
-                "in host memory have only; leave one of them out"
-            )
         if self.rule.counts:
             raise ConfigError(
                 f"table {self.name!r}: the rule {self.rule.name!r} counts exactly, in float32; leave "

@@ -1,5 +1,6 @@
 """The index of a sparse table on a CUDA device: which id has which slot."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from psfleet.tables.row_memory import Listed
 __all__ = ["DeviceIndex", "FreeSlots"]
 
 Ids = NDArray[np.int64]
+Limits = tuple[int, int, np.uint64]
 FreeSlots = tuple[Any, int, int]
 """Slots that removed rows have left, how many these are, and the first slot that no row has had."""
 
@@ -213,14 +215,47 @@ class DeviceIndex:
         """See RowMemory."""
         self._queue.launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
 
-    def unmarked(self, marks: Any, rows: int) -> Any:
-        """The slots, of `rows` in all, that have a row and no mark: int64 on the device."""
+    def unmarked(self, marks: Any, rows: int) -> tuple[Any, Any]:
+        """The slots, of `rows` in all, that have a row and no mark, and its ids: on the device."""
         out = self._buffers.get("slots", (rows,), np.int64)
+        ids = self._buffers.get("hashes", (rows,), np.uint64)
         count = self._buffers.zeros("count", 1)
         self._queue.launch(
-            cuda_index.unmarked, self._size, self._entries[1], self._size, marks, out, count
+            cuda_index.unmarked, self._size, *self._entries[:2], self._size, marks, out, ids, count
         )
-        return out[: self._counted()]
+        found = self._counted()
+        return out[:found], ids[:found]
+
+    # -- eviction ------------------------------------------------------------------------------
+
+    def rank(
+        self, kernels: ModuleType, rows: tuple[Any, int, int], limits: Limits, live: int
+    ) -> tuple[Any, Any]:
+        """Hashes and keys of rows, on the device; see psfleet.kernels.eviction.device_eviction_kernels.
+
+        Args:
+            kernels: Of the table's policy.
+            rows: All of them, their width, and where scores begin in one.
+            limits: The table's step, the least age, the largest key.
+            live: How many rows there are.
+        """
+        hashes = self._buffers.get("hashes", (live,), np.uint64)
+        keys = self._buffers.get("keys", (live,), np.uint64)
+        self._queue.launch(
+            kernels.rank,
+            self._size if live else 0,
+            *self._entries[:3],
+            self._size,
+            *rows,
+            *limits,
+            *(hashes, keys, self._buffers.zeros("count", 1)),
+        )
+        found = self._counted()
+        return hashes[:found], keys[:found]
+
+    def use(self, kernels: ModuleType, rows: tuple[Any, int, int], ids: Any, step: int) -> None:
+        """An update names these ids, on the device, no id twice. Arguments as for `rank`."""
+        self._queue.launch(kernels.use, len(ids), *self._entries, ids, len(ids), step, *rows)
 
     def _counted(self) -> int:
         return int(self._queue.read(self._buffers.get("count", (1,), np.int64))[0])

@@ -12,6 +12,8 @@ from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.initial_code import CONSTANT, UNIFORM
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
+from psfleet.kernels.row_codec import pack_rows
+from psfleet.kernels.row_format import RowFormat
 from psfleet.schema.table import TableSpec
 from psfleet.tables.device_rows import DeviceRowMemory
 from psfleet.tables.row_update import RowValues
@@ -54,13 +56,25 @@ class DeviceRowUpdate:
 
     First values that are constant or uniform are made on the device. Normal ones are made on the host: they
     take a logarithm and a cosine, which are other functions on a device.
+
+    Attributes:
+        is_plain: Rows are stored in float32.
     """
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
         self._spec = spec
         self._memory = memory
         self._queue = memory.queue
-        self._update = CudaUpdate(spec.rule, spec.decay, self._queue, spec.dim, spec.scores)
+        self._form = RowFormat(spec.rule, spec.dim, spec.precision)
+        self.is_plain = self._form.plain
+        self._update = CudaUpdate(
+            spec.rule,
+            spec.decay,
+            self._queue,
+            spec.dim,
+            pushed=spec.pushed_scores,
+            kept=spec.scores if self._form.plain else 0,
+        )
         self._buffers = DeviceBuffers(self._queue)
         kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._on_host = kind not in (CONSTANT, UNIFORM)
@@ -76,11 +90,7 @@ class DeviceRowUpdate:
         found, _ = memory.find(given)
         new = memory.unknown()
         weights = self._buffers.get("weights", (len(ids) * dim,), np.float32)
-        self._queue.launch(
-            cuda_rows.weights,
-            len(weights),
-            *(memory.rows, memory.width, given, found, len(weights), dim, *self._first, weights),
-        )
+        self._read_weights(given, found, weights)
         self._queue.read_into(weights, out)
         if self._on_host and new:
             unknown = self._queue.read(found) == 0
@@ -92,7 +102,7 @@ class DeviceRowUpdate:
         joined = dedup(np.concatenate([ids for ids, _ in parts]), 1)
         ids, width = joined.unique[0], self._spec.push_width
         sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
-        self._queue.launch(cuda_rows.clear, len(sums), sums, len(sums))
+        self._queue.zero(sums)
         start = 0
         for one, rows in parts:
             codes = self._buffers.fill("codes", joined.inverse[start : start + len(one)])
@@ -119,48 +129,68 @@ class DeviceRowUpdate:
         else:
             assert isinstance(gradients, np.ndarray)
             values = self._buffers.fill("gradients", gradients.reshape(-1))
-        self._update.rows(memory.rows, found, values, scalars, step)
+        self._apply(found, given, values, scalars, step)
         self._queue.launch(
             cuda_rows.add_scores,
-            len(ids) * spec.scores,
+            len(ids) * spec.pushed_scores,
             *(memory.rows, memory.width, found, len(ids)),
-            *(memory.width - spec.scores, spec.scores, values, spec.dim),
+            *(self._form.words, spec.pushed_scores, values, spec.dim),
         )
         self._pushed = found
 
     def rest(self, scalars: Floats, step: int) -> None:
         """See RowUpdate."""
-        others, width = self._memory.others(self._pushed), self._spec.push_width
+        width = self._spec.push_width
+        others, ids = self._memory.others(self._pushed)
         gradients = self._buffers.get("resting", (min(len(others), _PAGE) * width,), np.float32)
         self._queue.zero(gradients)
         for start in range(0, len(others), _PAGE):
             slots = others[start : start + _PAGE]
-            self._update.rows(
-                self._memory.rows, slots, gradients[: len(slots) * width], scalars, step
+            self._apply(
+                slots, ids[start : start + _PAGE], gradients[: len(slots) * width], scalars, step
             )
 
     def _begin(self, ids: Ids, given: Any, found: Any, fresh: Any) -> None:
         """Give new rows their first values."""
-        memory, spec = self._memory, self._spec
+        memory, dim = self._memory, self._spec.dim if self._form.plain else 0
         self._queue.launch(
             cuda_rows.begin,
             len(ids) * memory.width,
-            *(memory.rows, memory.width, given, found, fresh, len(ids), spec.dim),
+            *(memory.rows, memory.width, given, found, fresh, len(ids), dim),
             *(*self._first, self._state),
         )
         if self._on_host:
             new = self._queue.read(fresh) != 0
-            memory.set_first(self._queue.read(found)[new], self._first_values(ids[new]))
+            self._set_weights(self._queue.read(found)[new], self._first_values(ids[new]))
+
+    # -- what differs between rows in float32 and packed ones -----------------------------------
+
+    def _read_weights(self, given: Any, found: Any, out: Any) -> None:
+        """The weights of these rows, or their first values: float32 [n * dim] on the device."""
+        memory, first = self._memory, self._first
+        self._queue.launch(
+            cuda_rows.weights,
+            len(out),
+            *(memory.rows, memory.width, given, found, len(out), self._spec.dim, *first, out),
+        )
+
+    def _set_weights(self, slots: Ids, weights: Floats) -> None:
+        """Set the first weights of new rows."""
+        self._memory.set_first(slots, weights)
+
+    def _apply(self, slots: Any, ids: Any, gradients: Any, scalars: Floats, step: int) -> None:
+        """Update rows; slots, ids and gradients are on the device."""
+        self._update.rows(self._memory.rows, slots, gradients, scalars, step)
 
     def _first_values(self, ids: Ids) -> Floats:
         spec = self._spec
         return initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
 
     def _new_row(self) -> Floats:
-        """What stands in a new row behind its weights: the first state, and scores of 0."""
-        row, start = np.zeros(self._memory.width, np.float32), self._spec.dim
-        for slot in self._spec.rule.slots:
-            width = 1 if slot.per_unit else self._spec.dim
-            row[start : start + width] = slot.initial
-            start += width
-        return row
+        """What stands in a new row, as it is stored, but for its weights: the first state, and its scores."""
+        initial = [0.0, *(slot.initial for slot in self._spec.rule.slots)]
+        counts = [column.count for column in self._form.columns]
+        row = np.repeat(np.array(initial, np.float32), counts)[None]
+        scores = np.zeros(self._spec.scores, np.float32)
+        scores[self._spec.pushed_scores :] = 1  # updates that have named it
+        return np.append(pack_rows(self._form, row)[0], scores)

@@ -1,5 +1,6 @@
 """The rows of a sparse table in the memory of a CUDA device."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -212,8 +213,23 @@ class DeviceRowMemory(RowStore):
         self.keep_segments(0, SEGMENT_COUNT)
         return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
 
-    def others(self, slots: Any) -> Any:
-        """The slots of all rows but these, on the device."""
+    def rank(
+        self, kernels: ModuleType, place: int, step: int, least: int, most: int
+    ) -> tuple[Any, Any]:
+        """Hashes and keys, up to `most`, of the rows at least `least` old; on the device.
+
+        place: Where scores begin in a row.
+        """
+        rows = self.rows, self.width, place
+        return self._index.rank(kernels, rows, (step, least, np.uint64(most)), self._live)
+
+    def use(self, kernels: ModuleType, place: int, ids: Ids, step: int) -> None:
+        """The update of this step names these ids, no id twice; those that have a row count it."""
+        self.keep(ids)
+        self._index.use(kernels, (self.rows, self.width, place), self.send(ids), step)
+
+    def others(self, slots: Any) -> tuple[Any, Any]:
+        """The slots of all rows but these, and their ids, on the device."""
         assert self._marks is not None
         marks = self._marks.array
         self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)

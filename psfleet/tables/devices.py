@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from psfleet.errors import ConfigError, UsageError
+from psfleet.rules.functions import is_same_on_devices
 from psfleet.schema.table import Device, TableSpec
 
 __all__ = ["DeviceChoice", "check_device_memory", "tables_share", "why_no_gpu"]
@@ -76,8 +77,7 @@ class DeviceChoice:
             ConfigError: Its definition names a device that this process lacks.
         """
         if spec.device is None:
-            host = spec.policy.score() or spec.precision != "float32"
-            return "cpu" if host else self.default
+            return self.default if _is_exact(spec) else "cpu"
         if spec.device == "cpu" or not (why := self._why_not(spec)):
             return spec.device
         if may_refuse:
@@ -89,8 +89,11 @@ class DeviceChoice:
         return not may_refuse or (spec.device is None and self.is_auto)
 
     def _why_not(self, spec: TableSpec) -> str:
-        if spec.policy.score():
-            why = f"its eviction policy {spec.policy.name!r} works in host memory only"
+        if not _is_exact(spec):
+            why = (
+                f"its eviction policy {spec.policy.name!r} takes powers or remainders, whose "
+                "last bits differ on a GPU"
+            )
         else:
             why = why_no_gpu() if self.has_gpu else "this process keeps tables in host memory"
         return (
@@ -98,6 +101,12 @@ class DeviceChoice:
             if why
             else ""
         )
+
+
+def _is_exact(spec: TableSpec) -> bool:
+    """Whether a GPU would let the same rows go as the CPU."""
+    score = spec.policy.score()
+    return score is None or is_same_on_devices(score)
 
 
 def tables_share(free: float, memory: int) -> float:

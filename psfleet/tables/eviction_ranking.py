@@ -1,6 +1,7 @@
 """Which rows of a sparse table go first when others need their places: by its eviction policy."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +11,13 @@ from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial_values import address_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.index import RowIndex
-from psfleet.tables.row_memory import RowMemory
+from psfleet.tables.row_memory import RowMemory, RowStore
 
-__all__ = ["AgeRanking", "EvictionRanking", "ScoreRanking", "eviction_ranking"]
+__all__ = ["AgeRanking", "EvictionRanking", "ScoreRanking", "StoreScores", "eviction_ranking"]
 
 Ids = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+"""Of rows: the lower the sooner a row goes. Score, then age."""
 
 _NO_KEY = 2**64 - 1
 
@@ -42,8 +45,28 @@ def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionR
     """
     if spec.policy.score() is None:
         return AgeRanking(index)
-    assert isinstance(index, RowIndex)  # psfleet.tables.devices keeps such tables in host memory
-    return ScoreRanking(spec, index, place)
+    return ScoreRanking([_scores(spec, store, place) for store in index.stores])
+
+
+class StoreScores(Protocol):
+    """The scores of the rows in one memory."""
+
+    def keys(self, step: int, least: int, most: int) -> Keys:
+        """The keys up to `most` of rows at least `least` old."""
+
+    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
+        """Ids and keys of these rows, of which there are `count`."""
+
+    def use(self, ids: Ids, step: int) -> None:
+        """See EvictionRanking."""
+
+
+def _scores(spec: TableSpec, store: RowStore, place: int) -> StoreScores:
+    if isinstance(store, RowIndex):
+        return HostScores(spec, store, place)
+    from psfleet.tables.device_scores import DeviceScores
+
+    return DeviceScores(spec, store, place)
 
 
 class AgeRanking:
@@ -66,7 +89,53 @@ class ScoreRanking:
 
     See EvictionRanking. Two looks at all rows find them: one ranks them, one lists those that go.
     It takes 8 bytes a row for as long as that lasts.
+
+    Args:
+        scores: Of each of the memories in which the rows are.
     """
+
+    def __init__(self, scores: Sequence[StoreScores]) -> None:
+        self._scores = scores
+
+    def first(self, step: int, count: int, least: int) -> Ids:
+        """See EvictionRanking."""
+        if count <= 0:
+            return np.zeros(0, np.int64)
+        found = [scores.keys(step, least, _NO_KEY) for scores in self._scores]
+        keys = _joined(found)
+        edge = _NO_KEY
+        if len(keys) > count:
+            keys.partition(count - 1)
+            edge = int(keys[count - 1])
+        ids, keys = self._listed(step, least, edge, found)
+        if len(ids) <= count:
+            return ids
+        sooner, level = ids[keys < edge], ids[keys == edge]
+        left = count - len(sooner)
+        return np.append(sooner, level[np.argpartition(hash_ids(level), left - 1)[:left]])
+
+    def below(self, threshold: float, step: int) -> Ids:
+        """Ids of the rows whose score is below the threshold."""
+        most = max((_ordered(threshold) << 32) - 1, 0)
+        found = [scores.keys(step, 0, most) for scores in self._scores]
+        return self._listed(step, 0, most, found)[0]
+
+    def use(self, ids: Ids, step: int) -> None:
+        """See EvictionRanking."""
+        for scores in self._scores:
+            scores.use(ids, step)
+
+    def _listed(self, step: int, least: int, most: int, found: Sequence[Keys]) -> tuple[Ids, Keys]:
+        """Ids and keys of the rows with keys up to `most`; `found`: keys of these rows at least."""
+        pairs = [
+            scores.listed(step, least, most, int(np.count_nonzero(keys <= np.uint64(most))))
+            for scores, keys in zip(self._scores, found, strict=True)
+        ]
+        return _joined([ids for ids, _ in pairs]), _joined([keys for _, keys in pairs])
+
+
+class HostScores:
+    """Of rows in host memory. See StoreScores."""
 
     def __init__(self, spec: TableSpec, index: RowIndex, place: int) -> None:
         self._index = index
@@ -74,28 +143,20 @@ class ScoreRanking:
         self._kernels = eviction_kernels(spec.policy, spec.pushed_scores)
         self._scratch = np.zeros(1, np.int64)
 
-    def first(self, step: int, count: int, least: int) -> Ids:
-        """See EvictionRanking."""
-        if count <= 0:
-            return np.zeros(0, np.int64)
-        keys = self._rank(step, least, _NO_KEY, np.empty(len(self._index), np.uint64))
-        if len(keys) <= count:
-            return self._listed(step, least, _NO_KEY, len(keys))[0]
-        keys.partition(count - 1)
-        edge = int(keys[count - 1])
-        ids, found = self._listed(step, least, edge, int(np.count_nonzero(keys <= edge)))
-        sooner, level = ids[found < edge], ids[found == edge]
-        left = count - len(sooner)
-        return np.append(sooner, level[np.argpartition(hash_ids(level), left - 1)[:left]])
+    def keys(self, step: int, least: int, most: int) -> Keys:
+        """See StoreScores."""
+        keys = np.empty(len(self._index), np.uint64)
+        return keys[: self._rank(step, least, most, keys)]
 
-    def below(self, threshold: float, step: int) -> Ids:
-        """Ids of the rows whose score is below the threshold."""
-        most = max((_ordered(threshold) << 32) - 1, 0)
-        count = len(self._rank(step, 0, most, np.empty(len(self._index), np.uint64)))
-        return self._listed(step, 0, most, count)[0]
+    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
+        """See StoreScores."""
+        ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
+        if count:
+            self._rank(step, least, most, keys, ids)
+        return ids, keys
 
     def use(self, ids: Ids, step: int) -> None:
-        """See EvictionRanking."""
+        """See StoreScores."""
         self._index.keep(ids)
         slots, ages = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         self._kernels.use(
@@ -108,19 +169,9 @@ class ScoreRanking:
             address_of(ages),
         )
 
-    def _listed(
-        self, step: int, least: int, most: int, count: int
-    ) -> tuple[Ids, NDArray[np.uint64]]:
-        """Ids and keys of the `count` rows with keys up to `most`."""
-        ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
-        self._rank(step, least, most, keys, ids)
-        return ids, keys
-
-    def _rank(
-        self, step: int, least: int, most: int, keys: NDArray[np.uint64], ids: Ids | None = None
-    ) -> NDArray[np.uint64]:
-        """The keys up to `most` of rows at least `least` old, written to `keys`, and their ids to `ids`."""
-        count = self._kernels.rank(
+    def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
+        """Write the keys of these rows to `keys`, and their ids to `ids`; returns how many there are."""
+        count: int = self._kernels.rank(
             self._index.address,
             self._place,
             step,
@@ -130,7 +181,11 @@ class ScoreRanking:
             0 if ids is None else address_of(ids),
             address_of(keys),
         )
-        return keys[:count]
+        return count
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _ordered(score: float) -> int:

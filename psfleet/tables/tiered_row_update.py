@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.schema.table import TableSpec
-from psfleet.tables.device_row_update import DeviceRowUpdate
+from psfleet.tables.device_packed_update import device_row_update
 from psfleet.tables.row_update import HostRowUpdate, RowValues
 from psfleet.tables.tiered_rows import TieredRowMemory
 
@@ -21,7 +21,7 @@ class TieredRowUpdate:
 
     def __init__(self, spec: TableSpec, memory: TieredRowMemory) -> None:
         self._memory = memory
-        self._device = DeviceRowUpdate(spec, memory.device)
+        self._device = device_row_update(spec, memory.device)
         self._host = HostRowUpdate(spec, memory.host)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:

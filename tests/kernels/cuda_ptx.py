@@ -10,7 +10,7 @@ import re
 import sys
 
 from psfleet.kernels.cubin import Cubin, assemble_cubin
-from psfleet.kernels.cuda_ptx import compile_ptx, compile_table_ptx
+from psfleet.kernels.cuda_ptx import compile_eviction_ptx, compile_ptx, compile_table_ptx
 from psfleet.rules import (
     ASGD,
     RULES,
@@ -23,11 +23,16 @@ from psfleet.rules import (
     RowWiseAdagrad,
     Rule,
 )
+from psfleet.rules.eviction_policy import DecayedFrequency
 from psfleet.rules.functions import functions_of
+from tests.tables.worth import Worth
 
 RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
 # What is not rounded to nearest, or fused: a product that names no rounding may still be fused by the driver.
-LOOSE = re.compile(r"fma\.\S*f\d\d|mul\.f\d\d|(div|sqrt)\.(?!rn)\S*f\d\d|\.ftz|\.f64")
+# A device's own max and min take a number for NaN, where the CPU takes the first of the two.
+LOOSE = re.compile(
+    r"(max|min)\.f\d\d|fma\.\S*f\d\d|mul\.f\d\d|(div|sqrt)\.(?!rn)\S*f\d\d|\.ftz|\.f64"
+)
 RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
 SHAPES = (SGD, Adam, ASGD, Lamb, RowWiseAdagrad)  # elements alone, slots of a unit, sums over all
 IS_FULL = "--list" in sys.argv or "PSFLEET_TORTURE" in os.environ
@@ -36,7 +41,7 @@ IS_FULL = "--list" in sys.argv or "PSFLEET_TORTURE" in os.environ
 def is_loose(name: str, ptx: str) -> bool:
     """Whether the kernel of this name may give other bits than the CPU's."""
     found = {match.group() for match in LOOSE.finditer(ptx)}
-    if name in ("fold", "combine", "decay"):  # sums of chunks and the worth of scores are float64
+    if name in ("fold", "combine", "decay", "rank", "use"):  # sums of chunks and scores are float64
         found.discard(".f64")
     return ".entry" not in ptx or bool(found)
 
@@ -73,14 +78,18 @@ def main() -> int:
         if dim or IS_FULL or type(rule) in SHAPES
         for name, ptx in compile_ptx(rule, dim).items()
     }
-    tables = compile_table_ptx()
+    tables = compile_table_ptx() | {
+        (f"eviction by {policy.name}", name): ptx
+        for policy in (DecayedFrequency(3.0), Worth())
+        for name, ptx in compile_eviction_ptx(policy).items()
+    }
     wrong = [
         f"{owner_of(*case[:2])}: {case[2]}"
         for case, ptx in compiled.items()
         if is_loose(case[2], ptx) and not has_power(case[0])
     ]
-    wrong += [name for name, ptx in tables.items() if is_loose(name, ptx)]
-    cubins = {("every sparse table", name): assemble_cubin(ptx) for name, ptx in tables.items()}
+    wrong += [f"{owner}: {name}" for (owner, name), ptx in tables.items() if is_loose(name, ptx)]
+    cubins = {case: assemble_cubin(ptx) for case, ptx in tables.items()}
     cubins |= {
         (owner_of(rule, dim), name): assemble_cubin(ptx)
         for (rule, dim, name), ptx in compiled.items()

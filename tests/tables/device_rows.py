@@ -22,13 +22,27 @@ from psfleet.entry import (
 )
 from psfleet.errors import UsageError
 from psfleet.kernels.hashing import hash_ids
-from psfleet.rules import ASGD, RULES, SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, Rule
-from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.rules import (
+    ASGD,
+    RULES,
+    SGD,
+    Adagrad,
+    Adam,
+    Ftrl,
+    Lamb,
+    Momentum,
+    RMSProp,
+    RowWiseAdagrad,
+    Rule,
+)
+from psfleet.rules.eviction_policy import LFU, DecayedFrequency
+from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.device_rows import DeviceRowMemory
 from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.tiered_rows import TieredRowMemory
+from tests.tables.worth import Worth
 
 PLACE = "the GPU's memory"
 EDGES = np.array([0, -1, 1, 2**63 - 1, -(2**63)])
@@ -50,6 +64,8 @@ ENTRY = (
     & CapacityEntry(rows=24)
     & ShowClickEntry("show", "click", delete_threshold=0.3, delete_after_unseen=2)
 )
+SHOWS = ShowClickEntry("show", "click", delete_threshold=0.3)
+PRECISIONS: tuple[RowPrecision, ...] = ("bfloat16", "bfloat16/bfloat16", "bfloat16/int8")
 SPECS = [
     *(spec(rule) for rule in RULE_CASES),  # plain: other tests have compiled those for the host
     *(spec(rule, decay=DecaySpec(0.1, 0.2)) for rule in (SGD(), Adam())),
@@ -64,6 +80,26 @@ SPECS = [
     spec(SGD(), initializer=InitializerSpec("constant", -0.0, 0.0)),
     spec(SGD(), initializer=InitializerSpec("normal", 0.1, 2.0)),
     spec(SGD(), initializer=InitializerSpec("truncated", 0.1, 2.0)),
+    # Policies with scores.
+    spec(Adam(), entry=CapacityEntry(rows=20, policy=LFU())),
+    spec(SGD(), 1, entry=CapacityEntry(rows=22, policy=DecayedFrequency(3.0)), every_row=True),
+    spec(Adam(), entry=CapacityEntry(rows=20, policy=Worth()) & SHOWS),
+    spec(SGD(), entry=CountFilterEntry(2, candidates=40) & CapacityEntry(rows=24, policy=LFU())),
+    # Rows in 16 and 8 bits, of even and odd width, with every kind of column and scores behind them.
+    *(
+        spec(rule, dim, precision=precision, decay=DecaySpec(0.1, 0.2))
+        for precision in PRECISIONS
+        for rule, dim in ((Adam(), 5), (Momentum(), 4), (Lamb(), 3))
+    ),
+    spec(RowWiseAdagrad(), 5, precision="bfloat16"),
+    spec(ASGD(2), 2, precision="bfloat16"),
+    spec(Adam(), 6, precision="bfloat16/int8", every_row=True),
+    spec(ASGD(3), 2, precision="bfloat16", every_row=True),
+    spec(Momentum(), 5, precision="bfloat16/int8", initializer=InitializerSpec("normal", 0.1, 2.0)),
+    spec(Adam(), 3, precision="bfloat16/bfloat16", entry=ENTRY),
+    spec(
+        Adam(), 6, precision="bfloat16/int8", entry=CapacityEntry(rows=20, policy=Worth()) & SHOWS
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """Eviction policies and the stream of evicted ids against a model in plain Python."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.assigned_weights import add_rows, set_rows
+from psfleet.tables.devices import DeviceChoice
 from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
 
@@ -336,12 +338,34 @@ def test_a_policy_that_does_not_fit_its_table_is_refused() -> None:
         made(ClickRate())
     with pytest.raises(ConfigError, match=r"that refuses has the policy LFU.*; it evicts no rows"):
         CapacityEntry(10, full="refuse", policy="lfu")
-    runtime = EmbeddedRuntime()
-    lfu = CapacityEntry(10, policy="lfu")
+
+
+def powered(frequency: float, h: tuple[float]) -> float:
+    return math.pow(frequency, h[0])
+
+
+@dataclass(frozen=True)
+class Powered(Blend):
+    """Its score takes a power, which is another function on a device."""
+
+    name = "powered"
+
+    def score(self) -> Callable[..., float]:
+        return powered
+
+
+def test_a_policy_that_a_device_would_round_otherwise_is_in_host_memory() -> None:
+    """Also where other tables are on a GPU; one that asks for the GPU is refused. Other policies go there."""
+    choice = DeviceChoice("cuda", has_gpu=True)
+    other, lfu = (
+        dataclasses.replace(SPEC, entry=CapacityEntry(10, policy=policy))
+        for policy in (Powered(), "lfu")
+    )
+    assert [choice.of(spec) for spec in (other, lfu)] == ["cpu", "cuda"]
     with pytest.raises(
-        ConfigError, match="its eviction policy 'lfu' works in host memory only; use"
+        ConfigError, match="its eviction policy 'powered' takes powers or remainders, whose last"
     ):
-        runtime.create(dataclasses.replace(SPEC, entry=lfu, device="cuda"))
+        EmbeddedRuntime().create(dataclasses.replace(other, device="cuda"))
 
 
 @pytest.mark.parametrize(

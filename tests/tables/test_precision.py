@@ -271,11 +271,10 @@ def test_weights_that_are_set_become_the_nearest_and_state_stays() -> None:
     np.testing.assert_array_equal(after[:, 7:], before[:, 7:])
 
 
-def test_a_table_without_a_device_is_in_host_memory() -> None:
-    """Also on a server whose tables are on a GPU; float32 tables go there."""
+def test_a_table_without_a_device_is_where_the_others_are() -> None:
+    """On a server whose tables are on a GPU, whatever its precision."""
     choice = DeviceChoice("cuda", has_gpu=True)
-    assert choice.of(spec()) == "cpu"
-    assert choice.of(spec(precision="float32")) == "cuda"
+    assert {choice.of(spec(precision=precision)) for precision in PRECISIONS} == {"cuda"}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +282,7 @@ def test_a_table_without_a_device_is_in_host_memory() -> None:
     [
         ({"precision": "bf16"}, "precision is 'bf16'; it must be one of float32, bfloat16"),
         ({"kind": "dense"}, "is dense, and dense tables are float32"),
-        ({"device": "cuda"}, "leave one of them out"),
+        ({"device": "cuda"}, ""),
         ({"rule": make_rule("exact_sum", {})}, "counts exactly, in float32"),
         ({"rule": ASGD(2)}, "the state of 'asgd' cannot be rounded; use precision='bfloat16'"),
         ({"rule": RMSProp(centered=True, momentum=0.0), "every_row": True}, ""),
