@@ -1,13 +1,15 @@
 """Run in a process of its own: compiles all CUDA kernels to PTX and cubins, with no device and no driver.
 
-With --list: print what docs/gpu.md says of them. Of dense arrays the kernels of one rule of each shape are
-compiled, unless PSFLEET_TORTURE or --list asks for all: their arithmetic is the rows'.
+Arguments: the parts to compile, tables, dense and rows; none: all. With --list: print what docs/gpu.md says.
+Of dense arrays the kernels of one rule of each shape are compiled, unless PSFLEET_TORTURE or --list asks for
+all: their arithmetic is the rows'.
 """
 
 import inspect
 import os
 import re
 import sys
+from collections.abc import Callable
 
 from psfleet.kernels.cubin import Cubin, assemble_cubin
 from psfleet.kernels.cuda_ptx import compile_eviction_ptx, compile_ptx, compile_table_ptx
@@ -69,31 +71,40 @@ def owner_of(rule: Rule, dim: int) -> str:
     return f"{type(rule).__name__}({', '.join(changed)}), {f'rows of {dim}' if dim else 'dense'}"
 
 
-def main() -> int:
-    """Compile everything; say what is wrong."""
-    compiled = {
-        (rule, dim, name): ptx
+def rule_kernels(dim: int) -> dict[tuple[str, str], str]:
+    """The PTX of every rule's kernels, by what they belong to and their names."""
+    return {
+        (owner_of(rule, dim), name): ptx
         for rule in RULE_CASES
-        for dim in (0, 16)
         if dim or IS_FULL or type(rule) in SHAPES
         for name, ptx in compile_ptx(rule, dim).items()
     }
-    tables = compile_table_ptx() | {
+
+
+def table_kernels() -> dict[tuple[str, str], str]:
+    """The same of those that no rule has a part in."""
+    return compile_table_ptx() | {
         (f"eviction by {policy.name}", name): ptx
         for policy in (DecayedFrequency(3.0), Worth())
         for name, ptx in compile_eviction_ptx(policy).items()
     }
+
+
+PARTS: dict[str, Callable[[], dict[tuple[str, str], str]]] = {
+    "tables": table_kernels,
+    "dense": lambda: rule_kernels(0),
+    "rows": lambda: rule_kernels(16),
+}
+
+
+def main(parts: list[str]) -> int:
+    """Compile these parts; say what is wrong."""
+    kernels = {case: ptx for part in parts for case, ptx in PARTS[part]().items()}
+    exempt = {owner_of(rule, dim) for rule in RULE_CASES if has_power(rule) for dim in (0, 16)}
     wrong = [
-        f"{owner_of(*case[:2])}: {case[2]}"
-        for case, ptx in compiled.items()
-        if is_loose(case[2], ptx) and not has_power(case[0])
+        case for case, ptx in kernels.items() if is_loose(case[1], ptx) and case[0] not in exempt
     ]
-    wrong += [f"{owner}: {name}" for (owner, name), ptx in tables.items() if is_loose(name, ptx)]
-    cubins = {case: assemble_cubin(ptx) for case, ptx in tables.items()}
-    cubins |= {
-        (owner_of(rule, dim), name): assemble_cubin(ptx)
-        for (rule, dim, name), ptx in compiled.items()
-    }
+    cubins = {case: assemble_cubin(ptx) for case, ptx in kernels.items()}
     spilling = [case for case, cubin in cubins.items() if cubin.spill_bytes or cubin.stack_bytes]
     if "--list" in sys.argv:
         print(listed(cubins))
@@ -104,4 +115,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main([part for part in sys.argv[1:] if part in PARTS] or [*PARTS]))

@@ -78,11 +78,12 @@ def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
 
 
 @needs_numba_cuda
-def test_kernels_compile_to_machine_code() -> None:
+@pytest.mark.parametrize("part", ["tables", "dense", "rows"])
+def test_kernels_compile_to_machine_code(part: str) -> None:
     """Every rule becomes PTX for compute capability 9.0, in float32 throughout its update, and a cubin
-    that spills no register."""
+    that spills no register. The parts take some 20 s each, beside each other where there are cores."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.cuda_ptx"],
+        [sys.executable, "-m", "tests.kernels.cuda_ptx", part],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
