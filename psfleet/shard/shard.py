@@ -246,6 +246,8 @@ class Shard:
         self.workers.admit(pull.worker, pull.incarnation)
         for read in pull.reads:
             self.tables[read.table]  # or it is refused
+        if not pull.commit and self.consistency.is_ready(pull):  # it changes nothing for others
+            return [self._serve(call, pull)]
         if pull.commit and self.rounds.commit(pull.worker, pull.commit):
             self.workers.said(pull.worker, pull.progress)
         self._parked[call] = pull

@@ -6,13 +6,13 @@ import threading
 
 from psfleet.errors import UsageError
 
-__all__ = ["Arena"]
+__all__ = ["AHEAD", "Arena"]
 
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20  # a huge page
 _SMALL = 4 << 20  # below this much use nothing is made in advance
-_AHEAD = 64 << 20  # and never more than this,
+AHEAD = 64 << 20  # and never more than this,
 _PART = 64  # nor than one in so many of the bytes in use, in whole pages
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -69,11 +69,11 @@ class Arena:
         page = _PAGE if used > _PAGE else self._page
         return -(-used // page) * page
 
-    def keep_ahead(self, used: int, most: int = _AHEAD) -> None:
+    def keep_ahead(self, used: int, most: int = AHEAD) -> None:
         """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon."""
         if used < _SMALL:
             return
-        ahead = min(max(used // _PART, _PAGE), _AHEAD, most) // _PAGE * _PAGE
+        ahead = min(max(used // _PART, _PAGE), AHEAD, most) // _PAGE * _PAGE
         busy = self._maker is not None and self._maker.is_alive()
         if not ahead or used + ahead // 2 < self._made or busy:
             return

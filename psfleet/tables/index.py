@@ -32,7 +32,7 @@ from psfleet.kernels.hash_index import (
     STRIDE,
 )
 from psfleet.kernels.initial_values import address_of
-from psfleet.tables.arena import Arena
+from psfleet.tables.arena import AHEAD, Arena
 from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowStore, RowView
 
 __all__ = ["RowIndex"]
@@ -71,6 +71,7 @@ class RowIndex(RowStore):
         self._scratch = np.empty(_CHUNK_BYTES, np.uint8)
         self._d = np.zeros(DESCRIPTOR_SIZE, np.int64)
         self._words = self._d.data  # gives Python's numbers, three times as fast as NumPy
+        self._seen, self._expected = (0, 0, 0), 0  # slots, chunks and shift; and `more` then
         places = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
         self._d[places] = [arena.address for arena in self._arenas]
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
@@ -140,15 +141,18 @@ class RowIndex(RowStore):
 
     def expect(self, more: int) -> None:
         """Prepare the memory for `more` unknown ids. Call it before a push; it costs next to nothing."""
+        now = self._words[NEXT_SLOT], self._words[CHUNKS], self._words[SHIFT]
+        if now == self._seen and more <= self._expected:
+            return
+        self._seen, self._expected = now, more
         for arena, size in zip(self._arenas, self._used(more), strict=True):
             arena.expect(size)
 
     def keep_ahead(self, room: int | None = None) -> None:
         """See RowMemory."""
-        most = [] if room is None else [max(room, 0) // 8]
-        rows, lines, *_ = self._used()
-        self._rows.keep_ahead(rows, *most)
-        self._lines.keep_ahead(lines, *most)
+        most = AHEAD if room is None else max(room, 0) // 8
+        self._rows.keep_ahead(self._words[NEXT_SLOT] * self._width * 4, most)
+        self._lines.keep_ahead(self._words[CHUNKS] * _CHUNK_BYTES, most)
 
     def reserve(self, rows: int) -> None:
         """See RowMemory."""

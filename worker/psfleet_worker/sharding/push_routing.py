@@ -85,13 +85,14 @@ def add_gradients(
         _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
         for spec, gradient, values, ids in checked
     ]
-    others, summed = [], []
+    others, looked, summed = [], [], []
     for part in parts:
         if part.is_summed_in_place:
             summed += [(part.spec.name, rows, ids) for rows, ids in _sum(parcels, part, plans)]
         else:
             others.append(part)
-    look([*((part.spec.name, part.values, part.row_ids) for part in others), *summed])
+            looked.append((part.spec.name, part.values, part.row_ids))
+    look(looked + summed)
     for part in others:
         if part.form == "int8":
             packer.check(part.spec, part.values)
