@@ -85,7 +85,8 @@ def add_gradients(
         _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
         for spec, gradient, values, ids in checked
     ]
-    others, looked, summed = [], [], []
+    others, looked = [], []
+    summed: list[tuple[str, Floats, Ids | None]] = []
     for part in parts:
         if part.is_summed_in_place:
             summed += [(part.spec.name, rows, ids) for rows, ids in _sum(parcels, part, plans)]
