@@ -371,11 +371,10 @@ class Shard:
             )
 
     def _cut_if_due(self) -> list[Instruction]:
-        cutting, rounds = self.cuts.under_way, self.rounds
-        if cutting is None or not self.cuts.is_due(
-            rounds.closed, self.workers.sequences, rounds.left
-        ):
+        if not self.cuts.is_due(self.rounds.closed, self.workers.sequences, self.rounds.left):
             return []
+        cutting = self.cuts.under_way
+        assert cutting is not None
         try:
             self._record(MakeCut(cutting.number))
         except PsfleetError:  # it cannot be kept; whoever wanted it is not told that it was made
