@@ -136,9 +136,9 @@ class PushQueue:
             PsfleetError: What the oldest one failed with; from now on every time.
             UsageError: In a fork of the worker's process nothing that is under way ever ends.
         """
+        self._clients[0].check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         while len(self._under_way) > under_way or self._is_full:
-            self._clients[0].check_process()
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             oldest = self._under_way[0]
             wait_all(oldest.calls, left)
