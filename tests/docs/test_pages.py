@@ -56,7 +56,7 @@ with psfleet.connect() as ps:
     subprocess.run([sys.executable, "reader.py"], check=True)
 """
     said = run(training, tmp_path, "--servers", "2", "--job", "taste", "--no-progress")
-    assert said == "8 (3, 8) (0, 1)\n"
+    assert said == "8 (3, 8) (1, 1)\n"
 
 
 def test_features(tmp_path: Path) -> None:

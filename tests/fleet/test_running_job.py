@@ -15,7 +15,7 @@ import pytest
 import psfleet
 from psfleet import initializer
 from psfleet.client import Client
-from psfleet.entry import CapacityEntry, CountFilterEntry, TTLEntry
+from psfleet.entry import CapacityEntry, CountFilterEntry, EvictionStreamEntry, TTLEntry
 from psfleet.errors import (
     AccessDenied,
     ConfigError,
@@ -188,6 +188,20 @@ def test_values_and_features() -> None:
             assert not (short.view(np.uint32) & 0xFFFF).any()
             np.testing.assert_allclose(short, users.pull(IDS), rtol=2.0**-8)
         assert counts(ps) == before
+
+
+def test_evicted_ids() -> None:
+    """A reader gets the stream of a table's evictions, beside whoever else reads it."""
+    entry = CapacityEntry(rows=40) & EvictionStreamEntry(keep=1000)
+    with LocalFleet(2, 1) as fleet, Client(fleet.connect(0, "async")) as ps:
+        users = ps.sparse_table("users", 3, SGD(0.1), entry=entry)
+        for first in range(0, 200, 10):
+            users.push(np.arange(first, first + 10), np.ones((10, 3))).wait()
+        gone = [one.ids.tolist() for one in users.evictions()]
+        assert gone
+        with psfleet.connect(job=job(fleet)) as reader:
+            stream = reader.sparse_table("users").evictions()
+            assert [one.ids.tolist() for one in stream] == gone
 
 
 def test_a_server_that_restarts() -> None:
