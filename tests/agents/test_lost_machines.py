@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import psfleet
 from psfleet_launch.chaos.fault_schedule import schedule
 from psfleet_launch.job.job_request import JobRequest
 from tests.agents.conftest import TRAINER, TWO, Site
@@ -61,6 +63,30 @@ def test_a_job_goes_on_on_other_machines(site: Site) -> None:
     assert "the agent on host beta is lost: its connection has ended" in err
     assert "server 1 copy 1 takes over" in err
     assert digest(found) == digest(out)
+
+
+def test_a_reader_follows_a_server_to_another_machine(site: Site) -> None:
+    """A process without a seat, which knows the folder of the job's logs, reads on from the standby."""
+    gate, logs = site.folder / "gate", site.folder / "psfleet-logs" / "read"
+    machines = ("--engine", "join", "--agents", "3", "--listen", "127.0.0.1")
+    kept = ("--replicas", "1", "--job", "read")
+    launcher = site.start(*machines, *ONE, *kept, TRAINER, "30", "0", str(gate))
+    for number, name in enumerate(("alpha", "beta", "gamma")):
+        site.join(launcher, name, f"127.0.0.{number + 2}")
+    launcher.until_logged("serverlog.1.copy.1", "standby 1 of server 1 ready")
+    launcher.until_logged("workerlog.0", "step 9")
+    with psfleet.connect(job=logs) as reader:
+        users = reader.sparse_table("users")
+        before = users.pull(np.arange(1000)).tobytes()
+        os.kill(site.agent_pid(launcher, "beta"), signal.SIGKILL)
+        launcher.until(lambda: "server 1 copy 1 takes over" in site.said(), "takeover")
+        assert users.pull(np.arange(1000)).tobytes() == before
+        assert reader.version is not None
+        assert reader.version.is_cut
+    gate.touch()
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert digest(out) == ALONE
 
 
 def on_machines(site: Site, machines: Lab, *script: str) -> Launcher:
