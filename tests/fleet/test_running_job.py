@@ -190,6 +190,32 @@ def test_values_and_features() -> None:
         assert counts(ps) == before
 
 
+@pytest.mark.parametrize("mode", ["geo", "half-async"])
+def test_modes_that_work_on_copies(mode: str) -> None:
+    """A reader gets what the servers have, once a worker's own changes have reached them."""
+    with LocalFleet(2, 1) as fleet, Client(fleet.connect(0, mode)) as ps:
+        users = ps.sparse_table("users", 3, SGD(0.1))
+        for _ in range(5):
+            users.push(IDS, np.ones((40, 3)))
+        state = ps.runtime.read_table(users.spec.key)
+        with psfleet.connect(job=job(fleet)) as reader:
+            rows = reader.sparse_table("users").pull(state.ids)
+            assert reader.version is not None
+            assert reader.version.steps["users"][0] > 0
+        assert rows.tobytes() == state.values[0].tobytes()
+
+
+def test_a_script_that_does_not_close() -> None:
+    """Its process ends nevertheless."""
+    script = READER.replace("range(10**6)", "range(3)")
+    with LocalFleet(1, 1) as fleet, Client(fleet.connect(0, "async")) as ps:
+        ps.sparse_table("users", 3, SGD(0.1)).push(IDS, np.ones((40, 3))).wait()
+        command = [sys.executable, "-c", script, job(fleet), "users"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("read") == 3
+
+
 def test_evicted_ids() -> None:
     """A reader gets the stream of a table's evictions, beside whoever else reads it."""
     entry = CapacityEntry(rows=40) & EvictionStreamEntry(keep=1000)
