@@ -14,6 +14,8 @@ __all__ = ["GradientBags"]
 
 Floats = NDArray[np.float32]
 
+_MOST = 2**30  # numbers of bags begin anew before they get there
+
 
 class GradientBags:
     """Which bag stands behind each index of a weight's sparse gradient.
@@ -24,6 +26,7 @@ class GradientBags:
     def __init__(self, weight: TableWeight) -> None:
         self._weight = weight
         self._of: list[PooledIds] = []
+        self._first = 0  # the number of the first bag
 
     def __bool__(self) -> bool:
         """Whether there has been a gradient since the last one that was forgotten."""
@@ -31,7 +34,7 @@ class GradientBags:
 
     def sparse(self, gradient: PooledGradient) -> Tensor:
         """The gradient of the weight that this one makes up."""
-        first = sum(map(len, self._of))
+        first = self._first + sum(map(len, self._of))
         self._of.append(gradient.of)
         return _sparse(self._weight, first, gradient.values)
 
@@ -40,17 +43,22 @@ class GradientBags:
 
         Bags that the gradient no longer names are forgotten.
         """
-        grad, of = self._weight.grad, self._of
-        self._of = []
+        grad = self._weight.grad
         if grad is None:
+            self._of, self._first = [], 0
             return None
-        indices, values = (
-            part.detach().cpu().numpy() for part in (grad._indices()[0], grad._values())
-        )
-        found = PooledGradient(joined_ids(of), values)
-        if not np.array_equal(indices, np.arange(len(found.of))):
-            found = _chosen(found, indices)
-        self._of = [found.of]
+        indices = grad._indices()[0].cpu().numpy()
+        values = grad._values().detach().cpu().numpy()
+        lowest = indices.min(initial=_MOST)
+        while len(self._of) > 1 and lowest >= self._first + len(self._of[0]):
+            self._first += len(self._of.pop(0))  # of an earlier step
+        found = PooledGradient(joined_ids(self._of), values)
+        ends = self._first, self._first + len(found.of)
+        if not np.array_equal(indices, np.arange(*ends)):
+            found = _chosen(found, indices - self._first)
+        elif ends[1] < _MOST:
+            return found
+        self._of, self._first = [found.of], 0
         self._weight.grad = _sparse(self._weight, 0, found.values)
         return found
 
