@@ -85,7 +85,8 @@ bench-peers: $(VENV)/.has-test
 SEEDS ?= 50
 torture: $(VENV)/.has-test
 	PSFLEET_TORTURE=$(SEEDS) $(VENV)/bin/python -m pytest -q -m "not docker" \
-	    tests/protocol tests/recovery tests/chaos tests/benchmarks/test_dgc.py tests/kernels/test_cuda.py $(ARGS)
+	    tests/protocol tests/recovery tests/chaos tests/benchmarks/test_dgc.py tests/kernels/test_cuda.py \
+	    tests/fuzz/test_chains.py $(ARGS)
 
 MINUTES ?= 20
 SEED ?= 1

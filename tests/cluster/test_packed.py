@@ -5,7 +5,6 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,10 @@ from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
+from psfleet.testing.training_run import TrainingWorkload, same_bits
 from psfleet.wire import frame
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import train_together
 
 TRAINING = TrainingWorkload(steps=15, dim=9)
 NARROW = TrainingWorkload(steps=15, dim=3)
@@ -37,19 +37,7 @@ def train(
     fleet: LocalFleet, wire: WireSettings, training: TrainingWorkload, **more: Any
 ) -> list[TableState]:
     """Two workers in rounds; the tables afterwards."""
-    found: list[TableState] = []
-
-    def work(worker: int) -> None:
-        runtime = on(fleet, worker, wire, **more)
-        training.run(runtime)
-        runtime.barrier()
-        if worker == 0:
-            found.extend(training.result(runtime))
-        runtime.barrier()
-        runtime.close()
-
-    in_threads([partial(work, worker) for worker in range(2)])
-    return found
+    return train_together(2, training, lambda worker: on(fleet, worker, wire, **more))
 
 
 class Sent:

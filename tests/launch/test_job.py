@@ -4,8 +4,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
-import sys
 from io import FileIO
 from pathlib import Path
 
@@ -27,14 +25,6 @@ def test_every_cluster_gives_the_same_bits(launch: Launch) -> None:
         assert code == 0, err
         digests.add(digest(out))
     assert len(digests) == 1
-
-
-def test_embedded_equals_one_server_and_one_worker(launch: Launch) -> None:
-    """`python script.py` gives the bits of the smallest cluster."""
-    embedded = subprocess.run(
-        [sys.executable, TRAINER, "20"], check=True, capture_output=True, text=True
-    )
-    assert digest(launch(TRAINER, "20").ends()[1]) == digest(embedded.stdout)
 
 
 def test_killed_servers_go_on_from_their_logs(launch: Launch) -> None:

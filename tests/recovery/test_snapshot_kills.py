@@ -20,6 +20,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
+from tests.trainings import train_together
 
 TRAINING = TrainingWorkload(steps=60, pause=0.03)
 ALONE = TrainingWorkload(steps=60)
@@ -51,21 +52,14 @@ def deaths(seed: int, points: Mapping[int, Sequence[str]]) -> dict[int, list[str
 
 def train(fleet: LocalFleet) -> list[TableState]:
     """Sync training by every worker; the tables that worker 0 then reads."""
-    result: list[TableState] = []
 
-    def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
-        TRAINING.run(runtime)
-        runtime.barrier()
-        if worker == 0:
-            result.extend(TRAINING.result(runtime))
-        runtime.barrier()
-        runtime.close()
+    def connect(worker: int) -> ClusterRuntime:
+        return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
 
     with fleet.reviving():
-        in_threads([partial(work, worker) for worker in range(fleet.workers)])
+        found = train_together(fleet.workers, TRAINING, connect)
         assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
-    return result
+    return found
 
 
 @pytest.mark.parametrize("seed", range(1 + MORE))

@@ -21,6 +21,7 @@ from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
+from tests.trainings import train_together
 from tests.waiting import pause
 
 TRAINING = TrainingWorkload()
@@ -41,23 +42,17 @@ class Watched(ClusterRuntime):
 
 def train(fleet: Pairs, hooks: Mapping[int, Callable[[], None]] | None = None) -> list[TableState]:
     """Sync training by every worker, with what worker 0 does between; the tables that it reads."""
-    result: list[TableState] = []
 
-    def work(worker: int) -> None:
+    def connect(worker: int) -> Watched:
         runtime = Watched(fleet.environment(worker), "sync")
         runtime.hooks = hooks or {} if worker == 0 else {}
-        TRAINING.run(runtime)
-        runtime.barrier()
-        if worker == 0:
-            result.extend(TRAINING.result(runtime))
-        runtime.barrier()
-        runtime.close()
+        return runtime
 
     fleet.await_standbys()
     with fleet.deciding():
-        in_threads([partial(work, worker) for worker in range(fleet.workers)])
+        found = train_together(fleet.workers, TRAINING, connect)
         fleet.await_end()
-    return result
+    return found
 
 
 @pytest.fixture(scope="module")
