@@ -85,20 +85,20 @@ SPECS = [
     spec(SGD(), 1, entry=CapacityEntry(rows=22, policy=DecayedFrequency(3.0)), every_row=True),
     spec(Adam(), entry=CapacityEntry(rows=20, policy=Worth()) & SHOWS),
     spec(SGD(), entry=CountFilterEntry(2, candidates=40) & CapacityEntry(rows=24, policy=LFU())),
-    # Rows in 16 and 8 bits, of even and odd width, with every kind of column and scores behind them.
+    # Rows in 16 and 8 bits, of even and odd width, wide enough for 8 bits to save anything, with scores.
     *(
         spec(rule, dim, precision=precision, decay=DecaySpec(0.1, 0.2))
         for precision in PRECISIONS
-        for rule, dim in ((Adam(), 5), (Momentum(), 4), (Lamb(), 3))
+        for rule, dim in ((Adam(), 7), (Momentum(), 8), (Lamb(), 9))
     ),
     spec(RowWiseAdagrad(), 5, precision="bfloat16"),
     spec(ASGD(2), 2, precision="bfloat16"),
-    spec(Adam(), 6, precision="bfloat16/int8", every_row=True),
+    spec(Adam(), 8, precision="bfloat16/int8", every_row=True),
     spec(ASGD(3), 2, precision="bfloat16", every_row=True),
-    spec(Momentum(), 5, precision="bfloat16/int8", initializer=InitializerSpec("normal", 0.1, 2.0)),
+    spec(Momentum(), 9, precision="bfloat16/int8", initializer=InitializerSpec("normal", 0.1, 2.0)),
     spec(Adam(), 3, precision="bfloat16/bfloat16", entry=ENTRY),
     spec(
-        Adam(), 6, precision="bfloat16/int8", entry=CapacityEntry(rows=20, policy=Worth()) & SHOWS
+        Adam(), 7, precision="bfloat16/int8", entry=CapacityEntry(rows=20, policy=Worth()) & SHOWS
     ),
 ]
 
