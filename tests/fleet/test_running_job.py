@@ -198,6 +198,7 @@ def test_modes_that_work_on_copies(mode: str) -> None:
         for _ in range(5):
             users.push(IDS, np.ones((40, 3)))
         state = ps.runtime.read_table(users.spec.key)
+        assert state.ids is not None
         with psfleet.connect(job=job(fleet)) as reader:
             rows = reader.sparse_table("users").pull(state.ids)
             assert reader.version is not None
