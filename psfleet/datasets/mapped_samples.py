@@ -10,9 +10,9 @@ from psfleet.feature_sets.feature_lookup import no_samples
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.feature_sets.jagged import Jagged
 
-__all__ = ["batch_of", "sample_of", "time_of"]
+__all__ = ["LARGEST", "batch_of", "sample_of", "time_of"]
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def sample_of(features: FeatureSet, labels: Sequence[str], given: Any) -> dict[str, list[Any]]:
@@ -80,7 +80,7 @@ def _numbers(column: str, value: Any, count: int) -> list[float]:
     found = _listed(value)
     if found and (
         len(found) != count
-        or not all(isinstance(each, int | float) and abs(each) <= _LARGEST for each in found)
+        or not all(isinstance(each, int | float) and abs(each) <= LARGEST for each in found)
     ):
         raise ValueError(f"{column} is {value!r:.80}")
     return found

@@ -6,6 +6,7 @@ for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
 """
 
 import csv
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.datasets.csv_tables import parsed
 from psfleet.datasets.data_paths import opened
 from psfleet.datasets.mapped_samples import batch_of, sample_of, time_of
-from psfleet.datasets.parquet_rows import BadRow, Rows
+from psfleet.datasets.parquet_rows import BadRow, Rows, rows_of
 from psfleet.datasets.row_group_files import RowGroup, RowGroupFiles
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_set import Number
@@ -72,7 +74,7 @@ class TextFiles(RowGroupFiles):
         cells: dict[str, list[str]] = {name: [] for name in names}
         for row, (_, line) in enumerate(_lines(group) if names else ()):
             if row in wanted:
-                given = _cells(group.metadata, line)
+                given = _cells(group.metadata, _decoded(line))
                 for name, column in cells.items():
                     column.append(given[name])
         return {name: pa.array(column, pa.string()) for name, column in cells.items()}
@@ -120,7 +122,7 @@ class TextFiles(RowGroupFiles):
 
     def _pieces(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         converters = self._converters()
-        piece: list[tuple[int, str]] = []
+        piece: list[tuple[int, bytes]] = []
         done = 0
         for each in _lines(group):
             piece.append(each)
@@ -143,14 +145,52 @@ class TextFiles(RowGroupFiles):
     def _rows(
         self,
         lines: _Lines,
-        piece: Sequence[tuple[int, str]],
+        piece: Sequence[tuple[int, bytes]],
+        first: int,
+        converters: Mapping[str, Callable[[str], Any]],
+    ) -> Rows:
+        """Rows that are all good as Arrow parses them; else one by one, to say what is wrong."""
+        rows = self._good_rows(lines, piece, first, converters) if lines.delimiter else None
+        return rows or self._one_by_one(lines, piece, first, converters)
+
+    def _good_rows(
+        self,
+        lines: _Lines,
+        piece: Sequence[tuple[int, bytes]],
+        first: int,
+        converters: Mapping[str, Callable[[str], Any]],
+    ) -> Rows | None:
+        data = b"".join(text for _, text in piece)
+        table = parsed(data, lines.columns, lines.delimiter, converters, self._lists)
+        if table is None or table.num_rows != len(piece):
+            return None
+        single = [*self.labels, *([] if self._time is None else [self._time])]
+        if any(pa.types.is_list(table.schema.field(name).type) for name in single):
+            return None
+        rows = rows_of(table, self.features, self.labels, first, self._time)
+        return None if rows.bad else rows
+
+    @functools.cached_property
+    def _lists(self) -> set[str]:
+        """The columns that always have lists."""
+        listed = (
+            feature.columns
+            for feature in self.features
+            if (feature.dim > 1 if isinstance(feature, Number) else feature.weighted)
+        )
+        return {column for columns in listed for column in columns}
+
+    def _one_by_one(
+        self,
+        lines: _Lines,
+        piece: Sequence[tuple[int, bytes]],
         first: int,
         converters: Mapping[str, Callable[[str], Any]],
     ) -> Rows:
         samples, times, bad = [], [], {}
         for row, (line, text) in enumerate(piece, first):
             try:
-                sample, time = self._sample(_cells(lines, text), converters)
+                sample, time = self._sample(_cells(lines, _decoded(text)), converters)
             except ValueError as error:
                 bad[row] = BadRow(row, str(error), f"line {line}")
                 sample, time = {name: [] for name in self._columns}, 0
@@ -224,14 +264,14 @@ def _libsvm_cells(text: str) -> dict[str, str]:
     return {"label": label, "index": index, "value": value}
 
 
-def _lines(group: RowGroup) -> Iterator[tuple[int, str]]:
-    """The rows of a group as texts, each with the number of its line in the file."""
+def _lines(group: RowGroup) -> Iterator[tuple[int, bytes]]:
+    """The rows of a group, each with the number of its line in the file."""
     left = group.rows
     with _opened(group.file) as file:
         file.seek(group.metadata.begin)
         for line, text in enumerate(file, group.metadata.first):
             if _is_row(text, group.metadata.delimiter):
-                yield line, _decoded(text)
+                yield line, text
                 left -= 1
             if not left:
                 return

@@ -5,6 +5,7 @@ from psfleet.errors import ConfigError
 try:
     import pyarrow as pa
     import pyarrow.compute as pc
+    import pyarrow.csv as pcsv
     import pyarrow.parquet as pq
 except ModuleNotFoundError as error:
     if error.name != "pyarrow":
@@ -13,4 +14,4 @@ except ModuleNotFoundError as error:
         "Parquet files need pyarrow, which is not installed; run: pip install psfleet[parquet]"
     ) from None
 
-__all__ = ["pa", "pc", "pq"]
+__all__ = ["pa", "pc", "pcsv", "pq"]

@@ -1,0 +1,102 @@
+"""CSV files that Arrow parses give what they give line by line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
+
+from psfleet.datasets.text_files import TextFiles  # after the check for pyarrow
+from psfleet.errors import UsageError
+from psfleet.features import Feature, FeatureSet, Number, Table
+
+TABLE = Table("t", 2)
+FEATURES = FeatureSet(
+    [
+        Feature("ids", TABLE),
+        Feature("word", TABLE, hashed=True),
+        Feature("heavy", TABLE, weighted=True),
+        Number("age", default=-1.0),
+        Number("pair", dim=2),
+    ]
+)
+NAMES = ["ids", "word", "heavy", "heavy.weights", "age", "pair", "click", "at"]
+GOOD = ["3|4", "a b", "5|6", "1|0.5", "1.5", "1|2", "1", "17"]
+
+
+class OneByOne(TextFiles):
+    """Without Arrow."""
+
+    def _good_rows(self, *arguments: Any) -> None:
+        return None
+
+
+def found(kind: type[TextFiles], path: Path) -> Any:
+    """What is read, or the error."""
+    files = kind(path, FEATURES, ["click"], time="at")
+    try:
+        rows = files.group(0)
+    except UsageError as error:
+        return str(error)
+    bags = [rows.features[name] for name in ("ids", "word", "heavy")]
+    lists = [[bag.values.tolist(), bag.lengths.tolist()] for bag in bags]
+    return [
+        *lists,
+        bags[2].weights.tolist(),
+        rows.features["age"].tolist(),
+        rows.features["pair"].tolist(),
+        rows.labels["click"].tolist(),
+        rows.times.tolist() if rows.times is not None else None,
+    ]
+
+
+CELLS = {
+    "ids": ["", "7", "-3", "+3", " 3", "1_0", "0x1F", "3.0", "3||4", "|", "x", str(2**63), "٣"],
+    "word": ["", "a|b", "a||b", '"q"', "0x", "é", "nan", " "],
+    "heavy": ["", "5", "5|6|7"],
+    "heavy.weights": ["", "1", "nan|1", "1|1e39"],
+    "age": ["", "nan", "inf", "1e39", "1e-3", "-0.0", "1|2", ".5", "1.", "0x1p3", "1e400"],
+    "pair": ["", "1", "1|2|3", "|"],
+    "click": ["", "0", "2|3", "nan", "x"],
+    "at": ["", "1.0", "1|2", "-9"],
+}
+
+
+@pytest.mark.parametrize("column", CELLS)
+def test_cells(column: str, tmp_path: Path) -> None:
+    """Any cell has the same value, or the same error, by both ways."""
+    path = tmp_path / "a.csv"
+    for cell in CELLS[column]:
+        line = [cell if name == column else good for name, good in zip(NAMES, GOOD, strict=True)]
+        path.write_text("\n".join(",".join(each) for each in (NAMES, GOOD, line, GOOD)))
+        assert found(TextFiles, path) == found(OneByOne, path), cell
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["", "\n", "\r\n", "\n\n", "\n,\n", "\n1,2\n", "\n\r", "\n \n", "\n\ufeff" + ",".join(GOOD)],
+)
+def test_lines(ending: str, tmp_path: Path) -> None:
+    """Likewise for the ends of lines and lines that lack cells."""
+    path = tmp_path / "a.csv"
+    lines = "\n".join(",".join(each) for each in (NAMES, GOOD, GOOD))
+    path.write_text(lines + ending, newline="")
+    assert found(TextFiles, path) == found(OneByOne, path)
+
+
+def test_arrow_takes_good_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Good lines with empty cells and lists are not parsed one by one."""
+    dice = np.random.default_rng(0)
+    rows = [
+        [good if dice.random() < 0.7 else "" for good in GOOD[:6]] + GOOD[6:] for _ in range(99)
+    ]
+    for row in rows:
+        row[3] = row[3] if row[2] else ""
+        row[2] = row[2] if row[3] else ""
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(",".join(each) for each in (NAMES, *rows)))
+    wanted = found(OneByOne, path)
+    monkeypatch.setattr(TextFiles, "_one_by_one", None)
+    assert found(TextFiles, path) == wanted
