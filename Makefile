@@ -22,7 +22,7 @@ help:
 	@echo "make check          ruff, mypy, generated stubs, diagrams, documents"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels; make bench-gpu: of tables on a GPU"
 	@echo "make bench-peers    psfleet beside torch, TensorFlow and Paddle; installs those two (2 GB) first"
-	@echo "make torture        model, machines, kills and chaos with SEEDS=$(SEEDS) more seeds"
+	@echo "make torture        model, machines, kills, chaos, damaged snapshots: SEEDS=$(SEEDS) more seeds; all CUDA kernels"
 	@echo "make repeat         the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"

@@ -54,6 +54,7 @@ _ROOM = (
 )
 _AT_START = dict(os.environ)  # what Python and numba have read in a zygote
 _SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED"}  # what a fork can still obey
+_STARTS = ("subprocess", "psfleet.testing", "from processes")  # in scripts that start others
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a zygote ends when its connection does
 
 
@@ -238,7 +239,7 @@ def _starts_others(program: Sequence[str], folder: str) -> bool:
     if _zygote.is_inner or "psfleet_server" in program:
         return False
     text = _script(program, folder)
-    return not text or "subprocess" in text or "psfleet.testing" in text
+    return not text or any(word in text for word in _STARTS)
 
 
 def _script(program: Sequence[str], folder: str) -> str:
