@@ -1,6 +1,6 @@
 """Dedup, expand and merge against dictionaries."""
 
-import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.dedup import dedup, first_repeat, merge_pushes
 from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
+from psfleet.testing.training_run import in_threads
 
 Floats = NDArray[np.float32]
 IDS = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([-(2**63), 2**63 - 1])), max_size=400)
@@ -109,11 +110,7 @@ def test_threads_do_not_share_buffers() -> None:
             if not np.array_equal(found.expand(rows)[:, 0], batches[place].astype(np.float32)):
                 wrong.append(place)
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, place) for place in range(4)])
     assert not wrong
 
 

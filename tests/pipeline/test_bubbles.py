@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.sections import split
 from psfleet.program.variable import Variable, apply
 from psfleet.stages.links import Links, StagePosition
+from psfleet.testing.training_run import in_threads
 from tests.pipeline.thread_links import ThreadLinks
 
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
@@ -105,11 +107,7 @@ def run_step(
         ready.wait()
         run.complete([])
 
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(len(clocks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, stage) for stage in range(len(clocks))])
 
 
 def build(

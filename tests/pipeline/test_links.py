@@ -1,7 +1,7 @@
 """Messages between stages: whole, in order, without a standstill, with a deadline."""
 
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from psfleet.parameters.parameter import SparseGrad
 from psfleet.pipeline.messages import pack, unpack
 from psfleet.program.operation import Array
 from psfleet.stages.links import StagePosition
+from psfleet.testing.training_run import in_threads
 from psfleet_worker.stages.stage_links import StageLinks
 
 
@@ -105,11 +106,7 @@ def test_two_that_send_to_each_other_do_not_block(tmp_path: Path) -> None:
             both[stage].receive(1 - stage, str(number))[0].sum() for number in range(20)
         )
 
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, stage) for stage in (0, 1)])
     for one in both:
         one.close()
     assert sums == [20.0 * (1 << 18)] * 2

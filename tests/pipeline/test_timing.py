@@ -1,7 +1,7 @@
 """Cuts by measured times: balanced where shapes say nothing, and the same in all stages."""
 
-import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, apply
 from psfleet.stages.links import StagePosition
+from psfleet.testing.training_run import in_threads
 from tests.pipeline.thread_links import ThreadLinks
 
 
@@ -81,11 +82,7 @@ def test_the_slow_operation_is_alone() -> None:
         place = StagePosition(0, stage, 3)
         found[stage] = agree_on_parts(program, plan, feeds, 4, 2, place, post.of(stage), "cuts")
 
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, stage) for stage in range(3)])
     assert found[0] == found[1] == found[2]
     second = [record.op for record in found[0][1]]
     assert [op.seconds for op in second if isinstance(op, Slow)] == [0.03]

@@ -1,6 +1,6 @@
 """Entries where they matter: on servers, through the log, over rounds, and by the clock."""
 
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
@@ -147,11 +148,7 @@ def test_rounds_are_bit_identical_on_any_number_of_servers(servers: int) -> None
             finally:
                 runtime.close()
 
-        threads = [threading.Thread(target=run, args=(worker,)) for worker in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads([partial(run, worker) for worker in range(2)])
     assert found[0] == wanted
     assert found[0][0] == found[1][0]
 

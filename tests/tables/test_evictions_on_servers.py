@@ -1,8 +1,8 @@
 """Eviction policies of a user and streams of evicted ids on real servers, over deaths and takeovers."""
 
 import sys
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.schema.table import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training_run import in_threads
 from tests.standby.pairs import Pairs
 from tests.waiting import until
 
@@ -183,11 +184,7 @@ def of_rounds(servers: int) -> tuple[list[int], list[bytes], int]:
             runtime.close()
 
     with LocalFleet(servers=servers, workers=2) as local:
-        threads = [threading.Thread(target=run, args=(worker, local)) for worker in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads([partial(run, worker, local) for worker in range(2)])
     return found[0]
 
 
