@@ -43,6 +43,7 @@ def test_tests_of_shards_and_snapshots_pass_on_the_simulated_device(tmp_path: Pa
             *(sys.executable, "-m", "pytest", "-q", "-p", "tests.tables.on_device"),
             *("-p", "no:cacheprovider", "--basetemp", str(tmp_path / "inner")),
             *("tests/shard", "tests/tables/test_freezing.py", "tests/snapshots/test_parts.py"),
+            *("tests/tables/test_dense.py", "tests/tables/test_entry.py"),
             *("--deselect", "tests/shard/test_room.py"),
         ],
         cwd=ROOT,

@@ -16,4 +16,4 @@ _LITTLE = 48 << 10  # bytes, for a few hundred rows
 assert os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 SparseTable.__init__.__defaults__ = (2**28, 1, None, "cuda", None)
 DenseTable.__init__.__defaults__ = ("cuda",)
-DeviceChoice.__init__.__defaults__ = ("cuda", True, _LITTLE)
+DeviceChoice.__init__.__defaults__ = ("cuda", True, _LITTLE, False)
