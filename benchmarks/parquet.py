@@ -101,8 +101,13 @@ def measured(name: str, read: Callable[[], int], size: int) -> dict[str, Any]:
 
 def turn(readers: dict[str, Callable[[], int]], size: int) -> list[dict[str, Any]]:
     """Each reader once, beside pyarrow."""
-    rows = [measured(name, read, size) for name, read in readers.items()]
-    return [{**row, "of pyarrow": row["MB / CPU s"] / rows[0]["MB / CPU s"]} for row in rows]
+    rows: list[dict[str, Any]] = []
+    for name, read in readers.items():
+        row = measured(name, read, size)
+        first = rows[0] if rows else row
+        rows.append({**row, "of pyarrow": row["MB / CPU s"] / first["MB / CPU s"]})
+        print(*(f"{key} {value}" for key, value in rows[-1].items()), sep=", ", flush=True)
+    return rows
 
 
 def warm_up(batch_size: int) -> None:

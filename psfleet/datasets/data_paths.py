@@ -7,7 +7,7 @@ from typing import Any
 from psfleet.errors import ConfigError, UsageError
 from psfleet.platform.arrow import pa
 
-__all__ = ["files_of", "opened", "reason_of"]
+__all__ = ["check_columns", "files_of", "opened", "reason_of"]
 
 
 def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
@@ -44,6 +44,19 @@ def _fsspec() -> Any:
             "files at an URL need fsspec, which is not installed; run: pip install psfleet[parquet]"
         ) from None
     return fsspec
+
+
+def check_columns(wanted: Sequence[str], columns: Sequence[str], where: str) -> None:
+    """Refuse a file that lacks a column.
+
+    Raises:
+        UsageError: Names the file and the columns that it has.
+    """
+    for column in wanted:
+        if column not in columns:
+            raise UsageError(
+                f"{where} has no column {column!r}; it has {', '.join(columns) or 'none'}"
+            )
 
 
 def reason_of(error: Exception) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from psfleet.datasets.data_paths import check_columns
 from psfleet.datasets.parquet_rows import Rows
 from psfleet.datasets.row_group_files import RowGroupFiles
 from psfleet.errors import ShapeError, UsageError
@@ -78,12 +79,7 @@ class ParquetPredictions:
 
     def _check_columns(self) -> None:
         for group in self._files.groups:
-            known = self._files.names(group)
-            for column in self._columns:
-                if column not in known:
-                    raise UsageError(
-                        f"{group.file} has no column {column!r}; it has {', '.join(known)}"
-                    )
+            check_columns(self._columns, self._files.names(group), group.file)
 
     def _settle(self, plan: dict[str, Any]) -> None:
         """Begin, or go on with the same."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.datasets.data_paths import check_columns
 from psfleet.datasets.sample_batch import chosen_columns, joined_columns
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
@@ -86,10 +87,7 @@ def check_schema(
         UsageError: Names the file, the column and its type.
     """
     for column, wanted, fits in _wanted(features, labels, time):
-        if column not in schema.names:
-            raise UsageError(
-                f"{where} has no column {column!r}; it has {', '.join(schema.names) or 'none'}"
-            )
+        check_columns([column], schema.names, where)
         kind = schema.field(column).type
         if not fits(kind):
             raise UsageError(

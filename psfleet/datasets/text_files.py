@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.datasets.csv_tables import parsed
-from psfleet.datasets.data_paths import opened
+from psfleet.datasets.data_paths import check_columns, opened
 from psfleet.datasets.mapped_samples import batch_of, sample_of, time_of
 from psfleet.datasets.parquet_rows import BadRow, Rows, rows_of
 from psfleet.datasets.row_group_files import RowGroup, RowGroupFiles
@@ -109,16 +109,9 @@ class TextFiles(RowGroupFiles):
             if rows == _GROUP:
                 yield RowGroup(file, number, rows, _Lines(begin, first, columns, delimiter))
                 rows, number = 0, number + 1
-        self._check_columns(file, columns)
+        check_columns(self._columns, columns, file)
         if rows:
             yield RowGroup(file, number, rows, _Lines(begin, first, columns, delimiter))
-
-    def _check_columns(self, file: str, columns: Sequence[str]) -> None:
-        for column in self._columns:
-            if column not in columns:
-                raise UsageError(
-                    f"{file} has no column {column!r}; it has {', '.join(columns) or 'none'}"
-                )
 
     def _pieces(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         converters = self._converters()
