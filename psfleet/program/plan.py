@@ -38,8 +38,8 @@ class LookUp:
 
     @property
     def inputs(self) -> list[Variable]:
-        """What it depends on: the ids first."""
-        ids, _, *others = self.record.inputs
+        """What it depends on: the ids first. Shows and clicks are no part of it."""
+        ids, _, *others = self.record.op.predicting(self.record.inputs)
         return [ids, *others]
 
     def asked(self, values: Mapping[Variable, Any]) -> Asked:
