@@ -1,10 +1,12 @@
 """Lives and meetings, as a pure state machine."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
+from psfleet.data.assignment import PlanEntry, RoundPlan
 from psfleet.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -16,11 +18,14 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import SendError
 from psfleet.shard.membership_view import ViewReport
+from psfleet.wire.table_messages import write_mode
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome, Registration
+from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from tests.server.seating import register, settled
 
 
@@ -148,6 +153,26 @@ def test_a_life_that_is_over_hears_so() -> None:
     register(coordinator, 0, 8, 1)
     with pytest.raises(Fenced):
         coordinator.beat(Heartbeat(0, incarnation=life), 2.0)
+
+
+def test_a_late_request_begins_no_plan() -> None:
+    """After sync mode, async mode and sync mode again the worker's first request is heard once more: samples
+    of the rounds since would be passed over."""
+    coordinator = registered(1)
+    asked = DatasetRequest(1, 24, 2, 1, round=1)
+    assert coordinator.deal(0, 1, asked) == RoundPlan(24, 2, (PlanEntry(1, (0,), ((0, 24),)),))
+    modes: tuple[Mode, ...] = ("async", "sync")
+    for number, mode in enumerate(modes, 1):
+        wish = [write_mode(mode), 0]
+        brought = np.array([*wish, *(-each for each in wish), 4 * number])
+        switch = Arrival(0, 1, number, "switch", brought, change=number, round=4 * number)
+        report = ViewReport("sync", 4, {0: 1}, {0: 4}) if mode == "async" else ViewReport("async")
+        assert len([*coordinator.arrive(switch, "c"), *settled(coordinator, report)]) == 1
+    with pytest.raises(Gap, match="asked in round 1, before the fleet changed modes"):
+        coordinator.deal(0, 1, asked)
+    plan = coordinator.deal(0, 1, dataclasses.replace(asked, round=9))
+    assert isinstance(plan, RoundPlan)
+    assert [entry.first for entry in plan.entries] == [9]
 
 
 def test_server_0_gets_a_view_last() -> None:
