@@ -125,11 +125,11 @@ def test_fleet_metrics(tmp_path: Path) -> None:
 
 
 def test_features(tmp_path: Path) -> None:
-    """Embedded and on a server: features with tables of their own, with one, and a table without them."""
+    """Embedded and on a server: features with tables of their own or one, a table without them, a program."""
     options = ("--steps", "1", "--samples", "20", "--no-torch")
     rows = run("features.py", *options, folder=tmp_path)["rows"]
     assert [row["contender"].split(", ")[1] for row in rows] == [
-        *("40 tables", "shared", "one table") * 2
+        *("40 tables", "shared", "one table", "program") * 2
     ]
     assert all(row["CPU ms / step"] > 0 for row in rows)
 
