@@ -273,7 +273,8 @@ class JobRunner:
             self._engine.spawn(member, self._told(member))
         if members == self._supervisor.workers:
             known = self._job.known_at(self.endpoints, self._engine.spans_machines)
-            write_running_job(self._job.logs, known)
+            with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
+                write_running_job(self._job.logs, known)
             self._screen.servers_ready(self.endpoints)
             self.on_training()
 

@@ -153,6 +153,8 @@ class TextFiles(RowGroupFiles):
         first: int,
         converters: Mapping[str, Callable[[str], Any]],
     ) -> Rows | None:
+        if self._is_mixed:
+            return None
         data = b"".join(text for _, text in piece)
         table = parsed(data, lines.columns, lines.delimiter, converters, self._lists)
         if table is None or table.num_rows != len(piece):
@@ -162,6 +164,17 @@ class TextFiles(RowGroupFiles):
             return None
         rows = rows_of(table, self.features, self.labels, first, self._time)
         return None if rows.bad else rows
+
+    @functools.cached_property
+    def _is_mixed(self) -> bool:
+        """Whether a column has numbers for one purpose and ids for another: Arrow reads it as one kind."""
+        numbers = {*self.labels}
+        ids = set()
+        for feature in self.features:
+            is_number = isinstance(feature, Number)
+            ids |= set() if is_number else {feature.columns[0]}
+            numbers |= {*(feature.columns if is_number else feature.columns[1:])}
+        return not ids.isdisjoint(numbers)
 
     @functools.cached_property
     def _lists(self) -> set[str]:

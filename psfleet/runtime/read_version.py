@@ -22,5 +22,5 @@ class ReadVersion:
 
     @property
     def is_cut(self) -> bool:
-        """Whether all servers gave values of the same round."""
-        return self.rounds[0] == self.rounds[1]
+        """Whether all servers gave values of the same round, of which there is at least one."""
+        return self.rounds[0] == self.rounds[1] > 0

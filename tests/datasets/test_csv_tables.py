@@ -100,3 +100,16 @@ def test_arrow_takes_good_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     wanted = found(OneByOne, path)
     monkeypatch.setattr(TextFiles, "_one_by_one", None)
     assert found(TextFiles, path) == wanted
+
+
+def test_a_column_of_numbers_and_of_words(tmp_path: Path) -> None:
+    """Both ways refuse it with the same words, which Arrow would read as one of the two."""
+    path = tmp_path / "a.csv"
+    path.write_text("age,click\n1.5,1\n")
+    features = FeatureSet([Number("age"), Feature("bucket", TABLE, hashed=True, column="age")])
+    said = []
+    for kind in (TextFiles, OneByOne):
+        with pytest.raises(UsageError) as error:
+            kind(path, features, ["click"]).group(0)
+        said.append(str(error.value))
+    assert said[0] == said[1]

@@ -168,7 +168,7 @@ def test_a_late_request_begins_no_plan() -> None:
         switch = Arrival(0, 1, number, "switch", brought, change=number, round=4 * number)
         report = ViewReport("sync", 4, {0: 1}, {0: 4}) if mode == "async" else ViewReport("async")
         assert len([*coordinator.arrive(switch, "c"), *settled(coordinator, report)]) == 1
-    with pytest.raises(Gap, match="asked in round 1, before the fleet changed modes"):
+    with pytest.raises(Gap, match="round 1 was asked for before the fleet changed modes"):
         coordinator.deal(0, 1, asked)
     plan = coordinator.deal(0, 1, dataclasses.replace(asked, round=9))
     assert isinstance(plan, RoundPlan)

@@ -96,7 +96,8 @@ class ReaderRuntime(ReadOnlyRuntime):
         """See Runtime.pull. In sync mode of one round, if a few attempts find the servers in the same one."""
         for _ in range(_ATTEMPTS):
             values, self.version = self._pull(reads)
-            if self.version.is_cut:
+            behind, ahead = self.version.rounds
+            if behind == ahead:
                 break
         return values
 

@@ -263,7 +263,7 @@ class Coordinator:
         if self._change is not None and self._change.ended.get(worker) == incarnation:
             raise NotReady(f"incarnation {incarnation} of worker {worker} is about to end")
         if self.meetings.switch is not None:
-            self._check_asked_since(self.meetings.switch, worker, order)
+            self._check_asked_since(self.meetings.switch, order)
         begun = self.supply.begin(order, self._first_of() if order.round else None)
         if begun is not None:
             self._decide(begun)
@@ -278,13 +278,11 @@ class Coordinator:
             self._decide(leased)
         return self.supply.leased(order, seat.incarnation)
 
-    def _check_asked_since(self, switch: ModeSwitch, worker: int, order: DatasetRequest) -> None:
+    def _check_asked_since(self, switch: ModeSwitch, order: DatasetRequest) -> None:
         if find_mode(switch.mode).has_rounds != bool(order.round):
             raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
-        if 0 < order.round <= switch.rounds.get(worker, 0):
-            raise Gap(
-                f"worker {worker} asked in round {order.round}, before the fleet changed modes"
-            )
+        if 0 < order.round <= switch.last:
+            raise Gap(f"data of round {order.round} was asked for before the fleet changed modes")
 
     def _first_of(self) -> dict[int, int]:
         found = {}

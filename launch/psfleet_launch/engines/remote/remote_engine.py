@@ -332,7 +332,8 @@ class RemoteEngine(Engine):
         ready, has_moved = self._locations.ready(told)
         if has_moved:
             moved = pb.Relocations(moved=self._locations.moved)
-            write_relocations(self.job.moved_file, self._locations.moved)
+            with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
+                write_relocations(self.job.moved_file, self._locations.moved)
             for agent in self.agents.values():
                 agent.send(pb.LauncherMessage(relocations=moved))
         if not self._checks.begin(ready, self.host(ready.member), self.agents):
