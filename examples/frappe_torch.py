@@ -81,12 +81,9 @@ class TorchModel:
         rates = MultiStepDecay(settings.rate, milestones)
         self.model = DeepFM(settings, rates)
         self.schedules: list[LRScheduler | TorchScheduler] = [rates]
-        parts = ((self.model.rows, settings.decay), (self.model.mlp, 0.0))
-        groups = [
-            {"params": list(part.parameters()), "weight_decay": decay}
-            for part, decay in parts
-            if any(True for _ in part.parameters())
-        ]
+        rows, network = list(self.model.rows.parameters()), list(self.model.mlp.parameters())
+        parts = ((rows, settings.decay), (network, 0.0))
+        groups = [{"params": part, "weight_decay": decay} for part, decay in parts if part]
         local = torch.optim.Adam(groups, settings.rate) if groups else None
         if local:
             self.schedules.append(MultiStepLR(local, milestones))

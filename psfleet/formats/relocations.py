@@ -6,7 +6,10 @@ from pathlib import Path
 from psfleet.errors import FrameError
 from psfleet.formats.document import Format
 
-__all__ = ["read_relocations", "write_relocations"]
+__all__ = ["MOVED", "read_relocations", "write_relocations"]
+
+MOVED = "moved.json"
+"""Its name in the folder of a job's logs."""
 
 _FORMAT = Format("moved servers")
 

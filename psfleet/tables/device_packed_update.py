@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.cuda import table_kernels
 from psfleet.kernels.float16 import encode, rounded
 from psfleet.kernels.initial_values import initializer_arguments
-from psfleet.kernels.row_format import RowColumn
+from psfleet.kernels.row_format import RowColumn, RowFormat
 from psfleet.schema.table import TableSpec
 from psfleet.tables.device_row_update import DeviceRowUpdate
 from psfleet.tables.device_rows import DeviceRowMemory
@@ -28,8 +28,8 @@ cuda_packed = table_kernels("cuda_packed")
 
 def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpdate:
     """The table's rule for its rows on a device."""
-    made = DeviceRowUpdate(spec, memory)
-    return made if made.is_plain else DevicePackedUpdate(spec, memory)
+    plain = RowFormat(spec.rule, spec.dim, spec.precision).plain
+    return (DeviceRowUpdate if plain else DevicePackedUpdate)(spec, memory)
 
 
 class DevicePackedUpdate(DeviceRowUpdate):

@@ -56,9 +56,6 @@ class DeviceRowUpdate:
 
     First values that are constant or uniform are made on the device. Normal ones are made on the host: they
     take a logarithm and a cosine, which are other functions on a device.
-
-    Attributes:
-        is_plain: Rows are stored in float32.
     """
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
@@ -66,7 +63,6 @@ class DeviceRowUpdate:
         self._memory = memory
         self._queue = memory.queue
         self._form = RowFormat(spec.rule, spec.dim, spec.precision)
-        self.is_plain = self._form.plain
         self._update = CudaUpdate(
             spec.rule,
             spec.decay,

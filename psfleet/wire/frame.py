@@ -98,8 +98,7 @@ def _head(header: Header, length: int) -> bytes:
 
 def _written(header: Header) -> bytes:
     written: bytes = header.SerializeToString()
-    if len(written) > MAX_HEADER:
-        _check_header(len(written))
+    _check_header(len(written))
     return written
 
 

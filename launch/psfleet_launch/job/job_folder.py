@@ -10,6 +10,7 @@ from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet.formats.mode_request import DONE, WISH
+from psfleet.formats.relocations import MOVED
 from psfleet.formats.running_job import SERVERS
 from psfleet.platform.sockets import make_private_folder
 
@@ -100,7 +101,7 @@ def _clear(folder: Path) -> None:
         *folder.glob(f".{HISTORY}.*"),
         *folder.glob(REPORT),
         *folder.glob(SERVERS),
-        *folder.glob("moved.json"),
+        *folder.glob(MOVED),
         *folder.glob(WISH),
         *folder.glob(DONE),
     ):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from psfleet.formats.relocations import MOVED
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment
 from psfleet.settings.groups import (
@@ -165,7 +166,7 @@ class Job:
     @property
     def moved_file(self) -> Path:
         """Where the launcher says which servers have moved to another machine, for these processes."""
-        return self.logs.absolute() / "moved.json"
+        return self.logs.absolute() / MOVED
 
     def log(self, member: Member) -> Path:
         """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
