@@ -50,6 +50,7 @@ from psfleet_server.snapshots.snapshot_under_way import Stage
 LIVES = {0: 11, 1: 12}
 OPENED = DraftOpened("/job/snapshot-000001", "/job/.partial")
 ASYNC = Standing("async", 0, LIVES)
+PLACED = ServersReplied((ASYNC, ASYNC))
 
 
 class Play:
@@ -80,7 +81,7 @@ class Play:
     def mark(self, **wanted: Any) -> list[SnapshotInstruction]:
         """An asynchronous snapshot up to where workers are waited for."""
         self.begin(ASYNC, ASYNC, **wanted)
-        return self(ServersReplied())
+        return self(PLACED)
 
     def write(self, **wanted: Any) -> list[SnapshotInstruction]:
         """An asynchronous snapshot up to where its files are on the disk."""
@@ -121,7 +122,7 @@ def test_an_asynchronous_snapshot() -> None:
     assert play(ServersReplied((ASYNC, ASYNC))) == [
         BeginCuts("/job/.partial", PendingCut(7, members=LIVES))
     ]
-    assert play(ServersReplied()) == [AnnounceSnapshot(7), WatchCut(7)]
+    assert play(PLACED) == [AnnounceSnapshot(7), WatchCut(7)]
     first, second = learned(7)
     assert play(first) == []
     assert play(second) == [
@@ -149,7 +150,7 @@ def test_a_synchronous_snapshot() -> None:
     play = Play()
     found = play.begin(Standing("sync", 4, LIVES), Standing("sync", 5, LIVES))
     assert found == [BeginCuts("/job/.partial", PendingCut(1, round=5))]
-    assert play(ServersReplied()) == [AnnounceSnapshot(1), AwaitParts(1, cut=True)]
+    assert play(PLACED) == [AnnounceSnapshot(1), AwaitParts(1, cut=True)]
     assert play(learned()[1]) == [ReleaseWorker("w1", False, 5)]
 
 
@@ -172,7 +173,7 @@ def test_every_third_round(closed: int, last: int, round_: int) -> None:
     assert isinstance(begin, BeginCuts)
     assert begin.cutting.round == round_
     number = begin.cutting.number
-    assert play(ServersReplied()) == [WatchCut(number)]
+    assert play(PLACED) == [WatchCut(number)]
     assert play(TimePassed(), seconds=1e6) == []
     assert play(CutMade(number)) == [AnnounceSnapshot(number), AwaitParts(number, cut=True)]
 
@@ -182,7 +183,8 @@ def synchronous(play: Play, last: int) -> None:
     standing = Standing("sync", last, LIVES)
     play.begin(standing, standing)
     cut = CutPosition(1, "sync", last, {})
-    play(*[ServersReplied()] * 2, ServersReplied((SnapshotPart(cut, ""), SnapshotPart(cut, ""))))
+    written = ServersReplied((SnapshotPart(cut, ""), SnapshotPart(cut, "")))
+    play(PLACED, ServersReplied(), written)
     play(SnapshotPublished(), ServersReplied())
 
 
@@ -199,7 +201,7 @@ def test_a_snapshot_that_waits_for_its_round_gives_way(event: SnapshotEvent, why
     play = Play()
     standing = Standing("sync", 4, LIVES)
     play.begin(standing, standing, every=3)
-    play(ServersReplied())
+    play(PLACED)
     assert play(event) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
     found = play(ServersReplied())
     error = failed(found)
@@ -223,6 +225,23 @@ def test_servers_that_disagree_are_asked_again() -> None:
     assert "the servers do not agree on who is in the fleet" in str(error)
 
 
+def test_a_worker_that_comes_while_servers_are_asked() -> None:
+    """It belongs to a snapshot of rounds, which waits for its state; another snapshot is given up, since
+    no server waits for its mark."""
+    play, alone = Play(), {0: 11}
+    play.begin(Standing("sync", 4, alone), Standing("sync", 4, LIVES))
+    play(PLACED, WorkerIntroduced(0, 11, keeps=False), WorkerIntroduced(1, 12, keeps=True))
+    assert play(ServersReplied(), ServersReplied(parts({}))) == []
+    [publish] = play(WorkerStateArrived(1, 1, 12, "state"))
+    assert isinstance(publish, PublishSnapshot)
+    assert publish.states == {1: "state"}
+
+    play = Play()
+    play.begin(*[Standing("async", 0, alone)] * 2)
+    assert play(PLACED) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
+    assert isinstance(failed(play(ServersReplied())), SnapshotPostponed)
+
+
 @pytest.mark.parametrize("steps", range(6))
 def test_a_failure_of_any_step(steps: int) -> None:
     """The servers are told, the draft is removed, and who asked gets the error with the number; a server
@@ -231,8 +250,8 @@ def test_a_failure_of_any_step(steps: int) -> None:
     cut = parts({})
     events: list[SnapshotEvent] = [
         OPENED,
-        ServersReplied((Standing("sync", 4, {}), Standing("sync", 4, {}))),
-        *[ServersReplied()] * 2,
+        *[ServersReplied((Standing("sync", 4, {}), Standing("sync", 4, {})))] * 2,
+        ServersReplied(),
         ServersReplied(cut),
     ]
     play.request()
@@ -271,7 +290,7 @@ def test_a_delta_builds_on_the_last_base() -> None:
     remembers = Standing("async", 0, LIVES, (1,))
     [begin] = play.begin(remembers, remembers, delta=True)
     assert begin == BeginCuts("/job/.partial", PendingCut(2, members=LIVES, since=1, remember=True))
-    play(ServersReplied(), *learned(2), ServersReplied())
+    play(ServersReplied((remembers, remembers)), *learned(2), ServersReplied())
     [publish] = play(ServersReplied(parts({}, 2)))
     assert isinstance(publish, PublishSnapshot)
     assert publish.base == OPENED.path
@@ -381,7 +400,8 @@ def test_the_state_of_a_worker_that_has_left(keeps: bool) -> None:
     play(SnapshotPublished(), ServersReplied(), WorkerIntroduced(1, 13, keeps=False))
     lives = {0: 11, 1: 13}
     play.begin(Standing("async", 0, lives), Standing("async", 0, lives))
-    play(ServersReplied(), *learned(2, lives), ServersReplied())
+    placed = ServersReplied((Standing("async", 0, lives), Standing("async", 0, lives)))
+    play(placed, *learned(2, lives), ServersReplied())
     [publish] = play(ServersReplied(parts({1: (13, 9)}, 2)))
     assert isinstance(publish, PublishSnapshot)
     assert publish.states == {}

@@ -6,7 +6,7 @@ IDLE -> OPENING -> HOLDING <-> DISAGREEING
                            `-> CUTTING -> WRITING -> AWAITING_STATES -> PUBLISHING -> SETTLING -> IDLE
 
 Any failure leads to SETTLING and ends this snapshot only; the next one has a higher number (rules R11
-and R12 of the protocol). Pure like the shard: events in, instructions out. Times are seconds of
+to R13 of the protocol). Pure like the shard: events in, instructions out. Times are seconds of
 whatever clock the caller uses.
 """
 
@@ -178,7 +178,7 @@ class SnapshotCoordinator:
             case Stage.HOLDING:
                 return self._place(replies, at)
             case Stage.PLACING:
-                return self._placed(at)
+                return self._placed(replies, at)
             case Stage.CUTTING:
                 self._enter(Stage.WRITING)
                 return [AwaitParts(self._number, cut=False)]
@@ -236,9 +236,19 @@ class SnapshotCoordinator:
             )
         ]
 
-    def _placed(self, at: float) -> Instructions:
-        """Every server knows where to cut; a round that is still to come may take any time."""
-        if self._now.round is None or not self._now.asked.request.every:
+    def _placed(self, standings: tuple[Standing, ...], at: float) -> Instructions:
+        """Every server knows where to cut; a round that is still to come may take any time.
+
+        A worker may have come since the servers were asked first. It belongs to the rounds that are cut;
+        in other modes no server waits for its mark.
+        """
+        now = self._now
+        if now.round is None:
+            if any(standing.lives.items() - now.members.items() for standing in standings):
+                return self._fail(_changed())
+            return self._announce(at)
+        now.members = dict(standings[0].lives)
+        if not now.asked.request.every:
             return self._announce(at)
         self._enter(Stage.AWAITING_ROUND)
         if self._queue or self.is_stopping:
@@ -258,7 +268,7 @@ class SnapshotCoordinator:
         if number != self._number:
             return []
         if self.stage is Stage.AWAITING_ROUND:
-            return self._fail(SnapshotPostponed("a worker or a server came or went"))
+            return self._fail(_changed())
         if self.stage is Stage.AWAITING_WORKERS:
             return self._fail(CheckpointError(f"snapshot {number} was given up; take it again"))
         return []
@@ -398,3 +408,7 @@ class SnapshotCoordinator:
 
     def _late(self, what: str) -> Instructions:
         return self._fail(DeadlineExceeded(what))
+
+
+def _changed() -> SnapshotPostponed:
+    return SnapshotPostponed("a worker or a server came or went")

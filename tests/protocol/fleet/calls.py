@@ -221,19 +221,26 @@ class Taken:
     Attributes:
         round: Sync: after which it was cut.
         pushes: By seat the life and its last push in it.
+        left: Seats whose workers had left.
         weights, counts: Rows of the tables, by id.
     """
 
     round: int
     pushes: Mapping[int, tuple[int, int]]
+    left: frozenset[int]
     weights: Mapping[int, bytes]
     counts: Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Published:
-    """The manifest of a complete snapshot: the parts of all servers, the states of workers by seat."""
+    """The manifest of a complete snapshot: the parts of all servers, the states of workers by seat.
+
+    Attributes:
+        left: Seats that had left when it was published; their states may be missing.
+    """
 
     number: int
     parts: tuple[Taken, ...]
     states: Mapping[int, int]
+    left: frozenset[int]

@@ -120,6 +120,9 @@ def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes:
     }
     if late:
         raise Broken(f"states of snapshot {snapshot.number} are as of {late}, it is cut at {cuts}")
+    left = snapshot.left | parts[0].left
+    if missing := parts[0].pushes.keys() - left - snapshot.states.keys():
+        raise Broken(f"snapshot {snapshot.number} lacks the states of workers {missing}")
     if len({part.round if sync else tuple(_last_pushes(part, parts)) for part in parts}) > 1:
         raise Broken(f"servers are cut at different places: {parts}")
     if sync:

@@ -328,6 +328,7 @@ def taken_of(frozen: FrozenShard) -> Taken:
     return Taken(
         frozen.round,
         dict(frozen.pushes),
+        frozenset(frozen.state.consistency.rounds.left),
         {key: row.tobytes() for key, row in found[ROWS.key].items()},
         {key: float(row[0]) for key, row in found[COUNTS.key].items()},
     )

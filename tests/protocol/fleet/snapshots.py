@@ -156,7 +156,10 @@ class Snapshots:
                 self._send(source, Mark(number, life, None if marks else last))
             case PublishSnapshot():
                 file = Published(
-                    instruction.cut.number, instruction.parts, dict(instruction.states)
+                    instruction.cut.number,
+                    instruction.parts,
+                    dict(instruction.states),
+                    frozenset(self._server.its_shard.rounds.left),
                 )
                 self._server.out.append(WriteFile(("manifest", file.number), file))
                 self._events.append(SnapshotPublished())
