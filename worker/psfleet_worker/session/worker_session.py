@@ -3,10 +3,12 @@
 Pure: its programs yield what is to be asked of the fleet and change the session by the answers.
 """
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import cast
 
 from psfleet.consistency import find_mode
-from psfleet.errors import DeadlineExceeded, ProtocolError
+from psfleet.errors import DeadlineExceeded
 from psfleet.fleet.progress import ScriptProgress
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave
@@ -22,7 +24,7 @@ from psfleet_worker.session.instructions import (
 
 __all__ = ["Session"]
 
-_PAUSE = 0.05  # seconds between two looks whether the servers are in one mode
+_PAUSE = 0.05  # seconds between two looks whether the servers agree
 
 
 class Session:
@@ -32,7 +34,7 @@ class Session:
         worker: Its seat.
         mode: In which the script begins.
         staleness: Of a mode with clocks: how many pushes a worker may be ahead of the slowest.
-        patience: Seconds that servers may be in different modes.
+        patience: Seconds that servers may be in different modes or rounds.
 
     Attributes:
         declared: What is done in the present mode.
@@ -105,14 +107,9 @@ class Session:
         """
         if seat.switches:
             self._be_in(seat.mode, seat.staleness)
-        waited = 0.0
-        while len({*map(_mode_of, (yield from self._join(seat.switches, seat.last)))}) > 1:
-            if waited > self._patience:
-                raise DeadlineExceeded(
-                    "the servers are in different modes: a change was left half done"
-                )
-            yield Pause(_PAUSE)  # the workers that make the change are on their way
-            waited += _PAUSE
+        # If they differ, the workers that make the change are on their way.
+        what = "modes: a change was left half done"
+        yield from self._join_equal(_mode_of, what, seat.switches, seat.last)
 
     def leave(self) -> Program[None]:
         """End this life in order."""
@@ -127,9 +124,19 @@ class Session:
             switch: Number of the change of the mode that all workers have met for; 0: none.
             last: The highest push of any worker before it.
         """
-        sequences = [joined.sequence for joined in (yield from self._join(switch, last))]
-        if len(set(sequences)) != 1:
-            raise ProtocolError(f"the servers stand at different rounds: {sequences}")
+        # If they differ, some servers are prepared for a view, and close rounds when they install it.
+        yield from self._join_equal(attrgetter("sequence"), "rounds", switch, last)
+
+    def _join_equal(
+        self, said: Callable[[ServerJoined], object], what: str, switch: int, last: int
+    ) -> Program[None]:
+        """Join, again and again, until all servers say the same."""
+        waited = 0.0
+        while len(answers := {*map(said, (yield from self._join(switch, last)))}) > 1:
+            if waited > self._patience:
+                raise DeadlineExceeded(f"the servers are in different {what} ({answers})")
+            yield Pause(_PAUSE)
+            waited += _PAUSE
 
     def _join(self, switch: int, last: int) -> Program[list[ServerJoined]]:
         """Begin or go on on every server, in the mode that it says."""
