@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/replica.proto, SHA-256 de3a738d19a2e8d224553533b217a6605cc2b09bfdf59879a9e1a1949d557a26
+# From protos/psfleet/v1/replica.proto, SHA-256 deddcf48ab36d654db8cdc71aa928b611811f61d3f51a48a0b489de78c65dc20
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional

@@ -29,7 +29,7 @@ _MOST = 256 << 20  # bytes of records that may wait for the standby before pushe
 @dataclass(frozen=True, slots=True)
 class ShippedRecord:
     """A record; kind 0: snapshot `complete` is, or somebody wants the standby's metrics, or if neither is
-    so the standby is required from now on."""
+    so the standby is required from now on; with a number it is to confirm that it follows still."""
 
     number: int
     kind: int
@@ -118,6 +118,19 @@ class LogShipping:
             self.end += 1
             self._more.notify()
         self._reach("fed")
+
+    def confirm(self) -> int:
+        """Ask the standby whether it follows still; `settle` with the result waits for its answer.
+
+        It follows no more if it has taken over. What this process says then is out of date.
+        """
+        with self._lock:
+            if self.required:
+                self.end += 1
+                if self._connected:
+                    self._waiting.append(ShippedRecord(self.end, 0, b""))
+                    self._more.notify()
+            return self.end
 
     def complete(self, snapshot: int) -> None:
         """A snapshot is complete: the standby's log need not go back behind it."""

@@ -172,9 +172,13 @@ class ShardHost:
             del error
 
     def freeze(self, event: PrepareView) -> ViewReport:
-        """Freeze the shard for a new view; where it stands. A snapshot under way is given up."""
+        """Freeze the shard for a new view; where it stands. A snapshot under way is given up.
+
+        If a standby has taken over, this process ends before it reports.
+        """
         told = self._ask(event)
         assert isinstance(told, SendReport)
+        self.feed.settle(self.feed.confirm())
         return told.report
 
     def install(self, event: InstallView) -> None:

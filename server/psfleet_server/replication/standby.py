@@ -153,11 +153,7 @@ class Standby:
                 if reply.over:
                     return None
                 if reply.required:
-                    # Before anybody can promote this process, or start one from its log.
-                    if self._keeper is not None:
-                        self._keeper.has_copy()
-                    self._required = True
-                    self._news.put(("required", ""))
+                    self._be_required(reply.number)
                     continue
                 if reply.complete:
                     self._shorten(reply.complete)
@@ -177,6 +173,18 @@ class Standby:
         finally:
             call.cancel()
         return ServerUnavailable(f"{self._name} has let go of its standby")
+
+    def _be_required(self, number: int) -> None:
+        """The primary waits for this process; it is told so again to confirm that it follows still."""
+        if not self._required:
+            # Before anybody can promote this process, or start one from its log.
+            if self._keeper is not None:
+                self._keeper.has_copy()
+            self._required = True
+            self._news.put(("required", ""))
+        with self._taking:
+            if number and not self.term:
+                self._took(number)
 
     def _requests(self) -> Iterator[bytes]:
         first = FollowRequest(server=self._host.shard.index, attach=self._attach, version=VERSION)
@@ -202,8 +210,11 @@ class Standby:
             self.records += 1
             self.bytes += len(body)
             if number:
-                self.taken = number
-                self._said.put(FollowRequest(taken=number))
+                self._took(number)
+
+    def _took(self, number: int) -> None:
+        self.taken = number
+        self._said.put(FollowRequest(taken=number))
 
     def _tell_metrics(self) -> None:
         self._said.put(FollowRequest(taken=self.taken, metrics=self.metrics()))

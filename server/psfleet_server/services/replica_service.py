@@ -149,7 +149,8 @@ def _messages(fed: ShippedRecord) -> Iterator[bytes]:
         if fed.wants_metrics:
             yield encoded(FollowReply(wants_metrics=True))
         else:
-            yield encoded(FollowReply(complete=fed.complete, required=not fed.complete))
+            required = not fed.complete
+            yield encoded(FollowReply(number=fed.number, complete=fed.complete, required=required))
         return
     yield from replication.encode(fed.number, fed.kind, fed.body)
 

@@ -108,17 +108,22 @@ def _forget_views(patch: pytest.MonkeyPatch) -> None:
 without("a push that was applied is not applied again", "async")(
     replaced(Workers, "is_new_push", lambda workers, push: True)
 )
-without("R1: a record takes effect when the standby has it", "async standbys")(
+without("R1: a record takes effect when the standby has it", "async standbys", first=60)(
     replaced(Primary, "_is_settled", lambda primary, end: True)
+)
+without("R9: who is replaced does not say where it stands", "sync standbys machines", first=60)(
+    replaced(LogShipping, "confirm", lambda feed: feed.end)
 )
 without("R10: a standby that is gone is required no more", "sync standbys", "async standbys")(
     replaced(LogShipping, "release", lambda feed, attach: None)
 )
 
 
-@without("R10: who is given up alive waits for its standby for ever", "sync standbys machines")
 @without(
-    "R10: who is given up alive waits for its standby for ever", "async standbys machines", first=42
+    "R10: who is given up alive waits for its standby for ever", "sync standbys machines", first=55
+)
+@without(
+    "R10: who is given up alive waits for its standby for ever", "async standbys machines", first=96
 )
 def _release_the_deposed(patch: pytest.MonkeyPatch) -> None:
     promote = Fleet._promote

@@ -229,6 +229,7 @@ class Server:
         for instruction in shard.handle(message, call):
             match instruction:
                 case SendReport(_, report):
+                    self._primary.feed.confirm()
                     found: Any = Frozen(shard.index, self.boot, message.view, report)
                     self.out.append(Send(source, found))
                 case SendOutcome(waiting) if waiting is call:

@@ -55,6 +55,7 @@ class Standby(Server):
     def _take_next(self, part: Part) -> None:
         if not part.kind:
             self.is_ready = True
+            self._number = max(self._number, part.number)
             return
         take(part.kind, memoryview(part.body), self.its_shard, self.coordinator)
         self._number = max(self._number, part.number)
