@@ -10,6 +10,7 @@ from psfleet.rules.eviction_policy import LRU, EvictionPolicy
 from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule
 from psfleet.schema.entry import CapacityEntry, Entry, EvictionStreamEntry, ShowClickEntry, part_of
+from psfleet.settings.choices import Device
 from psfleet.validation.annotations import Range, check
 
 __all__ = [
@@ -29,8 +30,6 @@ __all__ = [
 ]
 
 _Kind = Literal["dense", "sparse"]
-Device = Literal["cpu", "cuda"]
-"""Whose memory holds a table: the host's, or that of an NVIDIA GPU."""
 RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
 """How rows are stored: the weights, then the state if it is not float32. See psfleet.rules.rule.Slot."""
 
@@ -153,7 +152,8 @@ class TableSpec:
             )
         if self.device is not None and self.device not in get_args(Device):
             raise ConfigError(
-                f"table {self.name!r}: device is {self.device!r}; it must be cpu or cuda"
+                f"table {self.name!r}: device is {self.device!r}; it must be "
+                f"{' or '.join(get_args(Device))}"
             )
         servers = check(f"table {self.name!r}", "servers", self.servers, ServerCount | None)
         object.__setattr__(self, "servers", servers)

@@ -1,8 +1,9 @@
 """Groups of settings: what a process is told, and what a job and its processes have in common."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from psfleet.settings.choices import Device
 from psfleet.settings.declaration import setting
 from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, URL, SettingKind, one_of
 from psfleet.settings.limits import ServerLimits
@@ -142,7 +143,7 @@ class JobSettings:
         "cpu",
         "Where servers hold tables that name no device: in host memory, in the memory of an NVIDIA "
         "GPU, or there if there is one",
-        one_of("cpu", "cuda", "auto"),
+        one_of(*get_args(Device), "auto"),
         names="--device PSFLEET_DEVICE servers.device",
     )
     device_memory: int = setting(

@@ -17,7 +17,6 @@ __all__ = [
     "DenseMemory",
     "HostDenseMemory",
     "dense_bytes",
-    "dense_memory",
     "gradient_places",
     "slot_sizes",
     "unit_width",
@@ -63,27 +62,8 @@ class DenseMemory(Protocol):
         """Set values of a plane from `start` on."""
 
 
-def dense_memory(spec: TableSpec, value: Floats, width: int, device: Device) -> DenseMemory:
-    """Memory for a part of the table that starts with these weights.
-
-    Args:
-        spec: Of the table.
-        value: float32 [m].
-        width: How many weights one update spans.
-        device: Where it is to be.
-
-    Raises:
-        UsageError: The device has too little.
-    """
-    if device == "cpu":
-        return HostDenseMemory(spec, value, width)
-    from psfleet.tables.device_dense import DeviceDenseMemory  # loads numba.cuda
-
-    return DeviceDenseMemory(spec, value, width)
-
-
 class HostDenseMemory:
-    """See DenseMemory. Arguments as for `dense_memory`."""
+    """See DenseMemory. Arguments as for psfleet.tables.memory_kinds.MemoryKind."""
 
     device: Device = "cpu"
 

@@ -11,13 +11,10 @@ from psfleet.kernels.generate import sparse_kernels
 from psfleet.kernels.initial_values import address_of, initializer_arguments
 from psfleet.kernels.row_format import RowFormat
 from psfleet.kernels.rule_text import scratch_for
-from psfleet.schema.table import Device, TableSpec
-from psfleet.tables.budget import MemoryBudget
+from psfleet.schema.table import TableSpec
 from psfleet.tables.index import RowIndex
-from psfleet.tables.packed_rows import PackedRows
-from psfleet.tables.row_memory import RowMemory
 
-__all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues", "row_memory", "row_update"]
+__all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -66,37 +63,6 @@ class RowUpdate(Protocol):
 
     def rest(self, scalars: Floats, step: int) -> None:
         """Update every row that the push of this step did not name, with a zero gradient."""
-
-
-def row_memory(
-    spec: TableSpec,
-    max_rows: int,
-    device: Device,
-    budget: MemoryBudget,
-    device_budget: MemoryBudget | None,
-) -> RowMemory:
-    """Memory for the rows of a table.
-
-    Raises:
-        UsageError: There is too little, or `max_rows` is none.
-    """
-    host = RowIndex(PackedRows(spec).width, max_rows, spec.every_row)
-    if device == "cpu":
-        return host
-    from psfleet.tables.tiered_rows import TieredRowMemory  # loads numba.cuda
-
-    return TieredRowMemory(spec, host, budget, device_budget or MemoryBudget())
-
-
-def row_update(spec: TableSpec, rows: RowMemory) -> RowUpdate:
-    """The table's rule for these rows, which `row_memory` made."""
-    if isinstance(rows, RowIndex):
-        return HostRowUpdate(spec, rows)
-    from psfleet.tables.tiered_row_update import TieredRowUpdate
-    from psfleet.tables.tiered_rows import TieredRowMemory
-
-    assert isinstance(rows, TieredRowMemory)
-    return TieredRowUpdate(spec, rows)
 
 
 class HostRowUpdate:

@@ -32,13 +32,14 @@ from psfleet.tables.eviction_ranking import eviction_ranking
 from psfleet.tables.eviction_stream import EvictionStream
 from psfleet.tables.lifetime import RowLifetime
 from psfleet.tables.memory_accounting import MemoryAccount
+from psfleet.tables.memory_kinds import KINDS
 from psfleet.tables.packed_rows import PackedRows, check_rows
 from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableChanges, TableClock
 from psfleet.tables.row_memory import EVERY, ROW_BYTES
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_snapshot import FrozenSparseTable
 from psfleet.tables.row_traffic import RowTraffic
-from psfleet.tables.row_update import RowValues, row_memory, row_update
+from psfleet.tables.row_update import RowValues
 
 __all__ = ["SparseTable"]
 
@@ -90,8 +91,8 @@ class SparseTable:
         if capacity is not None:
             max_rows = min(max_rows, _limit(capacity, 4 * packed.width + ROW_BYTES, servers))
         budget = MemoryBudget() if budget is None else budget
-        self._index = index = row_memory(spec, max_rows, device, budget, device_budget)
-        self._rule = row_update(spec, index)
+        index, self._rule = KINDS[device].sparse(spec, max_rows, budget, device_budget)
+        self._index = index
         self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
         filter_ = part_of(spec.entry, CountFilterEntry)
         self._waiting = waiting = CandidateIds(filter_, servers) if filter_ else None
