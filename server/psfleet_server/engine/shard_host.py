@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.faults.crash_points import CrashFaults
+from psfleet.observability.server_measurements import CallBytes, CallLatencies, WorkerReports
 from psfleet.runtime.interface import Read
 from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import (
@@ -40,7 +41,6 @@ from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
-from psfleet_server.engine.measurements import CallBytes, CallLatencies, WorkerReports
 from psfleet_server.engine.memory_budget import resident
 from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
