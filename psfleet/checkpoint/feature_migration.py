@@ -27,8 +27,7 @@ from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
 from psfleet.shard.server_group import placed
 from psfleet.shard.shard import Shard
-from psfleet.tables.eviction_stream import EVICTED
-from psfleet.tables.row_data import CANDIDATES
+from psfleet.tables.snapshot_columns import CANDIDATES, EVICTED
 
 __all__ = ["Migration", "TableChange", "plan_migration"]
 

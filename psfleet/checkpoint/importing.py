@@ -1,7 +1,5 @@
 """Rows of files become rows of a snapshot's table, as a warm start."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +12,8 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.events import RestorePart
 from psfleet.shard.server_group import owned_rows
 from psfleet.shard.shard import Shard
+from psfleet.tables.row_data import RowData
+from psfleet.tables.snapshot_columns import row_columns
 from psfleet.tables.sparse import SparseTable
 
 __all__ = ["import_rows"]
@@ -51,13 +51,10 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
         assert isinstance(found, SparseTable)
         mine = owned_rows(spec, rows.ids, shard.index, shard.servers)
         ids = rows.ids[mine]
-        columns: dict[str, NDArray[Any]] = {
-            "ids": ids,
-            "rows": np.ascontiguousarray(values[mine]),
-            "touched": np.full(len(ids), found.clock.step),
-            "scores": np.zeros((len(ids), spec.scores), np.float32),
-        }
-        shard.fill(RestorePart(spec.key, found.clock, columns))
+        never_shown = np.zeros((len(ids), spec.scores), np.float32)
+        touched = np.full(len(ids), found.clock.step)
+        data = RowData(ids, np.ascontiguousarray(values[mine]), touched, never_shown)
+        shard.fill(RestorePart(spec.key, found.clock, row_columns(data)))
 
     return rewrite(snapshot, target, len(snapshot.manifest.files), load)
 

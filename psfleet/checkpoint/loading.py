@@ -23,8 +23,15 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, RestorePart
 from psfleet.shard.server_group import located_as, owned_rows
 from psfleet.shard.shard import Shard
-from psfleet.tables.eviction_stream import EVICTED
-from psfleet.tables.row_data import CANDIDATES, TableClock
+from psfleet.tables.row_data import CandidateData, TableClock
+from psfleet.tables.snapshot_columns import (
+    CANDIDATES,
+    EVICTED,
+    REMOVED,
+    ROW_IDS,
+    candidate_columns,
+    row_group,
+)
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
 
@@ -153,8 +160,8 @@ class Snapshot:
             files = [file for file in level if spec.name in file.entry.steps]
             for file in files:
                 for columns in _pages(file, spec):
-                    mine = owned_rows(spec, columns["ids"], server, servers)
-                    mine &= ~np.isin(columns["ids"], later)
+                    mine = owned_rows(spec, columns[ROW_IDS], server, servers)
+                    mine &= ~np.isin(columns[ROW_IDS], later)
                     if mine.any():
                         yield RestorePart(
                             spec.key, clock, {n: _of(c, mine) for n, c in columns.items()}
@@ -235,31 +242,26 @@ def _open(where: Path, entry: ShardFile) -> _ServerFile:
 
 
 def _pages(file: _ServerFile, spec: TableSpec) -> Iterator[dict[str, NDArray[Any]]]:
-    names = ["ids", "rows", "touched", *(["scores"] if spec.scores else [])]
+    names = row_group(spec).entries
     slices = {name: file.tensors.get_slice(f"{spec.name}/{name}") for name in names}
-    count = slices["ids"].get_shape()[0]
+    count = slices[ROW_IDS].get_shape()[0]
     for start in range(0, count, _PAGE):
         end = min(start + _PAGE, count)
         yield {name: part[start:end] for name, part in slices.items()}
 
 
 def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
-    there = file.names()
-    return {
-        name: file.whole(f"{spec.name}/{name}")
-        if f"{spec.name}/{name}" in there
-        else np.zeros(0, np.int64)
-        for name in CANDIDATES
-    }
+    if f"{spec.name}/{CANDIDATES[0]}" not in file.names():
+        return {**candidate_columns(CandidateData())}
+    return {name: file.whole(f"{spec.name}/{name}") for name in CANDIDATES}
 
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
     """The ids that these files or later ones say something of, ascending."""
     found = [later]
     for file in files:
-        found.append(file.whole(f"{spec.name}/ids"))
-        if f"{spec.name}/removed" in file.names():
-            found.append(file.whole(f"{spec.name}/removed"))
+        there = (f"{spec.name}/{name}" for name in (ROW_IDS, REMOVED))
+        found += [file.whole(name) for name in there if name in file.names()]
     return np.unique(np.concatenate(found))
 
 

@@ -20,14 +20,23 @@ from psfleet.errors import CheckpointError
 from psfleet.formats.document import Format
 from psfleet.platform.atomic_files import regular
 
-__all__ = ["HEADER", "SERVER", "SHARD", "TensorWriter", "digest", "read_arrays", "write_arrays"]
+__all__ = [
+    "HEADER",
+    "NAMES",
+    "SERVER",
+    "SHARD",
+    "TensorWriter",
+    "digest",
+    "read_arrays",
+    "write_arrays",
+]
 
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document
 SERVER = "server"
 """The tensor with what a server is beside its tables: a body of state.proto, as bytes."""
 
-_NAMES = {
+NAMES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -41,6 +50,7 @@ _NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+"""Names of dtypes in safetensors files, by NumPy's."""
 _CHUNK = 512 << 10  # bytes that are read at a time
 
 
@@ -67,7 +77,7 @@ class TensorWriter:
             kind = np.dtype(dtype)
             end = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
             header[name] = {
-                "dtype": _NAMES[kind.name],
+                "dtype": NAMES[kind.name],
                 "shape": list(shape),
                 "data_offsets": [start, end],
             }

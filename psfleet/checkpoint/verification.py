@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from psfleet.checkpoint.manifest import Manifest, ShardFile
-from psfleet.checkpoint.tensors import SERVER
+from psfleet.checkpoint.tensors import NAMES, SERVER
 from psfleet.formats.document import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
-from psfleet.tables.eviction_stream import EVICTED
-from psfleet.tables.row_data import CANDIDATES, TableClock
+from psfleet.tables.row_data import TableClock
+from psfleet.tables.snapshot_columns import EVICTED, ColumnGroup, column_groups
 
 __all__ = ["check_content", "read_clock"]
 
@@ -60,7 +62,8 @@ def _check_file(
     known: set[str] = set()
     for spec in there:
         covered[spec.name] = covered.get(spec.name, 0) + _check_table(spec, entry, tensors)
-        known |= {f"{spec.name}/{column}" for column in _columns(spec)}
+        columns = (name for group in column_groups(spec) for name in group.entries)
+        known |= {f"{spec.name}/{column}" for column in columns}
     for name in tensors.keys():  # noqa: SIM118  # not a dict
         if name not in known and name != SERVER:
             raise Misfit(
@@ -68,68 +71,46 @@ def _check_file(
             )
 
 
-def _columns(spec: TableSpec) -> Sequence[str]:
-    """Names of the tensors that a table may have."""
-    if spec.kind == "dense":
-        return spec.slot_names
-    optional = [*(["scores"] if spec.scores else []), *(EVICTED if spec.streams_evictions else [])]
-    return ["ids", "rows", "touched", "removed", *CANDIDATES, *optional]
-
-
 def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
     """Returns how many values of a dense table the file holds."""
+    held = 0
     if spec.kind == "dense":
         low, high = entry.ranges[spec.name]
         if not 0 <= low <= high <= spec.size:
             raise ValueError(f"table {spec.name!r}: range {low} to {high} of {spec.size} values")
-        for slot in spec.slot_names:
-            _expect(tensors, f"{spec.name}/{slot}", [high - low], "F32")
-        return high - low
-    count = tensors.get_slice(f"{spec.name}/ids").get_shape()[0]
-    _expect(tensors, f"{spec.name}/ids", [count], "I64")
-    width = spec.dim * len(spec.slot_names)
-    _expect(tensors, f"{spec.name}/rows", [count, width], "F32")
-    _expect(tensors, f"{spec.name}/touched", [count], "I64")
-    if spec.scores:
-        _expect(tensors, f"{spec.name}/scores", [count, spec.scores], "F32")
-    _check_waiting(spec, tensors)
+        held = high - low
+    for group in column_groups(spec):
+        _check_group(spec, group, tensors, held if spec.kind == "dense" else group.length)
     if spec.streams_evictions:
-        _check_evicted(spec, tensors)
-    return 0
+        _check_position(spec, tensors)
+    return held
 
 
-def _check_evicted(spec: TableSpec, tensors: Any) -> None:
-    ids, steps, causes, following = (f"{spec.name}/{name}" for name in EVICTED)
-    count = tensors.get_slice(ids).get_shape()[:1]
-    for name, shape, dtype in (
-        (ids, count, "I64"),
-        (steps, count, "I64"),
-        (causes, count, "U8"),
-        (following, [1], "I64"),
-    ):
-        _expect(tensors, name, shape, dtype)
-    if not count[0] <= int(tensors.get_tensor(following)[0]) <= _MOST:
-        raise ValueError(
-            f"table {spec.name!r} has {count[0]} evictions before an impossible position"
-        )
-
-
-def _check_waiting(spec: TableSpec, tensors: Any) -> None:
-    names = [f"{spec.name}/{name}" for name in CANDIDATES]
+def _check_group(spec: TableSpec, group: ColumnGroup, tensors: Any, length: int | None) -> None:
+    names = [f"{spec.name}/{name}" for name in group.entries]
     there = [name for name in names if name in tensors.keys()]  # noqa: SIM118  # not a dict
+    if not there and group.need == "if there are any":
+        return
     if there and there != names:
         raise ValueError(f"{there} without the others of {names}")
-    for name in there:
-        _expect(tensors, name, tensors.get_slice(names[0]).get_shape()[:1], "I64")
-    if (removed := f"{spec.name}/removed") in tensors.keys():  # noqa: SIM118  # not a dict
-        _expect(tensors, removed, tensors.get_slice(removed).get_shape()[:1], "I64")
+    if length is None:
+        length = tensors.get_slice(names[0]).get_shape()[0]
+    for name, (dtype, shape) in zip(names, group.sized(length).values(), strict=True):
+        _expect(tensors, name, shape, NAMES[np.dtype(dtype).name])
+
+
+def _check_position(spec: TableSpec, tensors: Any) -> None:
+    ids, *_, position = (f"{spec.name}/{name}" for name in EVICTED)
+    (count,) = tensors.get_slice(ids).get_shape()
+    if not count <= int(tensors.get_tensor(position)[0]) <= _MOST:
+        raise ValueError(f"table {spec.name!r} has {count} evictions before an impossible position")
 
 
 def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
     found = tensors.get_slice(name)
     if list(found.get_shape()) != list(shape) or found.get_dtype() != dtype:
         raise ValueError(
-            f"tensor {name!r} is {found.get_dtype()} {found.get_shape()}, not {dtype} {shape}"
+            f"tensor {name!r} is {found.get_dtype()} {found.get_shape()}, not {dtype} {list(shape)}"
         )
 
 

@@ -15,6 +15,8 @@ from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.read_only import ReadOnlyRuntime
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
+from psfleet.tables.row_data import RowData
+from psfleet.tables.snapshot_columns import ROW_IDS, row_columns, rows_of
 
 __all__ = ["FrozenRuntime"]
 
@@ -53,11 +55,11 @@ class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
 
 def _weights(snapshot: Snapshot) -> Events:
     """What makes a shard hold the weights: no state, no scores, no ids that wait for a row."""
-    widths = {spec.key: spec.dim for spec in snapshot.specs() if spec.kind == "sparse"}
+    specs = {spec.key: spec for spec in snapshot.specs()}
     for event in snapshot.events(0, 1):
         if isinstance(event, CreateTable):
             yield CreateTable(_plain(event.spec), event.value)
-        elif columns := _weight_columns(event.columns, widths.get(event.table, 0)):
+        elif columns := _weight_columns(specs[event.table], event.columns):
             yield dataclasses.replace(event, columns=columns)
 
 
@@ -68,10 +70,12 @@ def _plain(spec: TableSpec) -> TableSpec:
     )
 
 
-def _weight_columns(columns: Columns, width: int) -> Columns:
-    if "value" in columns:
-        return {"value": columns["value"]}
-    if "ids" not in columns:
+def _weight_columns(spec: TableSpec, columns: Columns) -> Columns:
+    if spec.kind == "dense":
+        name = spec.slot_names[0]
+        return {name: columns[name]}
+    if ROW_IDS not in columns:
         return {}
-    rows = np.ascontiguousarray(columns["rows"][:, :width])
-    return {"ids": columns["ids"], "rows": rows, "touched": columns["touched"]}
+    rows = rows_of(spec, columns)
+    weights = np.ascontiguousarray(rows.values[:, : spec.dim])
+    return row_columns(RowData(rows.ids, weights, rows.touched, rows.scores[:, :0]))

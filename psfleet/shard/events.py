@@ -222,7 +222,7 @@ class RestorePart:
 
     Attributes:
         clock: Of the table.
-        columns: As psfleet.tables.row_snapshot names them; `removed`: ids to remove.
+        columns: Of psfleet.tables.snapshot_columns; `removed`: ids to remove.
     """
 
     table: int

@@ -8,14 +8,12 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
+from psfleet.tables.snapshot_columns import EVICTED
 
-__all__ = ["EVICTED", "EvictionStream"]
+__all__ = ["EvictionStream"]
 
 Ids = NDArray[np.int64]
 Column = NDArray[Any]
-
-EVICTED = ("evicted", "evicted_steps", "evicted_causes", "evicted_next")
-"""The columns of a snapshot that hold a stream."""
 
 
 class EvictionStream:

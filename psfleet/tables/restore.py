@@ -3,48 +3,53 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ShapeError
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.eviction_stream import EVICTED
-from psfleet.tables.row_data import CANDIDATES, CandidateData, RowData, TableClock
+from psfleet.tables.row_data import TableClock
+from psfleet.tables.snapshot_columns import (
+    CANDIDATES,
+    EVICTED,
+    REMOVED,
+    ROW_IDS,
+    candidates_of,
+    column_of,
+    rows_of,
+)
 from psfleet.tables.sparse import SparseTable
 
-__all__ = ["refill"]
+__all__ = ["check_room", "refill"]
+
+
+def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse columns for whose rows the table has no room.
+
+    Raises:
+        UsageError: It has none; nothing was changed.
+    """
+    if ROW_IDS in columns and isinstance(table, SparseTable):
+        table.check_room([columns[ROW_IDS]])
 
 
 def refill(
     table: DenseTable | SparseTable, clock: TableClock, columns: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Set a part of a table from columns as psfleet.tables.row_snapshot names them.
+    """Set a part of a table from the columns of psfleet.tables.snapshot_columns.
 
     Raises:
         UsageError: The table is full, or the columns are not its own; nothing was changed.
     """
+    spec = table.spec
     if isinstance(table, DenseTable):
-        table.restore(clock.step, [_column(table, columns, name) for name in table.spec.slot_names])
+        table.restore(clock.step, [column_of(spec, columns, name) for name in spec.slot_names])
         return
     if table.clock != clock:
         table.set_clock(clock)
-    if "removed" in columns:
-        table.remove(columns["removed"])
-    if "ids" in columns:
-        ids = columns["ids"]
-        scores = columns.get("scores", np.zeros((len(ids), 0), np.float32))
-        rows = _column(table, columns, "rows")
-        table.write(RowData(ids, rows, _column(table, columns, "touched"), scores))
+    if REMOVED in columns:
+        table.remove(columns[REMOVED])
+    if ROW_IDS in columns:
+        table.write(rows_of(spec, columns))
     if CANDIDATES[0] in columns:
-        found = (_column(table, columns, name) for name in CANDIDATES)
-        table.write_candidates(CandidateData(*found))
+        table.write_candidates(candidates_of(spec, columns))
     if EVICTED[0] in columns:
         table.set_evictions(columns)
-
-
-def _column(
-    table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]], name: str
-) -> NDArray[Any]:
-    if name not in columns:
-        raise ShapeError(f"table {table.spec.name!r}: the part that is set has no {name!r}")
-    return columns[name]

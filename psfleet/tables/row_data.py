@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CANDIDATES", "CandidateData", "HistoryPoint", "RowData", "TableChanges", "TableClock"]
+__all__ = ["CandidateData", "HistoryPoint", "RowData", "TableChanges", "TableClock"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -35,10 +35,6 @@ class RowData:
     scores: Floats
 
 
-CANDIDATES = ("candidates", "candidate_counts", "candidate_touched")
-"""Names of the columns of CandidateData in a snapshot."""
-
-
 @dataclass(frozen=True, slots=True)
 class CandidateData:
     """Ids that have been pushed, but not often enough for a row.
@@ -55,10 +51,6 @@ class CandidateData:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def columns(self) -> dict[str, Ids]:
-        """As in a snapshot."""
-        return dict(zip(CANDIDATES, (self.ids, self.counts, self.touched), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

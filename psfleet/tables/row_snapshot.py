@@ -1,4 +1,4 @@
-"""Tables as a snapshot reads them: named columns of known shape, filled page by page."""
+"""Tables as a snapshot reads them: the columns of snapshot_columns.py, filled page by page."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,14 +9,20 @@ from numpy.typing import NDArray
 
 from psfleet.schema.table import TableSpec
 from psfleet.tables.copy_on_write import FrozenArrays, FrozenRows
-from psfleet.tables.row_data import CANDIDATES, CandidateData, RowData, TableClock
+from psfleet.tables.row_data import CandidateData, RowData, TableClock
+from psfleet.tables.snapshot_columns import (
+    REMOVED,
+    Columns,
+    candidate_columns,
+    column_groups,
+    row_columns,
+    row_group,
+)
 
-__all__ = ["Columns", "FrozenDenseTable", "FrozenSparseTable", "FrozenTable"]
+__all__ = ["FrozenDenseTable", "FrozenSparseTable", "FrozenTable"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Columns = dict[str, tuple[Any, tuple[int, ...]]]
-"""Of each column its dtype and shape."""
 
 
 class FrozenTable(Protocol):
@@ -37,7 +43,7 @@ class FrozenTable(Protocol):
 
 
 class FrozenSparseTable:
-    """Columns: ids, rows (weights and state), touched, scores; removed; candidates/*; evicted/*."""
+    """Rows, candidates and what went, of a sparse table."""
 
     def __init__(
         self,
@@ -59,40 +65,24 @@ class FrozenSparseTable:
 
     def columns(self) -> Columns:
         """See FrozenTable."""
-        waiting, spec = len(self._candidates), self.spec
-        n = sum(rows.count for rows in self._rows)
-        columns: Columns = {
-            "ids": (np.int64, (n,)),
-            "rows": (np.float32, (n, spec.dim * (1 + len(spec.rule.slots)))),
-            "touched": (np.int64, (n,)),
-        }
-        if spec.scores:
-            columns["scores"] = np.float32, (n, spec.scores)
-        if self._removed is not None:
-            columns["removed"] = np.int64, (len(self._removed),)
-        if waiting:
-            columns |= dict.fromkeys(CANDIDATES, (np.int64, (waiting,)))
-        evicted = {name: (column.dtype, column.shape) for name, column in self._evictions.items()}
-        return columns | evicted
+        columns = row_group(self.spec).sized(sum(rows.count for rows in self._rows))
+        for page in self._others():
+            columns |= {name: (column.dtype, column.shape) for name, column in page.items()}
+        return columns
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         """See FrozenTable."""
         for page in itertools.chain.from_iterable(rows.pages() for rows in self._rows):
-            rows = self._as_rows(*page)
-            found: dict[str, NDArray[Any]] = {
-                "ids": rows.ids,
-                "rows": rows.values,
-                "touched": rows.touched,
-            }
-            if self.spec.scores:
-                found["scores"] = rows.scores
-            yield found
+            yield row_columns(self._as_rows(*page))
+        yield from self._others()
+
+    def _others(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """The columns besides those of rows."""
         if self._removed is not None:
-            yield {"removed": self._removed}
+            yield {REMOVED: self._removed}
         if len(self._candidates):
-            yield self._candidates.columns()
-        if self._evictions:
-            yield self._evictions
+            yield candidate_columns(self._candidates)
+        yield self._evictions
 
     def close(self) -> None:
         """See FrozenTable."""
@@ -121,7 +111,8 @@ class FrozenDenseTable:
 
     def columns(self) -> Columns:
         """See FrozenTable."""
-        return dict.fromkeys(self.spec.slot_names, (np.float32, (self._count,)))
+        (weights,) = column_groups(self.spec)
+        return weights.sized(self._count)
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         """See FrozenTable."""
