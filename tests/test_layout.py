@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -201,3 +202,20 @@ def test_everything_is_installed() -> None:
         ]
         assert not left_out
         assert all((path.parent / "__init__.py").exists() for path in files)
+
+
+def test_files_and_functions_are_short() -> None:
+    """No file has more than 450 lines but generated ones, and half of the shipped functions at most 8."""
+    folders = [
+        *HOMES.values(),
+        *(ROOT / name for name in ("tests", "examples", "benchmarks", "tools")),
+    ]
+    files = [path for folder in folders for path in folder.rglob("*.py") if "_pb2" not in path.name]
+    assert not [str(path) for path in files if len(path.read_text().splitlines()) > 450]
+    functions = [
+        node.end_lineno - node.lineno + 1
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno
+    ]
+    assert statistics.median(functions) <= 8

@@ -16,12 +16,11 @@ from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTa
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.float16 import rounded
 from psfleet.platform.interrupts import deferred
+from psfleet.runtime.completed import CompletedPull, CompletedPush
 from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
 from psfleet.runtime.interface import (
     ClosedRuntime,
-    CompletedPull,
-    CompletedPush,
     Gradient,
     PushCounter,
     Read,

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.mode_runtimes.geo_copies import LocalDenseTable, LocalSparseTable, LocalTable
+from psfleet.runtime.completed import CompletedPush
 from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.interface import CompletedPush, Gradient, Read, Runtime, TableState
+from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import ConsistencySettings
 from psfleet.tables.dense import DenseTable

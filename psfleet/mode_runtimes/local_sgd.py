@@ -9,16 +9,9 @@ from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
 from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.runtime.completed import CompletedPush
 from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.interface import (
-    CompletedPush,
-    Gradient,
-    PendingPull,
-    PendingPush,
-    Read,
-    Runtime,
-    TableState,
-)
+from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read, Runtime, TableState
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import LocalSGDSettings
 

@@ -7,16 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.runtime.completed import CompletedPull
 from psfleet.runtime.evicted_ids import EvictedIds
-from psfleet.runtime.interface import (
-    CompletedPull,
-    Gradient,
-    PendingPull,
-    PendingPush,
-    Read,
-    Runtime,
-    TableState,
-)
+from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read, Runtime, TableState
 from psfleet.schema.table import TableSpec
 
 __all__ = ["ForwardingRuntime"]

@@ -24,8 +24,6 @@ from psfleet.settings.environment import check_alone
 
 __all__ = [
     "ClosedRuntime",
-    "CompletedPull",
-    "CompletedPush",
     "Format",
     "Gradient",
     "Parts",
@@ -168,13 +166,6 @@ def with_counts(
     return [*gradients, *counts] if counts else gradients
 
 
-class CompletedPush:
-    """The ticket of a push that is already applied."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return at once."""
-
-
 class PendingPull(Protocol):
     """A pull under way."""
 
@@ -194,17 +185,6 @@ class ClosedRuntime:
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(self._sentence)
-
-
-class CompletedPull:
-    """A pull that is over."""
-
-    def __init__(self, values: list[Floats]) -> None:
-        self._values = values
-
-    def wait(self) -> list[Floats]:
-        """See PendingPull.wait."""
-        return self._values
 
 
 class Runtime(Protocol):

@@ -8,7 +8,7 @@ cuts of snapshots (snapshot_cuts.py, delta_bases.py).
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import Later, NoRoom, PsfleetError
+from psfleet.errors import NoRoom, PsfleetError
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.shard import capacity
@@ -54,8 +54,7 @@ from psfleet.shard.stale_gradients import StaleGradients
 from psfleet.shard.staleness import StalenessHistogram
 from psfleet.shard.updates import add, update
 from psfleet.shard.workers import Workers
-from psfleet.tables.restore import refill
-from psfleet.tables.sparse import SparseTable
+from psfleet.tables.restore import check_room, refill
 
 __all__ = ["Shard"]
 
@@ -266,8 +265,8 @@ class Shard:
         kept = self._cut_if_due()
         self.waits_for_room = False
         while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
-            members, said = tuple(sorted(self.rounds.held)), self.workers.progress
-            progress = {seat: said[seat] for seat in members if seat in said}
+            members = tuple(sorted(self.rounds.held))
+            progress = self.workers.progress_of(members)
             try:
                 self._record(CloseRound(self.rounds.closed + 1, members, progress))
             except NoRoom:
@@ -315,8 +314,7 @@ class Shard:
             UsageError: The table has no room, or it is not a part of it; nothing was changed.
         """
         table = self.tables[fill.table]
-        if "ids" in fill.columns and isinstance(table, SparseTable):
-            table.check_room([fill.columns["ids"]])
+        check_room(table, fill.columns)
         self._record(fill)
         refill(table, fill.clock, fill.columns)
 
@@ -364,11 +362,7 @@ class Shard:
             number, last = push.cut
             addressed = None if push.sequence <= last else min(push.follows, last)
             self.cuts.mark(number, push.worker, push.incarnation, last, addressed)
-        if self.cuts.is_behind(push.worker, push.sequence):
-            raise Later(
-                f"push {push.sequence} of worker {push.worker} comes after the cut of a snapshot "
-                f"that server {self.index} has not made; send it again"
-            )
+        self.cuts.check_behind(push.worker, push.sequence, self.index)
 
     def _cut_if_due(self) -> list[Instruction]:
         if not self.cuts.is_due(self.rounds.closed, self.workers.sequences, self.rounds.left):
@@ -386,7 +380,6 @@ class Shard:
     def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
         """The shard as it is now, to be read while it goes on; close it when it is read."""
         cutting = cutting or PendingCut(0)
-        workers = self.workers
         frozen = FrozenShard(
             cutting.number,
             self.index,
@@ -395,11 +388,7 @@ class Shard:
             self.state(),
             self.mode or "",
             self.rounds.closed,
-            {
-                # Pushes up to the mark that were not sent to this server have nothing for it.
-                seat: (life, max(workers.sequences[seat], cutting.marks.get(seat, 0)))
-                for seat, life in workers.lives.items()
-            },
+            self.workers.last_pushes(cutting.marks),
             cutting.since,
         )
         if cutting.remember:

@@ -9,7 +9,7 @@ an earlier one is ignored.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from psfleet.errors import ProtocolError
+from psfleet.errors import Later, ProtocolError
 
 __all__ = ["CutState", "PendingCut"]
 
@@ -113,10 +113,14 @@ class CutState:
             now is not None and now.members is None and (now.round is None or now.round <= closed)
         )
 
-    def is_behind(self, worker: int, sequence: int) -> bool:
-        """Whether this push has to wait for the cut."""
+    def check_behind(self, worker: int, sequence: int, server: int) -> None:
+        """Refuse for now a push behind its worker's mark."""
         now = self.under_way
-        return now is not None and sequence > now.marks.get(worker, sequence)
+        if now is not None and sequence > now.marks.get(worker, sequence):
+            raise Later(
+                f"push {sequence} of worker {worker} comes after the cut of a snapshot "
+                f"that server {server} has not made; send it again"
+            )
 
     def is_due(self, closed: int, sequences: Mapping[int, int], left: Iterable[int]) -> bool:
         """Whether the shard is now where it is to be cut."""

@@ -4,6 +4,7 @@ Without views (one process, or a fleet that nobody coordinates) a life begins wh
 them a life begins when a view is installed that names it, and joining only finds it there.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from psfleet.errors import ConfigError, Fenced, Gap, NotReady, ProtocolError
@@ -157,6 +158,20 @@ class Workers:
         """The worker has said how far its script is, or nothing."""
         if progress:
             self.progress[worker] = progress
+
+    def progress_of(self, members: Iterable[int]) -> dict[int, str]:
+        """By seat what these workers said of their scripts' loops."""
+        return {seat: self.progress[seat] for seat in members if seat in self.progress}
+
+    def last_pushes(self, marks: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        """By seat its life and its last push before a cut with these marks.
+
+        Pushes up to the mark that were not sent to this server have nothing for it.
+        """
+        return {
+            seat: (life, max(self.sequences[seat], marks.get(seat, 0)))
+            for seat, life in self.lives.items()
+        }
 
     def is_new_write(self, write: WriteState | Shrink) -> bool:
         """Whether the write is none that took effect before; one without a number always is."""

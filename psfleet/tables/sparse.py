@@ -210,8 +210,7 @@ class SparseTable:
         self._rule.push(ids, gradients, scalars, self.step)
         self._room.account()
         if self.spec.every_row:
-            resting = scalars_of(rule, decay, learning_rate, self.step, resting=True)
-            self._rule.rest(resting, self.step)
+            self._rule.rest(scalars_of(rule, decay, learning_rate, self.step, True), self.step)
 
     # -- who gets a row ------------------------------------------------------------------------
 

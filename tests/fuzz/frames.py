@@ -5,17 +5,13 @@ of a bug), soon and for little memory; and a call that gets an error has changed
 """
 
 import contextlib
-import math
 import os
 import random
 import struct
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
-import grpc
 import numpy as np
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
@@ -40,7 +36,7 @@ from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.mutations import mutated_bytes, mutated_message
 from tests.server.seating import register
 
-__all__ = ["Broken", "Ground", "Tally", "fuzz"]
+__all__ = ["Broken", "Ground"]
 
 IDS = np.arange(1, 4, dtype="<i8")
 MEMORY = 1 << 16
@@ -415,81 +411,3 @@ class Ground:
     def unknown(self) -> set[str]:
         """Methods without a request here."""
         return set(self.methods) - {f"/psfleet.v1.{name.split()[0]}" for name in self._requests}
-
-
-@dataclass
-class Tally:
-    """What has been tried."""
-
-    frames: int = 0
-    refused: int = 0
-    parked: int = 0
-    slowest: float = 0.0
-    slow: str = ""
-    grounds: int = 0
-    methods: set[str] = field(default_factory=set)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.frames:,} frames to {len(self.methods)} methods of {self.grounds} servers: "
-            f"{self.refused:,} refused, {self.parked:,} left waiting, "
-            f"slowest {self.slowest * 1000:.0f} ms of processor time ({self.slow})"
-        )
-
-
-def attack(ground: Ground, dice: random.Random, tally: Tally, before: Any) -> Any:
-    """One changed request; returns the state if it is as before, None if it may have changed.
-
-    Raises:
-        Broken: See the top of this module.
-    """
-    method, request = ground.changed(dice)
-    began = time.thread_time()
-    try:
-        code, text, answers = ground.send(method, request)
-    except Exception as error:
-        raise Broken(f"{method} with {request!r} raised {error!r}") from error
-    taken = time.thread_time() - began
-    tally.frames += 1
-    tally.methods.add(method)
-    if taken > tally.slowest:
-        tally.slowest, tally.slow = taken, f"{method} with {request[:120]!r}"
-    if taken > SLOW:
-        raise Broken(f"{method} with {request[:300]!r} took {taken:.1f} s")
-    if code is None:
-        tally.parked += not answers
-        if method == "Shard/CreateTable":
-            _check_numbers(Pb.CreateTableRequest.FromString(request).spec)
-        return None
-    tally.refused += 1
-    if "see its log" in text or "\n" in text or code is grpc.StatusCode.INTERNAL:
-        raise Broken(f"{method} with {request!r} found a bug: {text}")
-    if before is not None and ground.state() != before:
-        raise Broken(f"{method} with {request!r} was refused ({text}) and changed the state")
-    return before
-
-
-def _check_numbers(spec: Any) -> None:
-    """A definition that was taken holds no number that is none."""
-    numbers = [*spec.hyperparameters.values(), *spec.entry_values.values()]
-    numbers += [spec.l1, spec.l2, spec.low, spec.high]
-    if not all(map(math.isfinite, numbers)):
-        raise Broken(f"a table with the numbers {numbers} was made")
-
-
-def fuzz(count: int, seed: int, folder: Path, per_ground: int = 1500) -> Tally:
-    """Send `count` changed requests; the working folder must be `folder`, with one named checkpoint."""
-    assert Path.cwd() == folder
-    tally = Tally()
-    while tally.frames < count:
-        dice = random.Random(f"{seed}/{tally.grounds}")
-        ground = Ground(cast("Any", (shard_pb2.MODE_SYNC, shard_pb2.MODE_ASYNC))[tally.grounds % 2])
-        tally.grounds += 1
-        try:
-            before = ground.state()
-            for _ in range(min(per_ground, count - tally.frames)):
-                before = attack(ground, dice, tally, before or ground.state())
-            ground.shard.validate()
-        finally:
-            ground.close()
-    return tally

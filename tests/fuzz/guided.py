@@ -16,7 +16,8 @@ from typing import Any
 def frames() -> Callable[[bytes], None]:
     """Attacks on one server, made anew now and then."""
     from psfleet.wire.v1 import shard_pb2
-    from tests.fuzz.frames import Ground, Tally, attack
+    from tests.fuzz.frame_attacks import Tally, attack
+    from tests.fuzz.frames import Ground
     from tests.fuzz.mutations import Fed
 
     tally, modes = Tally(), (shard_pb2.MODE_SYNC, shard_pb2.MODE_ASYNC)

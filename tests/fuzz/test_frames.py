@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from psfleet.wire import v1
 from psfleet.wire.v1 import shard_pb2
-from tests.fuzz.frames import Ground, Tally, attack, fuzz
+from tests.fuzz.frame_attacks import Tally, attack, fuzz
+from tests.fuzz.frames import Ground
 from tests.fuzz.mutations import Fed
 
 FRAMES = int(os.environ.get("FUZZ_FRAMES", "3000"))

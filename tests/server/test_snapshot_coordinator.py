@@ -1,17 +1,10 @@
 """The state machine that takes snapshots: which events lead to which instructions."""
 
-import random
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from psfleet.checkpoint import CutPosition
 from psfleet.errors import CheckpointError, DeadlineExceeded, ServerUnavailable
-from psfleet.shard.events import SendError
 from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
     AwaitParts,
@@ -20,7 +13,6 @@ from psfleet_server.snapshots.snapshot_events import (
     CompleteSnapshot,
     CutLost,
     CutMade,
-    DraftOpened,
     MembersChanged,
     OpenDraft,
     PruneSnapshots,
@@ -30,7 +22,6 @@ from psfleet_server.snapshots.snapshot_events import (
     SettleCuts,
     SnapshotEvent,
     SnapshotFailed,
-    SnapshotInstruction,
     SnapshotPart,
     SnapshotPostponed,
     SnapshotPublished,
@@ -46,71 +37,17 @@ from psfleet_server.snapshots.snapshot_events import (
     WorkerStateArrived,
 )
 from psfleet_server.snapshots.snapshot_under_way import Stage
-
-LIVES = {0: 11, 1: 12}
-OPENED = DraftOpened("/job/snapshot-000001", "/job/.partial")
-ASYNC = Standing("async", 0, LIVES)
-PLACED = ServersReplied((ASYNC, ASYNC))
-
-
-class Play:
-    """A coordinator with its time; every event is followed by a look at its invariants."""
-
-    def __init__(self) -> None:
-        self.coordinator = SnapshotCoordinator()
-        self.now = 100.0
-
-    def __call__(self, *events: SnapshotEvent, seconds: float = 0.0) -> list[SnapshotInstruction]:
-        """The instructions that the last event leads to, `seconds` later."""
-        self.now += seconds
-        found: list[SnapshotInstruction] = []
-        for event in events:
-            found = self.coordinator.handle(event, self.now)
-            self.coordinator.validate()
-        return found
-
-    def request(self, call: str = "a", seen: int = 0, **wanted: Any) -> list[SnapshotInstruction]:
-        """Somebody asks for a snapshot."""
-        return self(SnapshotRequested(call, SnapshotRequest(**wanted), seen))
-
-    def begin(self, *standings: Standing, **wanted: Any) -> list[SnapshotInstruction]:
-        """Up to where all servers have been asked where they stand."""
-        self.request(**wanted)
-        return self(OPENED, ServersReplied(standings))
-
-    def mark(self, **wanted: Any) -> list[SnapshotInstruction]:
-        """An asynchronous snapshot up to where workers are waited for."""
-        self.begin(ASYNC, ASYNC, **wanted)
-        return self(PLACED)
-
-    def write(self, **wanted: Any) -> list[SnapshotInstruction]:
-        """An asynchronous snapshot up to where its files are on the disk."""
-        self.mark(**wanted)
-        self(*learned())
-        return self(ServersReplied(), ServersReplied(parts({0: (11, 5), 1: (12, 7)})))
-
-    def complete(self, **wanted: Any) -> list[SnapshotInstruction]:
-        """A whole snapshot, of workers without states."""
-        self.write(**wanted)
-        self(SnapshotPublished())
-        return self(ServersReplied())
-
-
-def learned(number: int = 1, lives: Mapping[int, int] = LIVES) -> list[WorkerLearned]:
-    """All workers have learned of a snapshot."""
-    return [WorkerLearned(f"w{seat}", number, seat, life) for seat, life in lives.items()]
-
-
-def parts(pushes: dict[int, tuple[int, int]], number: int = 1) -> tuple[SnapshotPart, ...]:
-    """Of two servers that are cut at the same pushes."""
-    cut = CutPosition(number, "async", 0, pushes)
-    return SnapshotPart(cut, "file 0"), SnapshotPart(cut, "file 1")
-
-
-def failed(instructions: list[SnapshotInstruction]) -> Exception:
-    """Why the one request that is refused is refused."""
-    [refused] = [one for one in instructions if isinstance(one, SendError)]
-    return refused.error
+from tests.server.snapshot_play import (
+    ASYNC,
+    LIVES,
+    OPENED,
+    PLACED,
+    Chaos,
+    Play,
+    failed,
+    learned,
+    parts,
+)
 
 
 def test_an_asynchronous_snapshot() -> None:
@@ -432,95 +369,6 @@ def test_the_server_ends_while_workers_are_waited_for() -> None:
 
 
 # -- all kinds of order ----------------------------------------------------------------------------
-
-
-class Chaos:
-    """Answers the coordinator's instructions in a random way, and brings other events in between."""
-
-    def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
-        self.play = Play()
-        self.due: list[SnapshotEvent] = []  # the answer to the last instruction
-        self.number = 0
-        self.answers: Counter[str] = Counter()
-        self.requests = self.learned = 0
-        self.begun: list[int] = []
-        self.settled: list[int] = []
-        self.published: list[int] = []
-
-    def step(self) -> None:
-        """One event, and what it leads to."""
-        self.hand(self.due.pop() if self.due and self.dice.random() < 0.5 else self._event())
-
-    def hand(self, event: SnapshotEvent) -> None:
-        """This event, and what it leads to."""
-        for instruction in self.play(event, seconds=self.dice.choice([0, 0, 0.1, 5])):
-            self._take(instruction)
-
-    def _event(self) -> SnapshotEvent:
-        dice, seats = self.dice, range(3)
-        seat, life = dice.randrange(3), dice.choice([11, 12])
-        number = self.number - dice.choice([0, 0, 0, 1])
-        match dice.randrange(9):
-            case 0:
-                self.requests += 1
-                wanted = SnapshotRequest(
-                    dice.choice(["", "/a"]),
-                    dice.random() < 0.3,
-                    dice.random() < 0.3,
-                    dice.choice([0, 3]),
-                )
-                return SnapshotRequested(f"r{self.requests}", wanted, dice.randrange(3))
-            case 1 | 2 | 3:
-                self.learned += 1
-                return WorkerLearned(f"w{self.learned}", number, seat, life)
-            case 4:
-                return WorkerStateArrived(number, seat, life, {})
-            case 5:
-                return WorkerIntroduced(seat, life, dice.random() < 0.5)
-            case 6:
-                left = frozenset(s for s in seats if dice.random() < 0.3)
-                return MembersChanged(left, frozenset(seats))
-            case 7:
-                return CutMade(number) if dice.random() < 0.5 else CutLost(number)
-            case _:
-                return TimePassed()
-
-    def _take(self, instruction: SnapshotInstruction) -> None:
-        match instruction:
-            case OpenDraft(number):
-                assert not self.due
-                assert number > self.number
-                self.number = number
-                self._answer(OPENED)
-            case BeginCuts(_, cutting):
-                self.begun.append(cutting.number)
-                self._answer(ServersReplied((self._standing(), self._standing())))
-            case AwaitParts(number, cut):
-                self._answer(ServersReplied(() if cut else parts({}, number)))
-            case PublishSnapshot(cut):
-                self.published.append(cut.number)
-                self._answer(SnapshotPublished())
-            case SettleCuts(number, complete):
-                assert not complete or number in self.published
-                self.settled.append(number)
-                self.due = [ServersReplied()]
-            case ReleaseWorker(call):
-                self.answers[f"{call}"] += 1
-            case SendError(call):
-                self.answers[f"{call}"] += 1
-            case CompleteSnapshot(call, number):
-                assert number in self.published
-                self.answers[f"{call}"] += 1
-
-    def _answer(self, event: SnapshotEvent) -> None:
-        fails = self.dice.random() < 0.1
-        self.due = [SnapshotFailed(ServerUnavailable("it is away")) if fails else event]
-
-    def _standing(self) -> Standing:
-        lives = self.dice.choice([LIVES, LIVES, LIVES, {0: 11}, {}])
-        mode = "async" if self.number % 2 else "sync"
-        return Standing(mode, self.dice.randrange(5), lives, tuple(self.published))
 
 
 @pytest.mark.parametrize("seed", range(30))

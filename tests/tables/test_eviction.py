@@ -308,11 +308,7 @@ class Wrong(EvictionPolicy):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: Wrong(0),
-            RuleError,
-            "'wrong': the function older asks for 'rank'; it may ask for age",
-        ),
+        (lambda: Wrong(0), RuleError, "'wrong': the function older asks for 'rank'; it may ask"),
         (lambda: Wrong(1), RuleError, "'wrong': the function logged uses 'np.log'"),
         (lambda: Wrong(2, 10.0), RuleError, r"its scalars are \(inf,\); they must be finite"),
         (lambda: "mru", RuleError, "eviction policy 'mru' is unknown; use one of .*lfu"),

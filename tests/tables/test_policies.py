@@ -33,12 +33,8 @@ ENTRY = (
     & ShowClickEntry("show", "click", delete_threshold=0.3, delete_after_unseen=2)
 )
 EDGES = [0, -1, 1, 2**63 - 1, -(2**63)]
-IDS = st.lists(
-    st.one_of(st.sampled_from(EDGES), st.integers(0, 60)),
-    min_size=1,
-    max_size=CAPACITY,
-    unique=True,
-)
+ANY = st.one_of(st.sampled_from(EDGES), st.integers(0, 60))
+IDS = st.lists(ANY, min_size=1, max_size=CAPACITY, unique=True)
 
 
 def hashed(id_: int) -> int:

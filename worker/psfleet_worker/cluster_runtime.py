@@ -14,10 +14,10 @@ from psfleet.fleet.progress import ScriptProgress
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.interrupts import deferred
 from psfleet.rules import import_rules
+from psfleet.runtime.completed import CompletedPush
 from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import (
-    CompletedPush,
     Gradient,
     PendingPull,
     PendingPush,

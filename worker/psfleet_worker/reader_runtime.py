@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, ServerUnavailable, UsageError
 from psfleet.rules import import_rules
+from psfleet.runtime.completed import CompletedPull
 from psfleet.runtime.evicted_ids import EvictedIds
-from psfleet.runtime.interface import CompletedPull, PendingPull, Read, TableState
+from psfleet.runtime.interface import PendingPull, Read, TableState
 from psfleet.runtime.read_only import ReadOnlyRuntime
 from psfleet.runtime.read_version import ReadVersion
 from psfleet.schema.table import TableSpec

@@ -264,7 +264,7 @@ class Coordinator:
             raise NotReady(f"incarnation {incarnation} of worker {worker} is about to end")
         if self.meetings.switch is not None:
             self._check_asked_since(self.meetings.switch, order)
-        begun = self.supply.begin(order, self._first_of() if order.round else None)
+        begun = self.supply.begin(order, self.members.first_rounds() if order.round else None)
         if begun is not None:
             self._decide(begun)
         plan = self.supply.datasets[order.number - 1].plan
@@ -283,14 +283,6 @@ class Coordinator:
             raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
         if 0 < order.round <= switch.last:
             raise Gap(f"data of round {order.round} was asked for before the fleet changed modes")
-
-    def _first_of(self) -> dict[int, int]:
-        found = {}
-        for index in self.members.present():
-            life = self.members.seats[index].life
-            assert life is not None
-            found[index] = life.first
-        return found
 
     # -- servers -------------------------------------------------------------------------------
 

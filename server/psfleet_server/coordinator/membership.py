@@ -86,6 +86,11 @@ class Membership:
             index for index, seat in self.seats.items() if seat.life is not None and not seat.left
         )
 
+    def first_rounds(self) -> dict[int, int]:
+        """By seat the first round or push of its life, of those who are present."""
+        lives = {index: self.seats[index].life for index in self.present()}
+        return {index: life.first for index, life in lives.items() if life is not None}
+
     def counts_in(self, index: int, number: int) -> bool:
         """Whether a seat is a member of a round."""
         seat = self.seats.get(index)

@@ -262,7 +262,7 @@ def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
         now = cuts.under_way
         return now is not None and now.members is not None and set(now.marks) == set(now.members)
 
-    patch.setattr(CutState, "is_behind", lambda cuts, worker, sequence: False)
+    patch.setattr(CutState, "check_behind", lambda cuts, worker, sequence, server: None)
     patch.setattr(CutState, "is_due", is_due)
 
 

@@ -44,16 +44,6 @@ from psfleet_worker.session.push_stream import WINDOW, Stream
 from psfleet_worker.session.worker_session import Session
 from tests.protocol.fleet import calls
 from tests.protocol.fleet.asked import Asked, Pulled, Script, seated
-from tests.protocol.fleet.calls import (
-    Announced,
-    CreateTable,
-    Delivered,
-    Depart,
-    Learned,
-    Mark,
-    Request,
-    Response,
-)
 from tests.protocol.fleet.job import (
     COUNTS,
     IDS,
@@ -116,7 +106,7 @@ class Worker:
         self._under_way: deque[list[Asked]] = deque()
         self._ahead: Pulled | None = None
         self._markings: dict[int, Asked] = {}  # by snapshot: the wait until it is to be marked
-        self._told: dict[int, Learned | Delivered] = {}  # of snapshots, to server 0
+        self._told: dict[int, calls.Learned | calls.Delivered] = {}  # of snapshots, to server 0
         self._asked = self.boot << 20  # no answer to a process before this one is taken for its own
         self._threads: list[tuple[Script, list[Asked]]] = [(self.script(), [])]
 
@@ -136,11 +126,11 @@ class Worker:
                 self._send_waiting()
                 for name in self.queues:
                     self._send(name)
-            case Received(_, Response(number, content)):
+            case Received(_, calls.Response(number, content)):
                 self._answered(number, content)
-            case Received(source, Announced(number)) if self.session.incarnation:
+            case Received(source, calls.Announced(number)) if self.session.incarnation:
                 self._hear(source, number)
-            case Received(_, Mark() as mark) if mark.life == self.session.incarnation:
+            case Received(_, calls.Mark() as mark) if mark.life == self.session.incarnation:
                 self._mark(mark)
         self.session.validate()
         self.stream.validate()
@@ -174,7 +164,7 @@ class Worker:
         if number in self._told:
             self.out.append(Send(source, self._told[number]))
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: calls.Mark) -> None:
         marking = self._markings.get(mark.number)
         if marking is not None and not marking.is_answered:
             marking.answer, marking.is_answered = (mark.round is None, mark.round or 0), True
@@ -188,7 +178,7 @@ class Worker:
                     waited = next(script)
                     self._threads[place] = (script, waited)
             except StopIteration:
-                self._threads[place] = (script, [Asked(Request(0, None))])
+                self._threads[place] = (script, [Asked(calls.Request(0, None))])
                 self.done = self.done or place == 0
 
     # -- calls ---------------------------------------------------------------------------------
@@ -196,7 +186,7 @@ class Worker:
     def ask(self, name: str, content: Any) -> Asked:
         """Make a call to a server after those before it."""
         self._asked += 1
-        asked = Asked(Request(self._asked, content))
+        asked = Asked(calls.Request(self._asked, content))
         self.queues[name].append(asked)
         if len(self.queues[name]) == 1:
             self._send(name)
@@ -293,12 +283,12 @@ class Worker:
         life = self.session.incarnation
         match wanted:
             case AwaitMarking(number):
-                self._told[number] = Learned(number, self.seat, life)
-                self._markings[number] = Asked(Request(0, None))
+                self._told[number] = calls.Learned(number, self.seat, life)
+                self._markings[number] = Asked(calls.Request(0, None))
                 yield [self._markings[number]]
                 return self._markings[number].answer
             case ReportState(number, last):
-                self._told[number] = Delivered(number, self.seat, life, last)
+                self._told[number] = calls.Delivered(number, self.seat, life, last)
 
     def _holders(self) -> list[bool]:
         """Which servers hold a table of the next push, or hear of all pushes."""
@@ -414,13 +404,13 @@ class Worker:
         yield from self.run(self.session.start())
         self.stream.begin()
         for spec in (ROWS, COUNTS):
-            yield self.ask_all(CreateTable(spec, self.seat))
+            yield self.ask_all(calls.CreateTable(spec, self.seat))
 
     def end(self) -> Script:
         """Leave in order."""
         yield from self.run(self.stream.flush())
         yield from self.run(self.session.leave())
-        yield from self.home(Depart(self.seat, self.session.incarnation))
+        yield from self.home(calls.Depart(self.seat, self.session.incarnation))
 
     def _train(self, phase: Phase) -> Script:
         if phase.steps is not None:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
 from psfleet.platform.interrupts import deferred
+from psfleet.runtime.completed import CompletedPull
 from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
-from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
+from psfleet.runtime.interface import Gradient, PendingPull, Read
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import WireSettings

@@ -1,0 +1,133 @@
+"""The state of an optimizer: saved and set, of several optimizers, and in another runtime."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet
+from psfleet import optimizer
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import ShapeError, UsageError
+from psfleet.optimizer import SGD, Adam, Momentum, lr
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.schema.table import InitializerSpec
+
+ONE = np.ones(3, np.float32)
+
+MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
+    "sgd": lambda: SGD(0.1),
+    "momentum": lambda: Momentum(0.1, 0.9),
+    "adam": lambda: Adam(lr.ExponentialDecay(0.1, 0.9)),
+    "lazy": lambda: Adam(0.1, lazy_mode=True),
+    "ftrl": lambda: optimizer.Ftrl(0.1, 0.01),
+    "lamb": lambda: optimizer.Lamb(0.1),
+    "adamax": lambda: optimizer.Adamax(0.1),
+    "asgd": lambda: optimizer.ASGD(0.1, 3),
+    "nadam": lambda: optimizer.NAdam(0.1),
+    "rowwise": lambda: optimizer.RowWiseAdagrad(0.1),
+    "rmsprop": lambda: optimizer.RMSProp(0.1, centered=True),
+    "rprop": lambda: optimizer.Rprop(0.1),
+    "lookahead": lambda: optimizer.LookAhead(Momentum(0.1), k=3),
+    "amsgrad": lambda: optimizer.AMSGrad(0.1),
+    "adamw": lambda: optimizer.AdamW(0.1),
+    "lars": lambda: optimizer.LarsMomentum(0.1, 0.9),
+}
+
+
+IDS = np.array([-7, 0, 3, 10**15])
+
+
+def three(prefix: str) -> list[Parameter]:
+    """A dense parameter, one by rows, and one with rows for any id."""
+    return [
+        Parameter(f"{prefix}_dense", np.ones((4, 5))),
+        Parameter(f"{prefix}_rows", np.ones((4, 5)), sparse=True),
+        Parameter(
+            f"{prefix}_any",
+            shape=(-1, 5),
+            sparse=True,
+            distributed=True,
+            initializer=InitializerSpec("constant", 0.5),
+        ),
+    ]
+
+
+def train(opt: optimizer.Optimizer, them: list[Parameter], numbers: range) -> None:
+    for number in numbers:
+        rng = np.random.default_rng(number)
+        grad, places = rng.normal(size=(4, 5)).astype(np.float32), rng.integers(0, 4, 4)
+        opt.apply_gradients(
+            [
+                (them[0], grad),
+                (them[1], SparseGrad(places, grad)),
+                (them[2], SparseGrad(IDS[places], grad)),
+            ]
+        )
+
+
+def weights(them: list[Parameter]) -> list[Any]:
+    return [them[0].numpy(), them[1].numpy(), them[2].lookup(IDS)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_state_goes_on(name: str) -> None:
+    """A second optimizer with the state of the first continues with the same bits: dense parameters,
+    sparse ones, and those with rows for any id.
+    """
+    whole, halves = three("whole"), three("halves")
+    one, first, second = (MAKERS[name]() for _ in range(3))
+    train(one, whole, range(8))
+    train(first, halves, range(4))
+    second.set_state_dict(first.state_dict())
+    train(second, halves, range(4, 8))
+    for expected, found in zip(weights(whole), weights(halves), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for key, value in one.state_dict().items():
+        np.testing.assert_array_equal(second.state_dict()[key.replace("whole", "halves")], value)
+
+
+def test_state_before_and_after_the_first_update() -> None:
+    """State set on an optimizer at work replaces its own; a state that does not fit changes nothing."""
+    w, v = Parameter("w", ONE), Parameter("v", ONE)
+    opt, fresh = Momentum(1.0, 0.5), Momentum(1.0, 0.5)
+    opt.apply_gradients([(w, ONE)])
+    state = opt.state_dict()
+    opt.apply_gradients([(w, ONE)])
+    with pytest.raises(ShapeError, match=r"w.velocity has shape \(2,\), it must be \(3,\)"):
+        opt.set_state_dict(state | {"w.velocity": np.zeros(2)})
+    with pytest.raises(UsageError, match=r"no entry 'w.velocity'"):
+        opt.set_state_dict({"w.step": 1})
+    assert opt.state_dict()["w.velocity"].tolist() == [1.5] * 3
+    opt.set_state_dict(state)
+    assert opt.state_dict()["w.velocity"].tolist() == [1.0] * 3
+    loaded = {"v.velocity": 4 * ONE, "v.step": 7, "u.velocity": ONE, "u.step": 3, "global_step": 7}
+    fresh.set_state_dict(loaded)
+    assert set(fresh.state_dict()) == set(loaded)
+    fresh.apply_gradients([(v, 0 * ONE)])
+    assert fresh.state_dict()["u.step"] == 3
+    with pytest.raises(UsageError, match="params_grads has 'v', which is no parameter"):
+        fresh.apply_gradients([("v", ONE)])
+    assert v.numpy().tolist() == [-1.0] * 3
+    assert fresh.state_dict()["v.step"] == 8
+
+
+def test_two_optimizers_in_turn() -> None:
+    """Two optimizers on one parameter share its value and keep states of their own."""
+    w, a, b = Parameter("w", np.zeros(2)), Momentum(1.0, 0.5), SGD(1.0)
+    for opt in (a, b, a, b):
+        opt.apply_gradients([(w, -np.ones(2))])
+    assert w.numpy().tolist() == [1 + 1 + 1.5 + 1] * 2
+
+
+def test_another_runtime() -> None:
+    """A parameter that is trained on in another runtime takes its weights along: arrays and rows."""
+    them = three("moved")
+    train(SGD(0.1), them, range(2))
+    before = [value.copy() for value in weights(them)]
+    psfleet.runtime.interface.use(EmbeddedRuntime())
+    opt = SGD(0.0)
+    train(opt, them, range(1))
+    for expected, found in zip(before, weights(them), strict=True):
+        np.testing.assert_array_equal(found, expected)
