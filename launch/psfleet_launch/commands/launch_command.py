@@ -21,7 +21,6 @@ from psfleet.settings.declaration import settings_of
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
 from psfleet_launch.commands import certificates_command
-from psfleet_launch.commands.exit_codes import USAGE_EXIT, exit_after
 from psfleet_launch.commands.grouped_help import GroupedCommand
 from psfleet_launch.commands.options import (
     given,
@@ -36,6 +35,7 @@ from psfleet_launch.console.failure_report import report
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, load_engine
 from psfleet_launch.job import job_snapshots
+from psfleet_launch.job.exit_codes import USAGE_EXIT, exit_after
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name, needed
 from psfleet_launch.job.job_request import JobRequest, Launch

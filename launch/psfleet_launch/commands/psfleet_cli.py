@@ -17,13 +17,13 @@ from psfleet.settings.environment import read_environment
 from psfleet_launch.commands.agent_command import agent
 from psfleet_launch.commands.certificates_command import certs
 from psfleet_launch.commands.doctor_command import doctor
-from psfleet_launch.commands.exit_codes import USAGE_EXIT, exit_after
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
 from psfleet_launch.commands.options import merged, requested, strategy_options
 from psfleet_launch.commands.predict_command import predict
 from psfleet_launch.commands.report_command import report
 from psfleet_launch.commands.top_command import top
+from psfleet_launch.job.exit_codes import USAGE_EXIT, exit_after
 
 __all__ = ["main"]
 

@@ -13,18 +13,18 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment
 from psfleet.settings.groups import FleetSettings, JobSettings, NumberSettings, ProcessSettings
+from psfleet_launch.job.exit_codes import USAGE_EXIT
 from psfleet_launch.job.job_plan import Member, Role, strategy_variables, thread_variables
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.resources import Resources
 
-__all__ = ["LOG_VOLUME", "USAGE_EXIT", "Manifest", "endpoints", "manifests", "member_of"]
+__all__ = ["LOG_VOLUME", "Manifest", "endpoints", "manifests", "member_of"]
 
 Manifest = dict[str, Any]
 LOG_VOLUME = "log-volume.json"
 
 _PORT = 9000
 _USER = 1000  # the user of the image
-USAGE_EXIT = 2  # bad usage, which no second attempt mends
 _JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 _SET_INDEX = "apps.kubernetes.io/pod-index"
 

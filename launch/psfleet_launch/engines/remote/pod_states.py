@@ -7,7 +7,8 @@ that Kubernetes starts again in the same pod, and a pod in the place of another 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from psfleet_launch.engines.remote.kubernetes_objects import USAGE_EXIT, Manifest, member_of
+from psfleet_launch.engines.remote.kubernetes_objects import Manifest, member_of
+from psfleet_launch.job.exit_codes import USAGE_EXIT
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import ProcessExited, Said, ServerReady
 

@@ -4,7 +4,7 @@ import click
 
 __all__ = ["USAGE_EXIT", "exit_after"]
 
-USAGE_EXIT = 2
+USAGE_EXIT = 2  # bad usage, which no second attempt mends
 
 
 def exit_after(abort: click.Abort) -> int:
