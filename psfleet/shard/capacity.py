@@ -4,7 +4,7 @@ In sync mode the pushes that are held for a round update the tables together, so
 with the next one is asked for beside them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,15 @@ Ids = NDArray[np.int64]
 Parts = Sequence[Gradient] | Sequence[PartState]
 
 
-def check_room(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> None:
-    """Refuse rows for which a table has no room beside those of the pushes that are held."""
+def check_room(
+    tables: ShardTables, parts: Parts, held: Iterable[Push], written: bool = False
+) -> None:
+    """Refuse rows for which a table has no room beside those of the pushes that are held.
+
+    `written`: the rows are written, not pushed.
+    """
     for table, ids in _wanted(tables, parts, held):
-        table.check_room(ids)
+        table.check_room(ids, written=written)
 
 
 def find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> list[tuple[int, Ids]]:
@@ -69,7 +74,7 @@ def hold(tables: ShardTables, pushes: Sequence[Push]) -> None:
 
 
 def _wanted(
-    tables: ShardTables, parts: Parts, held: Sequence[Push]
+    tables: ShardTables, parts: Parts, held: Iterable[Push]
 ) -> Iterator[tuple[SparseTable, list[Ids]]]:
     """The sparse tables of these parts, and all ids that their next update may name."""
     wanted: dict[int, list[Ids]] = {}

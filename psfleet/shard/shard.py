@@ -322,7 +322,7 @@ class Shard:
         for state in write.states:
             self.tables.check_state(state)
         if self.workers.is_new_write(write):
-            capacity.check_room(self.tables, write.states, [*self.rounds.held.values()])
+            capacity.check_room(self.tables, write.states, self.rounds.held.values(), True)
             self._record(write)
             self.workers.wrote(write)
             for state in write.states:

@@ -54,15 +54,15 @@ class AdmissionFilter:
         self._chance = part_of(spec.entry, ProbabilityEntry)
         self._stream = int(initializer_arguments(spec.initializer, spec.seed, spec.name)[3])
 
-    def check(self, parts: Sequence[Ids], step: int) -> None:
-        """Refuse ids that the table cannot all take with its next update."""
+    def check(self, parts: Sequence[Ids], step: int, written: bool = False) -> None:
+        """See SparseTable.check_room."""
         if self._room.surely_fit(sum(map(len, parts))):
             return
         ids = np.unique(np.concatenate(parts))
-        slots, _ = self._index.locate(ids)
-        kept = self._rowed(ids, slots, step)
+        slots, unknown = self._index.locate(ids)
+        kept = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
         new = ids[kept & (slots == 0)]
-        self._room.check(int(np.count_nonzero(kept)), new, int(np.count_nonzero(slots == 0)))
+        self._room.check(int(np.count_nonzero(kept)), new, unknown, written)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
         """See SparseTable.surplus; the table lets rows go."""
@@ -90,14 +90,14 @@ class AdmissionFilter:
             self._waiting.count(np.ascontiguousarray(ids[slots == 0]), step + 1)
         if not kept.all():
             ids, gradients = ids[kept], gradients[kept]
-        if self._room.evicts and len(new) > self._index.max_rows - len(self._index):
+        if self._room.evicts and len(new) > self._room.places:
             self._ranking.use(ids, step + 1)
-            self.make_places(len(new), step + 1)
+            self.make_places(len(new), step + 1, self._room.limit)
         return ids, gradients
 
-    def make_places(self, wanted: int, step: int) -> None:
-        """Let rows go so that `wanted` more fit, none of those pushed at `step`."""
-        leaving = expiry.leaving(len(self._index), wanted, self._index.max_rows)
+    def make_places(self, wanted: int, step: int, most: int) -> None:
+        """Let rows go so that with `wanted` more there are `most`, none of those pushed at `step`."""
+        leaving = expiry.leaving(len(self._index), wanted, most)
         if self._room.evicts and leaving:
             gone = self._ranking.first(step, leaving, least=1)
             self._census.drop(gone, step, EvictionCause.CAPACITY)

@@ -24,8 +24,10 @@ class MemoryAccount:
         waiting: The ids that wait for a row, if its entry lets them.
         fixed: Bytes that the table takes besides, however many rows it has.
         budget: The memory that it shares with other tables.
+        limit: The most rows that pushes may bring it to.
 
     Attributes:
+        limit: The same, as far as there is address space.
         evicts: Rows go when others need their places.
 
     Raises:
@@ -39,7 +41,9 @@ class MemoryAccount:
         waiting: CandidateIds | None,
         fixed: int,
         budget: MemoryBudget,
+        limit: int,
     ) -> None:
+        self.limit = min(limit, index.max_rows)
         self._fixed = fixed
         capacity = part_of(spec.entry, CapacityEntry)
         self.evicts = capacity is not None and capacity.evicts
@@ -50,9 +54,15 @@ class MemoryAccount:
         budget.check(spec.name, self._taken(0), "be made")
         budget.take(spec.name, self._taken(0))
 
+    @property
+    def places(self) -> int:
+        """How many rows pushes may add before others have to go."""
+        return max(self.limit - len(self._index), 0)
+
     def surely_fit(self, count: int) -> bool:
         """Whether so many ids fit, whichever they are. Any thread may ask."""
-        if count > self._index.spare or not self._index.has_lines(count):
+        index = self._index
+        if count > index.spare - (index.max_rows - self.limit) or not index.has_lines(count):
             return False
         if self._budget.limit is None:
             return True
@@ -87,18 +97,20 @@ class MemoryAccount:
                 high = middle - 1
         return max(low, min(most, self._index.free))
 
-    def check(self, named: int, new: Ids, unknown: int) -> None:
+    def check(self, named: int, new: Ids, unknown: int, written: bool = False) -> None:
         """Refuse an update of `named` rows, of which these are new, if there is no room for it.
 
-        unknown: how many ids there are for which a row or a place to wait is needed.
+        Args:
+            unknown: How many ids there are for which a row or a place to wait is needed.
+            written: The rows are written, not pushed.
         """
-        most, there = self._index.max_rows, len(self._index)
+        most, there = self._index.max_rows if written else self.limit, len(self._index)
         if self.evicts and named > most:
             raise UsageError(
                 f"table {self._name!r} holds at most {most} rows on this server and was asked "
                 f"to set {named} at once; push fewer at a time or give it more room"
             )
-        if not self.evicts and len(new) > most - there:
+        if not self.evicts and len(new) > max(most - there, 0):
             raise UsageError(
                 f"table {self._name!r} is full: it holds {there} rows of "
                 f"at most {most} and was asked to add {len(new)}"

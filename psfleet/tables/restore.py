@@ -28,7 +28,7 @@ def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[An
         UsageError: It has none; nothing was changed.
     """
     if ROW_IDS in columns and isinstance(table, SparseTable):
-        table.check_room([columns[ROW_IDS]])
+        table.check_room([columns[ROW_IDS]], written=True)
 
 
 def refill(

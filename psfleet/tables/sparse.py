@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.rule_text import scalars_of
 from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
-from psfleet.schema.entry import CapacityEntry, CountFilterEntry, EvictionStreamEntry, part_of
+from psfleet.schema.entry import CountFilterEntry, EvictionStreamEntry, part_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.admission import AdmissionFilter
 from psfleet.tables.budget import MemoryBudget
@@ -35,7 +35,8 @@ from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.memory_kinds import KINDS
 from psfleet.tables.packed_rows import PackedRows, check_rows
 from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableChanges, TableClock
-from psfleet.tables.row_memory import EVERY, ROW_BYTES
+from psfleet.tables.row_limits import RowLimits
+from psfleet.tables.row_memory import EVERY
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_snapshot import FrozenSparseTable
 from psfleet.tables.row_traffic import RowTraffic
@@ -87,11 +88,9 @@ class SparseTable:
         self.device = device
         self.traffic = RowTraffic()
         self._packed = packed = PackedRows(spec)
-        capacity = part_of(spec.entry, CapacityEntry)
-        if capacity is not None:
-            max_rows = min(max_rows, _limit(capacity, 4 * packed.width + ROW_BYTES, servers))
+        limits = RowLimits.of(spec, packed.width, servers, max_rows)
         budget = MemoryBudget() if budget is None else budget
-        index, self._rule = KINDS[device].sparse(spec, max_rows, budget, device_budget)
+        index, self._rule = KINDS[device].sparse(spec, limits.held, budget, device_budget)
         self._index = index
         self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
         filter_ = part_of(spec.entry, CountFilterEntry)
@@ -100,7 +99,7 @@ class SparseTable:
         stream = None if asked is None else EvictionStream(spec.name, -(-asked.keep // servers))
         self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
         self._census = census = RowScan(index, spec.every_row, stream)
-        self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget)
+        self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget, limits.pushed)
         self._admission = AdmissionFilter(spec, index, census, self._room, waiting, ranking)
         self._lifetime = RowLifetime(spec, index, census, waiting, packed.scores, ranking)
         self._counts = spec.counts_frequency
@@ -214,10 +213,13 @@ class SparseTable:
 
     # -- who gets a row ------------------------------------------------------------------------
 
-    def check_room(self, parts: Sequence[Ids]) -> None:
+    def check_room(self, parts: Sequence[Ids], written: bool = False) -> None:
         """Refuse ids that the table cannot all take with its next update.
 
         Each counts once; those with a row do not count, nor those that the entry does not admit.
+
+        Args:
+            written: Their rows are written, whatever the entry admits.
 
         Raises:
             UsageError: The table would be full.
@@ -225,7 +227,7 @@ class SparseTable:
         # What surely fits need not wait for a pull to let go of the lock.
         if not self._room.surely_fit(sum(map(len, parts))):
             with self._lock:
-                self._admission.check(parts, self.step)
+                self._admission.check(parts, self.step, written)
 
     def reserve(self, rows: int) -> None:
         """Have memory for so many rows in all made now, so that no push waits for it.
@@ -342,14 +344,16 @@ class SparseTable:
         """
         ids, packed = np.ascontiguousarray(rows.ids, np.int64), self._packed.pack(rows)
         touched = np.ascontiguousarray(rows.touched, np.int64)
+        index = self._index
         with self._lock:
-            slots, _ = self._index.locate(ids)
+            slots, _ = index.locate(ids)
             new = ids[slots == 0]
-            self._room.check(len(ids), new, len(new))
-            later = max(self.step, int(touched.max(initial=0))) + 1
-            self._admission.make_places(len(ids), later)
-            slots = self._index.place(ids, touched)
-            self._index.scatter(slots, packed)
+            self._room.check(len(ids), new, len(new), written=True)
+            if len(new) > index.max_rows - len(index):
+                later = max(self.step, int(touched.max(initial=0))) + 1
+                self._admission.make_places(len(ids), later, index.max_rows)
+            slots = index.place(ids, touched)
+            index.scatter(slots, packed)
             self._census.wrote(ids)
             self.traffic.restored += len(new)
             self._room.account()
@@ -442,9 +446,3 @@ class SparseTable:
         """Nobody will ask for changes since this mark again."""
         with self._lock:
             self._census.release(mark)
-
-
-def _limit(capacity: CapacityEntry, row: int, servers: int) -> int:
-    """How many rows of so many bytes one of the servers may hold."""
-    limits = [capacity.rows, capacity.bytes // row if capacity.bytes else 0]
-    return min([max(-(-limit // servers), 1) for limit in limits if limit], default=2**32)

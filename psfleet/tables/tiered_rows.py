@@ -46,7 +46,7 @@ class TieredRowMemory(RowMemory):
         self.host = host
         self.max_rows = host.max_rows
         self.device = DeviceRowMemory(PackedRows(spec).width, self.max_rows, spec.every_row)
-        self._account = MemoryAccount(spec, self.device, None, 0, device_budget)
+        self._account = MemoryAccount(spec, self.device, None, 0, device_budget, self.max_rows)
         self._budget = budget
 
     @property

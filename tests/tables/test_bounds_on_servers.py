@@ -1,8 +1,9 @@
 """Entries where they matter: on servers, through the log, over rounds, and by the clock."""
 
+import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -180,6 +181,51 @@ def alone(entry: Entry) -> list[bytes]:
         rows.scores.tobytes(),
         *(np.ascontiguousarray(rows.values[:, i : i + 4]).tobytes() for i in (0, 4, 8)),
     ]
+
+
+@pytest.mark.parametrize("full", ["evict", "refuse"])
+def test_a_full_table_comes_back_whole_on_other_servers(
+    tmp_path: Path, full: Literal["evict", "refuse"]
+) -> None:
+    """All its rows, although hashing gives some server more than its part; pushes then keep the limit."""
+    spec = spec_of(CapacityEntry(rows=1000, full=full))
+    ids = np.arange(1000)
+    with LocalFleet(servers=1, workers=1) as local:
+        saved = local.connect(0, "async")
+        try:
+            saved.create(spec)
+            saved.push([Gradient(spec.key, np.ones((1000, 4), np.float32), ids, 0.1)])
+            saved.save(str(tmp_path / "model"))
+            before = saved.read_table(spec.key)
+        finally:
+            saved.close()
+    with LocalFleet(servers=2, workers=1, resume=str(tmp_path / "model")) as local:
+        runtime = local.connect(0, "async")
+        try:
+            runtime.create(spec)
+            for _ in range(2):  # from the snapshot, then written over
+                found = runtime.read_table(spec.key)
+                assert found.ids is not None
+                assert found.ids.tolist() == ids.tolist()
+                assert [v.tobytes() for v in found.values] == [v.tobytes() for v in before.values]
+                runtime.load(str(tmp_path / "model"))
+            counts = [server["tables"][0]["count"] for server in runtime.stats()]
+            assert max(counts) > 500
+            runtime.push([Gradient(spec.key, np.ones((9, 4), np.float32), ids[:9], 0.1)]).wait()
+            assert count(runtime) == 1000
+            news = Gradient(spec.key, np.ones((99, 4), np.float32), np.arange(2000, 2099), 0.1)
+            if full == "refuse":
+                with pytest.raises(
+                    UsageError, match=r"holds \d+ rows of at most 500 and was asked"
+                ):
+                    runtime.push([news]).wait()
+            else:
+                runtime.push([news]).wait()
+                counts = [server["tables"][0]["count"] for server in runtime.stats()]
+                assert max(counts) <= 500
+        finally:
+            with contextlib.suppress(UsageError):  # the refused push is told again
+                runtime.close()
 
 
 def count(runtime: Runtime) -> int:
