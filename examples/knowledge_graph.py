@@ -33,23 +33,29 @@ class Settings:
     Attributes:
         dim: Values of an entity and of a relation. ComplEx takes the second half as imaginary parts.
         epochs: Passes over the training queries.
-        batch: Queries of a step of all workers together.
-        candidates: Random entities that a step scores beside the answers of its queries.
+        falls: Epochs after which the rate is a fifth.
         rate: Learning rate of Adagrad.
-        penalty: Of the cubed absolute values of what a triple uses (N3; Lacroix et al., 2018).
         spread: Entities and relations start as normal values with this standard deviation.
+        penalty: Of the cubed absolute values of what a triple uses (N3; Lacroix et al., 2018).
+        batch: Queries of a step of all workers together.
+        candidates: Random entities that a step scores beside the answers of its queries; 0: all.
+            They stand for all the others: each counts as many times as there are others for one of them.
     """
 
-    dim: int = 128
-    epochs: int = 15
-    batch: int = 300
-    candidates: int = 2000
-    rate: float = 0.1
+    dim: int
+    epochs: int
+    falls: int
+    rate: float
+    spread: float
     penalty: float = 0.0
-    spread: float = 0.1
+    batch: int = 500
+    candidates: int = 2000
 
 
-MODELS = {"complex": Settings(penalty=0.05), "transe": Settings(spread=0.25)}
+MODELS = {
+    "complex": Settings(dim=256, epochs=12, falls=10, rate=0.1, spread=0.1, penalty=0.05),
+    "transe": Settings(dim=128, epochs=15, falls=12, rate=0.2, spread=0.25),
+}
 
 
 def complex_scores(head: Variable, relation: Variable, entity: Variable) -> Variable:
@@ -86,11 +92,12 @@ class Model:
             relations = layers.data("relations", [None], dtype="int64")
             candidates = layers.data("candidates", [None], dtype="int64")
             truth = layers.data("truth", [None, None])
+            shift = layers.data("shift", [None])
             head, self.entity = self._rows("entities", heads), self._rows("entities", candidates)
             relation = self._rows("relations", relations)
             scores = complex_scores if name == "complex" else transe_scores
             self.scores = scores(head, relation, self.entity)
-            loss = layers.reduce_sum(truth * layers.log_softmax(self.scores)) * -1.0
+            loss = layers.reduce_sum(truth * layers.log_softmax(self.scores + shift)) * -1.0
             if settings.penalty:
                 of_query, of_entity = (layers.reduce_sum(truth, dim=axis) for axis in (1, 0))
                 used = (cubes(head) + cubes(relation)) * of_query
@@ -98,7 +105,8 @@ class Model:
                 loss = loss + used * settings.penalty
             self.loss = loss
             self.test_program = self.program.clone(for_test=True)
-            fleet.distributed_optimizer(optimizer.Adagrad(settings.rate)).minimize(loss)
+            self.rates = optimizer.lr.MultiStepDecay(settings.rate, [settings.falls], gamma=0.2)
+            fleet.distributed_optimizer(optimizer.Adagrad(self.rates)).minimize(loss)
         self.executor = ps.Executor()
 
     def _rows(self, name: str, ids: Variable) -> Variable:
@@ -111,32 +119,31 @@ class Model:
         queries = self.graph.train.queries[chosen]
         answers = [self.graph.train[at] for at in chosen]
         flat = np.concatenate(answers)
-        rng = np.random.default_rng(chosen)  # the same again, if the worker starts again
-        drawn = rng.choice(self.graph.entities, self._drawn, replace=False)
-        candidates = np.union1d(flat, drawn)
+        # The worker's step has the same candidates again, if the worker starts again.
+        candidates, shift = self.graph.candidates(flat, self.settings.candidates, seed=chosen)
         truth = np.zeros((len(chosen), len(candidates)), np.float32)
         rows = np.repeat(np.arange(len(chosen)), [len(found) for found in answers])
         truth[rows, np.searchsorted(candidates, flat)] = 1 / len(flat)
-        given = {**_named(queries), "candidates": candidates, "truth": truth}
+        given = {**_named(queries), "candidates": candidates, "truth": truth, "shift": shift}
         return float(self.executor.run(self.program, given, [self.loss])[0])
 
-    @property
-    def _drawn(self) -> int:
-        return min(self.settings.candidates, self.graph.entities)
-
-    def train(self, epochs: int) -> None:
-        """Train; the workers share each epoch."""
-        size = self.settings.batch // fleet.worker_num()
-        for epoch in range(epochs):
-            losses = [
-                self.step(chosen)
-                for chosen in fleet.dataset(len(self.graph.train), size, shuffle_seed=epoch)
-            ]
-            fleet.util.print_on_rank(f"epoch {epoch + 1}   loss {np.mean(losses):.4f}", 0)
+    def train(self) -> float:
+        """Train; the workers share each epoch. Triples of a second of all workers."""
+        size, seconds = self.settings.batch // fleet.worker_num(), 0.0
+        for epoch in range(self.settings.epochs):
+            began = time.perf_counter()
+            batches = fleet.dataset(len(self.graph.train), size, shuffle_seed=epoch)
+            loss = np.mean([self.step(chosen) for chosen in batches])
+            seconds += time.perf_counter() - began
+            mrr, hits = self.quality("valid")
+            said = f"epoch {epoch + 1}   loss {loss:.4f}   MRR {mrr:.4f}   Hits@10 {hits:.4f}"
+            fleet.util.print_on_rank(said, 0)
+            self.rates.step()
+        return self.settings.epochs * len(self.graph.triples["train"]) / (seconds or 1.0)
 
     def ranks(self, triples: Ints) -> NDArray[np.float64]:
         """The filtered rank of each tail: other known answers do not count, ties count half, [n]."""
-        given = {**_named(triples), "candidates": self.everything}
+        given = {**_named(triples), "candidates": np.arange(self.graph.entities)}
         (found,) = self.executor.run(self.test_program, given, [self.scores])
         own = found[np.arange(len(triples)), triples[:, 2], None].copy()
         for scores, query in zip(found, triples[:, :2], strict=True):
@@ -154,11 +161,6 @@ class Model:
         mrr, hits = fleet.util.all_reduce(sums) / len(triples)
         return float(mrr), float(hits)
 
-    @property
-    def everything(self) -> Ints:
-        """All entities."""
-        return np.arange(self.graph.entities)
-
 
 def _named(queries: Ints) -> dict[str, Ints]:
     return {"heads": queries[:, 0], "relations": queries[:, 1]}
@@ -174,6 +176,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--any-data", action="store_true", help="take files with another checksum")
     parser.add_argument("--epochs", type=int, help="passes over the training queries")
     parser.add_argument("--dim", type=int, help="values of an entity")
+    parser.add_argument("--batch", type=int, help="queries of a step of all workers")
+    parser.add_argument("--candidates", type=int, help="random entities of a step; 0: all entities")
     parser.add_argument("--out", type=Path, help="folder for the trained model")
     return parser.parse_args()
 
@@ -186,11 +190,10 @@ def main() -> None:
     except UsageError as error:
         raise SystemExit(f"knowledge_graph.py: {error}") from None
     fleet.init()
-    settings = MODELS[options.model]
-    settings = dataclasses.replace(settings, dim=options.dim or settings.dim)
-    model, began = Model(graph, options.model, settings), time.perf_counter()
-    model.train(epochs := options.epochs or settings.epochs)
-    pace = epochs * len(graph.triples["train"]) / (time.perf_counter() - began)
+    names = ("epochs", "dim", "batch", "candidates")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    model = Model(graph, options.model, dataclasses.replace(MODELS[options.model], **given))
+    pace = model.train()
     for part in ("valid", "test"):
         mrr, hits = model.quality(part)
         fleet.util.print_on_rank(f"{part} MRR {mrr:.4f}   Hits@10 {hits:.4f}", 0)

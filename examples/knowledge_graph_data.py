@@ -14,6 +14,7 @@ from psfleet.errors import UsageError
 __all__ = ["CHECKSUMS", "Answers", "Graph", "load"]
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 SOURCE = "https://github.com/thunlp/OpenKE/tree/OpenKE-PyTorch/benchmarks/FB15K237"
 CHECKSUMS = {
@@ -67,6 +68,31 @@ class Graph:
         self.triples = {name: _both_ways(part, relations) for name, part in parts.items()}
         self.train = Answers(self.triples["train"])
         self.known = Answers(np.concatenate(list(self.triples.values())))
+
+    def candidates(self, answers: Ints, drawn: int, seed: Ints) -> tuple[Ints, Floats]:
+        """The entities among which a step looks for these answers, each once and in order.
+
+        Args:
+            answers: These are among them.
+            drawn: So many are drawn evenly of all entities; 0: all are candidates.
+            seed: Of the draw.
+
+        Returns:
+            The entities, and for each the logarithm of the number that it stands for: an answer for
+            itself, the drawn ones together for all that are no answers. Added to scores, it makes the sum
+            of their exponentials an estimate of that over all entities, without a bias.
+        """
+        everything = np.arange(self.entities)
+        if not 0 < drawn < self.entities:
+            return everything, np.zeros(self.entities, np.float32)
+        sample = np.random.default_rng(seed).choice(everything, drawn, replace=False)
+        found = np.union1d(answers, sample)
+        is_answer = np.isin(found, answers)
+        answering = int(is_answer.sum())
+        if answering == len(found):
+            return found, np.zeros(len(found), np.float32)
+        others = (self.entities - answering) / (len(found) - answering)
+        return found, np.where(is_answer, 0, np.log(others)).astype(np.float32)
 
 
 def _both_ways(found: Ints, relations: int) -> Ints:
