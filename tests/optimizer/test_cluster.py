@@ -12,7 +12,7 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.runtime import interface as runtimes
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.optimizer.test_base import MAKERS, three, train, weights
+from tests.optimizer.test_state import MAKERS, three, train, weights
 from tests.optimizer.workers import run_two_workers
 
 
