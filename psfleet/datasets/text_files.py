@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.csv_tables import parsed
 from psfleet.datasets.data_paths import check_columns, opened
 from psfleet.datasets.mapped_samples import batch_of, sample_of, time_of
 from psfleet.datasets.parquet_rows import BadRow, Rows, rows_of
+from psfleet.datasets.parsed_lines import parsed
 from psfleet.datasets.row_group_files import RowGroup, RowGroupFiles
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_set import Number
@@ -143,7 +143,7 @@ class TextFiles(RowGroupFiles):
         converters: Mapping[str, Callable[[str], Any]],
     ) -> Rows:
         """Rows that are all good as Arrow parses them; else one by one, to say what is wrong."""
-        rows = self._good_rows(lines, piece, first, converters) if lines.delimiter else None
+        rows = self._good_rows(lines, piece, first, converters)
         return rows or self._one_by_one(lines, piece, first, converters)
 
     def _good_rows(

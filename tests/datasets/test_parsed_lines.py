@@ -1,4 +1,4 @@
-"""CSV files that Arrow parses give what they give line by line."""
+"""CSV and libsvm files that Arrow parses give what they give line by line."""
 
 from pathlib import Path
 from typing import Any
@@ -113,3 +113,60 @@ def test_a_column_of_numbers_and_of_words(tmp_path: Path) -> None:
             kind(path, features, ["click"]).group(0)
         said.append(str(error.value))
     assert said[0] == said[1]
+
+
+LIBSVM = ["1 3:0.5 7:2", "-1", "+1 9:1e-3", "0.5 1:2  2:-1\t3:.5 "]
+PAIRS = [
+    *(
+        "+1 3:1",
+        "++1 3:1",
+        "+.5 3:1",
+        " 1 3:1",
+        "x 3:1",
+        "nan 3:1",
+        "1 3",
+        "1 3:",
+        "1 :3",
+        "1 3:4:5",
+    ),
+    *(
+        "1 3|4:1",
+        "1 3:1|2",
+        "1 +3:1",
+        "1 -3:+1",
+        "1 3.0:1",
+        "1 x:1",
+        "1 3:x",
+        "1 3:nan",
+        "1 3:1e39",
+    ),
+    *("1 0x1F:1", "1 3:0x1p3", "1 1_0:1_0", f"1 {2**63}:1", "1 ٣:1", "1 é:1", "1 3:1\x1c4:1"),
+    *("1 3:1 # 4:1", "1 3:1\r", "1 3:1\v4:1", "1 3:1\u00a04:1", "1 3:1\r2 4:1", "3:1", "1 3 :1"),
+]
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_lines_of_libsvm(hashed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any line has the same sample, or the same error, by both ways; good ones are parsed by Arrow."""
+    path = tmp_path / "a.libsvm"
+    pairs = Feature(
+        "x", TABLE, weighted=True, hashed=hashed, column="index", weights_column="value"
+    )
+    features = FeatureSet([pairs])
+
+    def samples(kind: type[TextFiles], lines: list[str]) -> Any:
+        path.write_text("\n".join(lines), newline="")
+        try:
+            rows = kind(path, features, ["label"]).group(0)
+        except UsageError as error:
+            return str(error)
+        bags = rows.features["x"]
+        parts = bags.values, bags.lengths, bags.weights, rows.labels["label"]
+        return [part.tolist() for part in parts]
+
+    for line in PAIRS:
+        lines = [*LIBSVM, line, *LIBSVM]
+        assert samples(TextFiles, lines) == samples(OneByOne, lines), line
+    wanted = samples(OneByOne, LIBSVM)
+    monkeypatch.setattr(TextFiles, "_one_by_one", None)
+    assert samples(TextFiles, LIBSVM) == wanted
