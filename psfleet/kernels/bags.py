@@ -58,7 +58,7 @@ class RowBags:
     @functools.cached_property
     def are_rows(self) -> bool:
         alike = self.weights is None and len(self.lengths) == self.rows
-        return alike and bool((self.lengths == 1).all())
+        return alike and np.count_nonzero(self.lengths) == self.rows
 
     def matches(self, other: "RowBags") -> bool:
         """Whether both make the same of rows."""

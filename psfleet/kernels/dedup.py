@@ -115,19 +115,17 @@ class UniqueIds:
         self, gradients: Floats, sums: Sequence[Floats], bags: Sequence[RowBags] | None = None
     ) -> None:
         """As `merge`, with the sums written to arrays of the caller."""
-        for out in sums:
-            out.fill(0)
+        gradients, begun = _plain(gradients), _not_begun(sums)
         if bags is None or _are_rows(bags):
-            _add(self.inverse, self.shift, gradients, sums)
+            _add(self.inverse, self.shift, gradients, begun)
             return
-        gradients, starts = _plain(gradients), _addresses(sums)
         for codes, part, values in self._parts(bags, gradients):
             if part.are_rows:
-                _add(codes, self.shift, values, sums)
+                _add(codes, self.shift, values, begun)
             else:
                 width_kernels("bag_rows", values.shape[1]).merge(
                     *(address_of(codes), len(codes), self.shift, address_of(values)),
-                    *(*part.arguments, starts),
+                    *(*part.arguments, begun),
                 )
 
 
@@ -193,10 +191,10 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
         scale: A factor on the sums, float32.
     """
     joined = dedup(np.concatenate([ids for ids, _ in parts]), 1)
-    sums = np.zeros((len(joined.unique[0]), parts[0][1].shape[1]), np.float32)
-    start = 0
+    sums = np.empty((len(joined.unique[0]), parts[0][1].shape[1]), np.float32)
+    start, begun = 0, _not_begun([sums])
     for ids, rows in parts:
-        _add(joined.inverse[start : start + len(ids)], joined.shift, rows, [sums])
+        _add(joined.inverse[start : start + len(ids)], joined.shift, _plain(rows), begun)
         start += len(ids)
     if scale != 1:
         sums *= np.float32(scale)
@@ -208,10 +206,10 @@ def _are_rows(bags: Sequence[RowBags]) -> bool:
     return len(bags) == 1 and bags[0].are_rows
 
 
-def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, sums: Sequence[Floats]) -> None:
-    rows = _plain(rows)
+def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, begun: int) -> None:
+    """Add rows to sums; `begun`: of `_not_begun`."""
     width_kernels("merge", rows.shape[1]).merge(
-        address_of(inverse), len(inverse), shift, address_of(rows), _addresses(sums)
+        address_of(inverse), len(inverse), shift, address_of(rows), begun
     )
 
 
@@ -224,14 +222,27 @@ def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
 
 def _addresses(arrays: Sequence[Floats]) -> int:
     """Where it says where the arrays are, until this thread asks again."""
-    held = getattr(_scratch, "starts", None)
-    if held is None or len(held[0]) < len(arrays):
-        starts = np.empty(max(len(arrays), _FEW), np.int64)
-        held = _scratch.starts = starts.data, address_of(starts)
-    words, address = held
+    words, address = _words(len(arrays))
     for i, array in enumerate(arrays):
         words[i] = address_of(array)
     return address
+
+
+def _not_begun(sums: Sequence[Floats]) -> int:
+    """Where it says where these sums are, and how many rows of each are begun: none. As `_addresses`."""
+    words, address = _words(2 * len(sums))
+    for i, array in enumerate(sums):
+        words[2 * i], words[2 * i + 1] = address_of(array), 0
+    return address
+
+
+def _words(count: int) -> tuple[memoryview, int]:
+    """So many int64 of this thread, and their address."""
+    held: tuple[memoryview, int] | None = getattr(_scratch, "words", None)
+    if held is None or len(held[0]) < count:
+        words = np.empty(max(count, _FEW), np.int64)
+        held = _scratch.words = words.data, address_of(words)
+    return held
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from psfleet.kernels.intrinsics import (
     read_i64,
     read_u32,
     store_f32,
+    store_i64,
 )
 
 DIM = 4
@@ -61,12 +62,18 @@ def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
         while at < end:
             if at + AHEAD < n:
                 code = int64(read_u32(inverse, at + AHEAD))
-                ahead = read_i64(sums, code >> shift) + (code & low) * (4 * DIM)
+                ahead = load_i64(sums, (code >> shift) * 2) + (code & low) * (4 * DIM)
                 for line in range(LINES):
                     prefetch_write(ahead + line * 64)
             code = int64(read_u32(inverse, at))
-            row = read_i64(sums, code >> shift) + (code & low) * (4 * DIM)
+            group, place = code >> shift, code & low
+            row = load_i64(sums, group * 2) + place * (4 * DIM)
             weight = float32(1) if weights == 0 else read_f32(weights, at)
-            for k in range(DIM):
-                store_f32(row, k, load_f32(row, k) + (read_f32(gradient, k) * scale) * weight)
+            if place == load_i64(sums, group * 2 + 1):
+                store_i64(sums, group * 2 + 1, place + 1)
+                for k in range(DIM):
+                    store_f32(row, k, float32(0) + (read_f32(gradient, k) * scale) * weight)
+            else:
+                for k in range(DIM):
+                    store_f32(row, k, load_f32(row, k) + (read_f32(gradient, k) * scale) * weight)
             at += 1

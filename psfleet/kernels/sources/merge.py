@@ -1,6 +1,6 @@
 # ruff: noqa
 # mypy: ignore-errors
-from numba import int64, void
+from numba import float32, int64, void
 
 from psfleet.kernels.intrinsics import (
     kernel,
@@ -12,6 +12,7 @@ from psfleet.kernels.intrinsics import (
     read_i64,
     read_u32,
     store_f32,
+    store_i64,
 )
 
 DIM = 4
@@ -38,16 +39,26 @@ def expand(inverse, n, shift, rows, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def merge(inverse, n, shift, gradients, sums):
-    """Add gradient i to the row that code i names; sums: address of each group's (zeroed) rows."""
+    """Add gradient i to the row that code i names.
+
+    sums: of each group the address of its rows, and how many of them are begun; the others hold anything.
+    Places ascend in the order in which they first come.
+    """
     low = (int64(1) << shift) - 1
     for i in range(n):
         if i + AHEAD < n:
             code = int64(read_u32(inverse, i + AHEAD))
-            ahead = read_i64(sums, code >> shift) + (code & low) * (4 * DIM)
+            ahead = load_i64(sums, (code >> shift) * 2) + (code & low) * (4 * DIM)
             for line in range(LINES):
                 prefetch_write(ahead + line * 64)
         code = int64(read_u32(inverse, i))
-        row = read_i64(sums, code >> shift) + (code & low) * (4 * DIM)
+        group, place = code >> shift, code & low
+        row = load_i64(sums, group * 2) + place * (4 * DIM)
         gradient = gradients + i * (4 * DIM)
-        for k in range(DIM):
-            store_f32(row, k, load_f32(row, k) + read_f32(gradient, k))
+        if place == load_i64(sums, group * 2 + 1):
+            store_i64(sums, group * 2 + 1, place + 1)
+            for k in range(DIM):
+                store_f32(row, k, float32(0) + read_f32(gradient, k))  # 0 + -0 is 0
+        else:
+            for k in range(DIM):
+                store_f32(row, k, load_f32(row, k) + read_f32(gradient, k))
