@@ -29,8 +29,8 @@ _KEPT = 2  # batches of a table: the one that is trained and the one that is rea
 _SAMPLE = 997  # a look at every so many ids tells most batches apart
 _SHORT = 512  # ids of a batch that is compared faster as bytes
 
-_Batch = tuple[Ids, bytes | None, UniqueIds]
-"""Ids, their bytes if they are few, and the plan that was made for them."""
+_Batch = tuple[Ids, bytes, UniqueIds]
+"""Ids, bytes of all of them or of some (`_looked_at`), and the plan that was made for them."""
 
 
 class RoutingPlans:
@@ -64,15 +64,17 @@ class RoutingPlans:
         own = self._made.get(spec.key)  # the last one first
         if own is None:
             own = self._made[spec.key] = deque(maxlen=_KEPT)
-        content = ids.tobytes() if len(ids) <= _SHORT else None
-        found = _among(own, ids, content)
+        if own and own[0][0] is ids:
+            return own[0][2]
+        looked_at = _looked_at(ids)
+        found = _among(own, ids, looked_at)
         if found is None:
             # Tables of one model are often looked up with the same ids, one after the other.
             parts = len(self.group(spec))
             recent = self._recent.setdefault(parts, deque(maxlen=_KEPT))
-            found = _among(recent, ids, content)
+            found = _among(recent, ids, looked_at)
             if found is None:
-                found = _kept(ids), content, dedup(ids, parts)
+                found = _kept(ids), looked_at, dedup(ids, parts)
                 recent.appendleft(found)
             own.appendleft(found)
         return found[2]
@@ -87,15 +89,18 @@ def _kept(ids: Ids) -> Ids:
     return ids if ids.base is None and not ids.flags.writeable else ids.copy()
 
 
-def _among(made: Collection[_Batch], ids: Ids, content: bytes | None) -> _Batch | None:
-    """The plan that was made for these very ids, whose bytes are given if they are few."""
+def _looked_at(ids: Ids) -> bytes:
+    """The bytes of the ids; of many, those of some."""
+    return ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
+
+
+def _among(made: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
+    """The plan that was made for these very ids."""
+    count = len(ids)
     for one in made:
-        if one[0] is ids or (content is not None and one[1] == content):
-            return one
-    for one in made if content is None else ():
         known = one[0]
-        alike = len(known) == len(ids) and (known[::_SAMPLE] == ids[::_SAMPLE]).all()
-        if alike and (known == ids).all():
+        alike = one[1] == looked_at and len(known) == count
+        if alike and (known is ids or count <= _SHORT or (known == ids).all()):
             return one
     return None
 
