@@ -1,6 +1,5 @@
 """Bags of row groups that are read in another order than that of the file, in half the memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,53 +8,36 @@ from numpy.typing import NDArray
 from psfleet.feature_sets.jagged import Jagged
 from psfleet.kernels.bags import bags_at, chosen_bags, narrowed
 
-__all__ = ["BagBuffer", "PackedBags"]
+__all__ = ["PackedBags"]
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 Array = NDArray[Any]
-Memory = Callable[[int, np.dtype[Any]], Array]
-"""Gives memory for so many values of a type."""
 
 
 class PackedBags:
-    """Bags of one feature in their final order; int64 values are kept as int32 where all of them fit.
+    """The bags of one feature of one row group, in an order of their own. Its memory is used again.
 
-    Args:
-        bags: The bags, of which values and weights may be int32 and longer than needed.
-        dtype: Of the values that a reader gets.
+    They lie as in the file, and are copied from there when they are read. Values in int64 are kept as int32
+    where all of them fit.
+
+    Attributes:
+        order: int64 [n]: the place in the file of each bag.
     """
-
-    def __init__(self, values: Array, weights: Array | None, lengths: Array, dtype: Any) -> None:
-        self.values, self.weights = values, weights
-        self._lengths, self._dtype = lengths, dtype
-        self._offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=self._offsets[1:])
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __getitem__(self, rows: slice) -> Jagged:
-        """A copy of bags that follow each other."""
-        low, high, _ = rows.indices(len(self))
-        places = slice(self._offsets[low], self._offsets[high])
-        weights = None if self.weights is None else self.weights[places].copy()
-        values = self.values[places].astype(self._dtype)
-        return Jagged(values, self._lengths[rows], weights=weights)
-
-
-class BagBuffer:
-    """The bags of one feature of one row group, as they are in the file. Its memory is used again."""
 
     def __init__(self) -> None:
         self._wide = False  # ids do not fit in 32 bits
         self._values: Array = np.empty(0, _INT32)
         self._weights: Array = np.empty(0, np.float32)
+        self._offsets = np.zeros(1, np.int64)
         self.clear(0)
 
     def clear(self, size: int) -> None:
         """Forget the bags; `size` others will be appended at most."""
         self._size, self._bags, self._count = size, 0, 0
-        self._offsets = np.zeros(size + 1, np.int64)
+        self.order = np.empty(0, np.int64)
+        if len(self._offsets) <= size:
+            self._offsets = np.empty(size + 1, np.int64)
+            self._offsets[0] = 0
 
     def append(self, piece: Jagged) -> None:
         """Copy bags behind those that are there; all pieces have weights and one type, or none has."""
@@ -89,13 +71,13 @@ class BagBuffer:
         larger[:used] = array[:used]
         return larger
 
-    def chosen(self, rows: NDArray[np.int64], memory: Memory) -> PackedBags:
-        """A copy of the bags at these places, in memory that is given."""
-        starts, lengths = bags_at(self._offsets, rows)
-        count = int(lengths.sum())
+    def __len__(self) -> int:
+        return len(self.order)
 
-        def copied(array: Array) -> Array:
-            return chosen_bags(array, starts, lengths, memory(count, array.dtype)[:count])
-
-        weights = copied(self._weights) if self._weighted else None
-        return PackedBags(copied(self._values), weights, lengths, self._dtype)
+    def __getitem__(self, rows: slice) -> Jagged:
+        """A copy of bags that follow each other in the order."""
+        starts, lengths = bags_at(self._offsets, self.order[rows])
+        weights = chosen_bags(self._weights, starts, lengths) if self._weighted else None
+        return Jagged(
+            chosen_bags(self._values, starts, lengths, self._dtype), lengths, weights=weights
+        )

@@ -1,14 +1,12 @@
 """The decoded rows of row groups: piece by piece in the order of the file, or whole."""
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.packed_bags import BagBuffer, PackedBags
+from psfleet.datasets.packed_bags import PackedBags
 from psfleet.datasets.parquet_rows import Rows, joined_rows
 from psfleet.feature_sets.jagged import Jagged
 
@@ -63,51 +61,45 @@ class RowBuffers:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, BagBuffer] = {}
-        self._free: dict[tuple[str, np.dtype[Any]], list[NDArray[Any]]] = {}
+        self._free: list[dict[str, PackedBags]] = []
 
     def ordered(self, pieces: Iterator[Rows], order: NDArray[np.int64]) -> Rows | None:
         """The rows of a row group in this order, as far as they are in the pieces; None: there is none.
 
         Each piece is copied while it is in the processor's cache. Bags are `PackedBags`.
         """
-        for buffer in self._buffers.values():
-            buffer.clear(len(order))
-        others = [self._without_bags(piece, len(order)) for piece in pieces]
+        bags = self._free.pop() if self._free else {}
+        for packed in bags.values():
+            packed.clear(len(order))
+        others = [_without_bags(piece, len(order), bags) for piece in pieces]
         if not others:
+            self._free.append(bags)
             return None
         rows = joined_rows(others)
         order = order if len(rows) == len(order) else order[order < len(rows)]
         rows = rows.chosen(order)
-        for name, buffer in self._buffers.items():
-            rows.features[name] = buffer.chosen(order, functools.partial(self._memory, name))
+        for packed in bags.values():
+            packed.order = order
+        rows.features |= bags
         return rows
-
-    def _without_bags(self, piece: Rows, size: int) -> Rows:
-        """What there is of a piece besides bags, which are copied."""
-        others = {}
-        for name, value in piece.features.items():
-            if not isinstance(value, Jagged):
-                others[name] = value
-                continue
-            if name not in self._buffers:
-                self._buffers[name] = BagBuffer()
-                self._buffers[name].clear(size)
-            self._buffers[name].append(value)
-        return replace(piece, features=others)
-
-    def _memory(self, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        held = self._free.get((name, dtype), [])
-        held.sort(key=len)
-        largest = held.pop() if held else np.empty(0, dtype)
-        return largest if len(largest) >= count else np.empty(count + count // 8, dtype)
 
     def give_back(self, rows: Rows) -> None:
         """Use the memory of these rows again: nothing may refer to it any longer."""
-        for name, value in rows.features.items():
-            if isinstance(value, PackedBags):
-                for array in (value.values, value.weights):
-                    if array is not None:
-                        base = array.base
-                        assert isinstance(base, np.ndarray)
-                        self._free.setdefault((name, base.dtype), []).append(base)
+        features = rows.features.items()
+        self._free.append(
+            {name: value for name, value in features if isinstance(value, PackedBags)}
+        )
+
+
+def _without_bags(piece: Rows, size: int, bags: dict[str, PackedBags]) -> Rows:
+    """What there is of a piece besides bags, which are copied behind those of the pieces before."""
+    others = {}
+    for name, value in piece.features.items():
+        if not isinstance(value, Jagged):
+            others[name] = value
+            continue
+        if name not in bags:
+            bags[name] = PackedBags()
+            bags[name].clear(size)
+        bags[name].append(value)
+    return replace(piece, features=others)

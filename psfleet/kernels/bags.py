@@ -182,7 +182,7 @@ def narrowed(values: NDArray[np.int64], out: NDArray[np.int32]) -> bool:
 
 
 def chosen_bags(
-    values: NDArray[Any], starts: Lengths, lengths: Lengths, out: NDArray[Any] | None = None
+    values: NDArray[Any], starts: Lengths, lengths: Lengths, dtype: Any = None
 ) -> NDArray[Any]:
     """The values of some bags, one bag after the other: a copy.
 
@@ -190,22 +190,19 @@ def chosen_bags(
         values: [n].
         starts: int64 [bags]: the place of each bag's first value.
         lengths: int64 [bags]: how many values it has.
-        out: An array of their type for the copy; None: a new one.
+        dtype: Of the copy: int64 for values in 32 bits; None: theirs.
     """
-    if out is None:
-        out = np.empty(int(lengths.sum()), values.dtype)
+    out = np.empty(int(lengths.sum()), dtype or values.dtype)
     if values.dtype.kind not in "iuf" or values.itemsize not in (4, 8):
         places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
         return np.take(values, places + np.arange(len(out)), out=out)
-    values = np.ascontiguousarray(values)
-    static_kernels("chosen_bags").copy(
-        address_of(values),
-        address_of(np.ascontiguousarray(starts)),
-        address_of(np.ascontiguousarray(lengths)),
-        len(lengths),
-        values.itemsize // 4,
-        address_of(out),
-    )
+    values, kernels = np.ascontiguousarray(values), static_kernels("chosen_bags")
+    starts, lengths = np.ascontiguousarray(starts), np.ascontiguousarray(lengths)
+    bags = address_of(values), address_of(starts), address_of(lengths), len(lengths)
+    if out.itemsize > values.itemsize:
+        kernels.widen(*bags, address_of(out))
+    else:
+        kernels.copy(*bags, values.itemsize // 4, address_of(out))
     return out
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.datasets.packed_bags import BagBuffer
+from psfleet.datasets.packed_bags import PackedBags
 from psfleet.feature_sets.jagged import Jagged, joined
 
 ORDER = np.random.default_rng(1).permutation(50)
@@ -23,12 +23,12 @@ def pieces(values: Any, weighted: bool) -> list[Jagged]:
     return parts
 
 
-def check(buffer: BagBuffer, parts: list[Jagged]) -> None:
-    """What the buffer makes of the pieces is what indexing them gives."""
-    buffer.clear(len(ORDER))
+def check(bags: PackedBags, parts: list[Jagged]) -> None:
+    """What is made of the pieces is what indexing them gives."""
+    bags.clear(len(ORDER))
     for part in parts:
-        buffer.append(part)
-    bags = buffer.chosen(ORDER, np.empty)
+        bags.append(part)
+    bags.order = ORDER
     wanted = joined(parts)
     for low, high in ((0, 50), (7, 8), (30, 30), (41, 50)):
         found, rows = bags[low:high], wanted[ORDER[low:high]]
@@ -56,11 +56,11 @@ VALUES = {
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_order(values: Any, weighted: bool) -> None:
     """Bags of every type, and ids that do or do not fit in 32 bits, come in the order that is asked for."""
-    check(BagBuffer(), pieces(values, weighted))
+    check(PackedBags(), pieces(values, weighted))
 
 
 def test_memory_is_used_again() -> None:
-    """A buffer takes row groups one after the other, whatever the one before was like."""
-    buffer = BagBuffer()
+    """It takes row groups one after the other, whatever the one before was like."""
+    bags = PackedBags()
     for name in ("small", "late", "small", "int32", "texts", "edges"):
-        check(buffer, pieces(VALUES[name], weighted=name == "small"))
+        check(bags, pieces(VALUES[name], weighted=name == "small"))

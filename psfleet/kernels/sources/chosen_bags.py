@@ -35,6 +35,20 @@ def copy(values, starts, lengths, bags, words, out):
         to += 4 * size
 
 
+@kernel(void(int64, int64, int64, int64, int64))
+def widen(values, starts, lengths, bags, out):
+    """As `copy`, of values in int32 to values in int64."""
+    to = out
+    for b in range(bags):
+        if b + AHEAD < bags:
+            prefetch(values + load_i64(starts, b + AHEAD) * 4)
+        bag = values + load_i64(starts, b) * 4
+        size = load_i64(lengths, b)
+        for k in range(size):
+            store_i64(to, k, np.int64(np.int32(read_u32(bag, k))))
+        to += 8 * size
+
+
 @kernel(int64(int64, int64, int64))
 def narrow(values, count, out):
     """out = the values, int64, as int32. Returns 0, or another number if some do not fit."""
