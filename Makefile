@@ -76,6 +76,7 @@ bench-kernels: $(VENV)/.has-test
 # Needs numba's CUDA target (pip install 'psfleet[cuda]') and a GPU, and says which of them is missing.
 bench-gpu: $(VENV)/.has-test
 	$(VENV)/bin/python benchmarks/gpu.py $(ARGS)
+	$(VENV)/bin/python benchmarks/gpu_jobs.py $(ARGS)
 
 # A peer that cannot be installed here is named as skipped.
 bench-peers: $(VENV)/.has-test

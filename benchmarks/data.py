@@ -12,6 +12,8 @@ __all__ = [
     "W3_BATCH",
     "W3_DENSE",
     "W3_IDS",
+    "Floats",
+    "Ids",
     "batches_w1",
     "batches_w3",
 ]
@@ -30,21 +32,26 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-def batches_w1(count: int, seed: int, ids: int = W1_IDS) -> list[Ids]:
-    """W1: `count` batches of int64 [65,536], Zipf(1.05) over `ids` ids."""
+def batches_w1(count: int, seed: int, ids: int = W1_IDS, batch: int = W1_BATCH) -> list[Ids]:
+    """W1: `count` batches of int64 [65,536], or [batch], Zipf(1.05) over `ids` ids."""
     rng = np.random.default_rng(seed)
-    return [_zipf(rng, ids, (W1_BATCH,)) * _SCATTER % ids for _ in range(count)]
+    return [_zipf(rng, ids, (batch,)) * _SCATTER % ids for _ in range(count)]
 
 
-def batches_w3(count: int, seed: int) -> list[tuple[Ids, Floats, Floats]]:
-    """W3: `count` batches: ids int64 [2048, 26], numbers float32 [2048, 13], labels [2048, 1]."""
+def batches_w3(
+    count: int, seed: int, ids: int = W3_IDS, batch: int = W3_BATCH
+) -> list[tuple[Ids, Floats, Floats]]:
+    """W3: `count` batches: ids int64 [2048, 26], numbers float32 [2048, 13], labels [2048, 1].
+
+    ids: How many there are. batch: Samples, if not 2048.
+    """
     rng = np.random.default_rng(seed)
     fields = np.arange(FIELDS, dtype=np.int64) * 99_991 * 7
     return [
         (
-            (_zipf(rng, W3_IDS, (W3_BATCH, FIELDS)) * _SCATTER + fields) % W3_IDS,
-            rng.standard_normal((W3_BATCH, W3_DENSE)).astype(np.float32),
-            (rng.random((W3_BATCH, 1)) < 0.25).astype(np.float32),
+            (_zipf(rng, ids, (batch, FIELDS)) * _SCATTER + fields) % ids,
+            rng.standard_normal((batch, W3_DENSE)).astype(np.float32),
+            (rng.random((batch, 1)) < 0.25).astype(np.float32),
         )
         for _ in range(count)
     ]

@@ -161,11 +161,11 @@ def torch_rows(rows: int, dim: int, places: NDArray[np.int64]) -> Variants:
 def without_torch(options: Any) -> str | None:
     """Why torch does not take part, or None."""
     missing = "left out" if options.no_peers else torch_missing()
-    if not missing:
+    if not missing and getattr(options, "torch_device", "cuda") == "cuda":
         import torch
 
         if not torch.cuda.is_available():
-            return "it has no CUDA"
+            return f"torch {torch.__version__} has no CUDA, or no device that it can use"
     return missing
 
 

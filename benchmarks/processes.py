@@ -151,8 +151,12 @@ def psfleet_crew(
     tcp: bool = False,
     standbys: bool = False,
     variables: Mapping[str, str] | None = None,
+    server: Sequence[str] = ("-m", "psfleet_server"),
 ) -> Iterator[Crew]:
-    """Servers of psfleet and workers that run `program` (a script and its arguments)."""
+    """Servers of psfleet and workers that run `program` (a script and its arguments).
+
+    server: What Python runs as a server.
+    """
     more = dict(variables or {})
     if standbys:
         more["PSFLEET_REPLICAS"] = "1"
@@ -161,11 +165,13 @@ def psfleet_crew(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
         wanted = ["127.0.0.1:0" if tcp else f"unix:{folder}/server.{i}" for i in range(servers)]
-        endpoints, running = _start_servers(stack, folder / "ready", wanted, workers, more)
+        endpoints, running = _start_servers(stack, server, folder / "ready", wanted, workers, more)
         following: list[subprocess.Popen[str]] = []
         if standbys:
             more["PSFLEET_STANDBY"] = "1"
-            _, following = _start_servers(stack, folder / "following", endpoints, workers, more)
+            _, following = _start_servers(
+                stack, server, folder / "following", endpoints, workers, more
+            )
             del more["PSFLEET_STANDBY"]
         crew = []
         for rank in range(workers):
@@ -222,6 +228,7 @@ def release(workers: Sequence[subprocess.Popen[str]]) -> None:
 
 def _start_servers(
     stack: contextlib.ExitStack,
+    program: Sequence[str],
     ready: Path,
     wanted: Sequence[str],
     workers: int,
@@ -233,8 +240,7 @@ def _start_servers(
     for rank, file in enumerate(files):
         command = [
             sys.executable,
-            "-m",
-            "psfleet_server",
+            *program,
             "--index",
             str(rank),
             "--servers",

@@ -11,7 +11,7 @@ import tempfile
 from typing import Any
 
 import numpy as np
-from data import W1_BATCH, W1_IDS, batches_w1
+from data import W1_BATCH, W1_IDS, Ids, batches_w1
 from measuring import Summary, in_turn
 from peers import attendance
 from processes import obey, psfleet_crew
@@ -22,28 +22,27 @@ BATCHES = 40
 INLINE = {"PSFLEET_LANE": "inline"}
 
 
-def work(rank: int, rows: int, ahead: bool) -> None:
+def work(rank: int, rows: int, ahead: bool, batches: list[Ids]) -> None:
     """A worker of psfleet; `ahead`: it reads the rows of the next batch while it works on this one."""
     import psfleet
 
     with psfleet.connect() as ps:
         table = ps.sparse_table("w1", DIM, psfleet.optimizer.Adam(1e-3, lazy_mode=True))
         fill(ps, table, rank, rows)
-        batches = batches_w1(BATCHES, 10 + rank)
-        gradient = np.full((W1_BATCH, DIM), 0.01, np.float32)
+        gradient = np.full((len(batches[0]), DIM), 0.01, np.float32)
 
         def step(number: int) -> None:
-            ids = batches[number % BATCHES]
+            ids = batches[number % len(batches)]
             table.pull(ids)
             table.push(ids, gradient)
 
         coming = [table.pull_ahead(batches[0])] if ahead else []
 
         def step_ahead(number: int) -> None:
-            following = table.pull_ahead(batches[(number + 1) % BATCHES])
+            following = table.pull_ahead(batches[(number + 1) % len(batches)])
             coming.pop().wait()
             coming.append(following)
-            table.push(batches[number % BATCHES], gradient)
+            table.push(batches[number % len(batches)], gradient)
 
         obey(step_ahead if ahead else step, ps.flush)
 
@@ -146,6 +145,7 @@ if __name__ == "__main__":
     if "--worker" in sys.argv:
         from psfleet.settings.environment import read_environment
 
-        work(read_environment().rank, int(sys.argv[2]), sys.argv[-1] == "ahead")
+        rank = read_environment().rank
+        work(rank, int(sys.argv[2]), sys.argv[-1] == "ahead", batches_w1(BATCHES, 10 + rank))
     else:
         main()

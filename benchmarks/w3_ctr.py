@@ -22,8 +22,14 @@ DIM, HIDDEN, BATCHES = 16, 400, 40
 INLINE = {"PSFLEET_LANE": "inline"}
 
 
-def work_program(amp: bool = False) -> None:
-    """A worker of psfleet whose dense part is the built-in program."""
+def work_program(
+    amp: bool = False,
+    ids_in_all: int = W3_IDS,
+    batch: int = W3_BATCH,
+    count: int = BATCHES,
+    hidden_size: int = HIDDEN,
+) -> None:
+    """A worker of psfleet whose dense part is the built-in program; it has `count` batches."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
 
@@ -31,20 +37,20 @@ def work_program(amp: bool = False) -> None:
     ids = layers.data("ids", [None, FIELDS], dtype="int64")
     wind = layers.data("wind", [None, W3_DENSE])
     label = layers.data("label", [None, 1])
-    rows = layers.embedding(ids, size=[W3_IDS, DIM], is_distributed=True, name="rows")
+    rows = layers.embedding(ids, size=[ids_in_all, DIM], is_distributed=True, name="rows")
     hidden = layers.concat([layers.reshape(rows, [-1, FIELDS * DIM]), wind], axis=1)
-    hidden = layers.fc(hidden, HIDDEN, act="relu", name="first")
-    hidden = layers.fc(hidden, HIDDEN, act="relu", name="second")
+    hidden = layers.fc(hidden, hidden_size, act="relu", name="first")
+    hidden = layers.fc(hidden, hidden_size, act="relu", name="second")
     logit = layers.fc(hidden, 1, name="last")
     loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
     strategy = fleet.DistributedStrategy(a_sync=True, amp=amp)
     fleet.distributed_optimizer(optimizer.Adam(1e-3), strategy=strategy).minimize(loss)
     executor = ps.Executor()
     batches = [
-        dict(zip(("ids", "wind", "label"), batch, strict=True))
-        for batch in batches_w3(BATCHES, 5 + fleet.worker_index())
+        dict(zip(("ids", "wind", "label"), columns, strict=True))
+        for columns in batches_w3(count, 5 + fleet.worker_index(), ids_in_all, batch)
     ]
-    obey(lambda number: _run(executor, batches[number % BATCHES], loss), _flush)
+    obey(lambda number: _run(executor, batches[number % count], loss), _flush)
 
 
 def _run(executor: Any, batch: dict[str, Any], loss: Any) -> None:
@@ -155,10 +161,11 @@ def contenders(through_torch: bool, bf16: bool) -> list[tuple[str, str, bool, di
 def _bf16_peers(workers: int) -> list[attendance.Peer]:
     """torch with autocast, over rpc and in one process."""
     rpc = attendance.torch("w3-bf16", workers)
-    alone = functools.partial(torch_alone, amp=True)
     return [
         attendance.Peer("torch rpc, bf16", "torch", rpc.crew),
-        attendance.Peer("torch, one process, bf16", "torch", alone),
+        attendance.Peer(
+            "torch, one process, bf16", "torch", lambda name: torch_alone(name, "--bf16")
+        ),
     ]
 
 

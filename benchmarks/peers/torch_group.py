@@ -48,13 +48,12 @@ def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
 
 
 @contextlib.contextmanager
-def torch_alone(name: str, amp: bool = False) -> Iterator[Crew]:
-    """W3 in one process without a cluster; with `amp` under autocast."""
+def torch_alone(name: str, *options: str, workload: str = "w3") -> Iterator[Crew]:
+    """W1 or W3 in one process without a cluster; `options`: of `torch_single.py`."""
     script = str(_SCRIPT.with_name("torch_single.py"))
     with contextlib.ExitStack() as stack:
-        process = start(
-            stack, [sys.executable, "-W", "ignore", script, *["bf16"] * amp], environment()
-        )
+        command = [sys.executable, "-W", "ignore", script, workload, *options]
+        process = start(stack, command, environment())
         stack.callback(release, [process])
         wait_ready(process)
         yield Crew(name, [], [process])

@@ -10,17 +10,17 @@ DIM, HIDDEN = 16, 400
 
 
 class Ctr(nn.Module):
-    """Embeddings of 26 fields beside 13 numbers, into an MLP 400-400-1."""
+    """Embeddings of 26 fields beside 13 numbers, into an MLP 400-400-1, or hidden-hidden-1."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, hidden: int = HIDDEN) -> None:
         super().__init__()
         self.rows = nn.Embedding(rows, DIM, sparse=True)
         self.mlp = nn.Sequential(
-            nn.Linear(FIELDS * DIM + W3_DENSE, HIDDEN),
+            nn.Linear(FIELDS * DIM + W3_DENSE, hidden),
             nn.ReLU(),
-            nn.Linear(HIDDEN, HIDDEN),
+            nn.Linear(hidden, hidden),
             nn.ReLU(),
-            nn.Linear(HIDDEN, 1),
+            nn.Linear(hidden, 1),
         )
 
     def forward(self, ids: torch.Tensor, wind: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=570,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -188,6 +188,29 @@ def test_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(AssertionError, match="nothing was measured: there is no usable NVIDIA GPU"):
         run("gpu.py", folder=tmp_path)
+    with pytest.raises(AssertionError, match="nothing was measured: there is no usable NVIDIA GPU"):
+        run("gpu_jobs.py", folder=tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_gpu_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under numba's simulator W1 and W3 have lines for tables on the GPU and in host memory, and one for what
+    was copied between both."""
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    small = ("--w1", "16", "--w3", "2", "--ids", "100", "--batches", "1", "--hidden", "3")
+    jobs = run(
+        "gpu_jobs.py", *small, "--steps", "1", "--link", "64", "--workers", "1", folder=tmp_path
+    )
+    names = ["psfleet, GPU", "psfleet, host memory"]
+    *rows, w1, w3 = jobs["rows"]
+    assert [row["contender"] for row in rows] == [*names, *names]
+    assert jobs["skipped"] == {"torch, same GPU": "left out"}
+    # A pull and a push of so many distinct ids: each brings them and a step, the push gradients too. Rows
+    # come back, and each time how many ids of each of 256 segments have no row.
+    there, back = (round(w1[f"MB to the {place} / step"] * 1e6) for place in ("GPU", "host"))
+    distinct = (there - 2 * 8) // (2 * 8 + 64)
+    assert (there, back) == (distinct * (2 * 8 + 64) + 2 * 8, distinct * 64 + 2 * 256 * 8)
+    assert all(one["of the time on the GPU"] > 0 for one in (w1, w3))
 
 
 @pytest.fixture(scope="module")
