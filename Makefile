@@ -12,7 +12,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-slurm test-ray test-hosts test-packages docs goldens clean
+.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-engines test-slurm test-ray test-hosts test-packages docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -27,6 +27,7 @@ help:
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   jobs on every engine: ssh, Slurm, Ray, Docker; as root it installs what they need"
+	@echo "make test-device    tests of tables, shards, snapshots and recovery with all tables on a simulated GPU"
 	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
 	@echo "make docs           draw the diagrams, list settings and panels; build the site, strictly, in build/site/html"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
@@ -114,6 +115,13 @@ fuzz-atheris: $(VENV)/.has-test
 	for kind in frames files; do \
 	    $(VENV)/bin/python -m tests.fuzz.guided $$kind -max_total_time=$(SECONDS) || exit 1; \
 	done
+
+# Tables and servers that name no device have a simulated one, with little room; ARGS=--device-room=0: with no limit.
+# What cannot apply to a device is skipped with its reason.
+DEVICE_TESTS ?= tests/tables tests/shard tests/snapshots tests/recovery tests/standby
+test-device: $(VENV)/.has-test
+	NUMBA_ENABLE_CUDASIM=1 PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_device \
+	    --numprocesses $(JOBS) --dist worksteal $(DEVICE_TESTS) $(ARGS)
 
 # An engine that cannot be had is named as skipped. One process tests under Slurm and one on Ray, for each has a
 # cluster, and one all else; these tests mostly wait.

@@ -70,7 +70,7 @@ class _Zygote:
     """
 
     def __init__(self, more: str = "psfleet", **read: str) -> None:
-        self._more = more
+        self.more = more
         self.read = read
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
@@ -92,7 +92,7 @@ class _Zygote:
             inherited = {name: said for name, said in os.environ.items() if name != "PYTHONPATH"}
             with theirs:
                 process = exec_popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno()), self._more, path],
+                    [sys.executable, "-P", __file__, str(theirs.fileno()), self.more, path],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env={**inherited, **settled, **self.read},
@@ -119,7 +119,13 @@ _zygote, _torch_zygote = _Zygote(), _Zygote("torch")
 _simulator_zygote = _Zygote("numba.cuda", NUMBA_ENABLE_CUDASIM="1")
 _plain_path = [*sys.path]  # in a zygote: of an interpreter that was given no path
 start_zygote, start_torch_zygote = _zygote.start, _torch_zygote.start
-start_simulator_zygote = _simulator_zygote.start
+
+
+def start_simulator_zygote(more: str = "numba.cuda") -> None:
+    """Start one under numba's simulator, unless there is one. more: A module that it imports."""
+    if not _simulator_zygote.is_started:
+        _simulator_zygote.more = more
+    _simulator_zygote.start()
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -34,20 +35,16 @@ def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_tests_of_shards_and_snapshots_pass_on_the_simulated_device(tmp_path: Path) -> None:
-    """Rounds, cuts, parts and frozen views hold what their tests ask for when their tables are on the device
-    and most rows in host memory. The tests of limits to host memory are left out."""
+def passes_on_a_device(tests: list[str], folder: Path, **variables: str) -> None:
+    """Check that these tests pass with tables on a device, in a process with these variables."""
     own = {name: said for name, said in os.environ.items() if not name.startswith("PYTEST_")}
     run = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "tests.tables.on_device"),
-            *("-p", "no:cacheprovider", "--basetemp", str(tmp_path / "inner")),
-            *("tests/shard", "tests/tables/test_freezing.py", "tests/snapshots/test_parts.py"),
-            *("tests/tables/test_dense.py", "tests/tables/test_entry.py"),
-            *("--deselect", "tests/shard/test_room.py"),
+            *("-p", "no:cacheprovider", "--basetemp", str(folder / "inner"), *tests),
         ],
         cwd=ROOT,
-        env={**own, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)},
+        env={**own, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=570,
@@ -57,10 +54,46 @@ def test_tests_of_shards_and_snapshots_pass_on_the_simulated_device(tmp_path: Pa
     assert " passed" in run.stdout
 
 
+def test_tests_of_shards_and_snapshots_pass_on_the_simulated_device(tmp_path: Path) -> None:
+    """Rounds, cuts, parts, frozen views and entries hold what their tests ask for when their tables are there
+    and most rows in host memory. `make test-device` has the others."""
+    tests = ["--device-room=49152", "tests/shard", "tests/snapshots/test_parts.py"]
+    tests += [f"tests/tables/test_{name}.py" for name in ("freezing", "dense", "entry")]
+    passes_on_a_device(tests, tmp_path, NUMBA_ENABLE_CUDASIM="1")
+
+
 needs_numba_cuda = pytest.mark.skipif(
     find_spec("numba_cuda") is None,
     reason="numba-cuda is not installed: pip install 'psfleet[cuda]'",
 )
+
+
+@needs_numba_cuda
+@pytest.mark.skipif(which("cc") is None, reason="no C compiler is installed")
+def test_tables_use_a_driver_as_it_asks(tmp_path: Path) -> None:
+    """With a driver whose device memory is the host's, numba and the CUDA bindings do what they do with a
+    GPU, but for kernels: reserve, map and free memory, copy on streams, wait for events. One that refuses
+    this process is told in a sentence."""
+    source, driver = Path(__file__).with_name("driver.c"), tmp_path / "libcuda.so.1"
+    compiler = ["cc", "-shared", "-fPIC", "-O1", "-o", str(driver), str(source), "-ldl"]
+    subprocess.run(compiler, check=True, timeout=100)
+    (tmp_path / "libcuda.so").symlink_to(driver)
+    passes_on_a_device(
+        ["--device-room=0", *(f"tests/tables/test_{name}.py" for name in ("freezing", "entry"))],
+        tmp_path,
+        LD_LIBRARY_PATH=str(tmp_path),
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", "from psfleet.tables import devices; print(devices.why_no_gpu())"],
+        cwd=ROOT,
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "DRIVER_REFUSES": "46"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in told.stdout
+    assert "device is unavailable" in told.stdout
 
 
 @needs_numba_cuda

@@ -6,6 +6,7 @@ must have the bits of those in host memory.
 """
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -53,10 +54,13 @@ class LateOperations(DeviceOperations):
         self._dice = np.random.default_rng(seed)
         self._streams: list[deque[Work]] = []
         self._calls = self.pinned_arrays = self.overlaps = 0
+        self._lock = threading.RLock()  # several tables are at work at a time
 
     def stream(self) -> Any:
-        self._streams.append(deque())
-        return self._streams[-1]
+        stream: deque[Work] = deque()
+        with self._lock:
+            self._streams.append(stream)
+        return stream
 
     def event(self) -> Any:
         return Event()
@@ -88,6 +92,10 @@ class LateOperations(DeviceOperations):
         self._add(stream, "kernel", lambda: now(kernel, blocks, threads, 0, arguments))
 
     def finish(self, event: Any) -> None:
+        with self._lock:
+            self._finish(event)
+
+    def _finish(self, event: Any) -> None:
         while not event.recorded[0]:
             able = [stream for stream in self._streams if stream and stream[0].after[0]]
             work = able[self._dice.integers(len(able))].popleft()
@@ -99,8 +107,9 @@ class LateOperations(DeviceOperations):
     def _add(
         self, stream: Any, kind: str, do: Callable[[], None], after: list[bool] | None = None
     ) -> None:
-        self._calls += 1
-        stream.append(Work(self._calls, kind, do, after or [True]))
+        with self._lock:
+            self._calls += 1
+            stream.append(Work(self._calls, kind, do, after or [True]))
 
 
 def late(seed: int) -> LateOperations:
