@@ -82,7 +82,8 @@ class FrozenSparseTable:
             yield {REMOVED: self._removed}
         if len(self._candidates):
             yield candidate_columns(self._candidates)
-        yield self._evictions
+        if self._evictions:
+            yield self._evictions
 
     def close(self) -> None:
         """See FrozenTable."""
