@@ -6,6 +6,7 @@ machine code depends on: the text, the helpers it calls, the versions and the pr
 rule, an upgrade or another machine on a shared home folder then means another file.
 """
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -13,8 +14,9 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +40,7 @@ _HELPERS = (
     "intrinsics.py",
     "rounding.py",
 )
+_LONGEST = 300.0  # seconds for which a process waits for another one that compiles
 _lock = threading.Lock()
 _modules: dict[str, ModuleType] = {}
 
@@ -53,8 +56,9 @@ def load_text(stem: str, text: str) -> ModuleType:
     name = f"psfleet_kernel_{stem}_{digest}"
     with _lock:
         if name not in _modules:
-            with short_rows():
-                _modules[name] = _mended(name, _write(cache_folder() / f"{name}.py", text))
+            path = cache_folder() / f"{name}.py"
+            with short_rows(), _compiling(path.with_suffix(".lock")):
+                _modules[name] = _mended(name, _write(path, text))
         return _modules[name]
 
 
@@ -117,6 +121,43 @@ def _write(path: Path, text: str) -> Path:
             file.write(text)
         os.replace(temporary, path)
     return path
+
+
+@contextmanager
+def _compiling(path: Path) -> Iterator[None]:
+    """Let one process compile while the others wait for what it leaves in the cache (decision 52).
+
+    The file is locked by the one that compiles and empty until it is done. Then nobody locks it again.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:  # a full disk; the module is compiled all the same
+        yield
+        return
+    try:
+        is_locked = os.fstat(file).st_size == 0 and _lock_file(file)
+        yield
+        if is_locked:
+            with suppress(OSError):
+                os.pwrite(file, b"compiled", 0)
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
+        os.close(file)
+
+
+def _lock_file(file: int) -> bool:
+    """Whether the file could be locked; waits for a process that compiles, for as long as that may take."""
+    end = time.monotonic() + _LONGEST
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError:  # a file system without locks
+            return False
+    return False
 
 
 def _mended(name: str, path: Path) -> ModuleType:
