@@ -19,6 +19,7 @@ __all__ = [
     "MAX_CONCURRENT_STREAMS",
     "MAX_FRAME_SIZE",
     "MAX_HEADER_LIST_SIZE",
+    "MESSAGE_HEAD_SIZE",
     "PADDED",
     "PING",
     "PREFACE",
@@ -33,6 +34,7 @@ __all__ = [
     "head",
     "message_head",
     "read_head",
+    "read_message_head",
     "read_settings",
     "reset",
     "settings",
@@ -52,6 +54,7 @@ LARGEST_WINDOW = 2**31 - 1
 
 _HEAD = struct.Struct(">HBBBI")  # length in 16 and 8 bits, type, flags, stream
 _MESSAGE_HEAD = struct.Struct(">HBBBIBI")
+MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
 
@@ -71,6 +74,12 @@ def message_head(length: int, flags: int, stream: int) -> bytes:
     """What comes before a message of gRPC that is not compressed and has a frame for itself."""
     size = length + 5
     return _MESSAGE_HEAD.pack(size >> 8, size & 0xFF, DATA, flags, stream, 0, length)
+
+
+def read_message_head(data: bytes, at: int) -> tuple[int, int, int, int, int, int]:
+    """Length, type, flags and stream of the frame of a message, then its compression and its length."""
+    high, low, kind, flags, stream, packed, length = _MESSAGE_HEAD.unpack_from(data, at)
+    return high << 8 | low, kind, flags, stream, packed, length
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

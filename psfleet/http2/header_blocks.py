@@ -19,6 +19,8 @@ __all__ = [
     "HeaderReader",
     "failure_trailers",
     "request_prefix",
+    "seconds_of",
+    "split_timeout",
     "timeout_field",
 ]
 
@@ -77,6 +79,20 @@ def timeout_field(seconds: float) -> bytes:
     return b"%b%08dm" % (_TIMEOUT, milliseconds)
 
 
+def split_timeout(block: bytes) -> tuple[bytes, bytes]:
+    """A block without the timeout that `timeout_field` has written last; its value, empty: it has none."""
+    if block[-_TIMEOUT_SIZE:-_VALUE_SIZE] == _TIMEOUT:
+        return block[:-_TIMEOUT_SIZE], block[-_VALUE_SIZE:]
+    return block, b""
+
+
+def seconds_of(timeout: bytes) -> float | None:
+    """How long a call may take whose timeout has this value; None: as long as it likes."""
+    if timeout[-1:] == b"m" and timeout[:-1].isdigit():  # as this package writes it
+        return int(timeout[:-1]) * 1e-3
+    return _seconds(timeout.decode("ascii", "replace"))
+
+
 def failure_trailers(code: int, details: str, metadata: dict[str, str]) -> bytes:
     """The only headers of a call that fails."""
     fields = {
@@ -102,9 +118,7 @@ class HeaderReader:
         Raises:
             ConnectionBroken: The block is damaged.
         """
-        prefix, timeout = block, b""
-        if block[-_TIMEOUT_SIZE:-_VALUE_SIZE] == _TIMEOUT:
-            prefix, timeout = block[:-_TIMEOUT_SIZE], block[-_VALUE_SIZE:]
+        prefix, timeout = split_timeout(block)
         known = self._known.get(prefix)
         if known is None:
             if not _is_stateless(block):
@@ -115,7 +129,11 @@ class HeaderReader:
                 self._known[prefix] = known
         if not timeout:
             return known, _seconds(known.get("grpc-timeout", ""))
-        return known, _seconds(timeout.decode("ascii", "replace"))
+        return known, seconds_of(timeout)
+
+    def knows(self, block: bytes) -> bool:
+        """Whether these headers, without their timeout, say the same wherever they come."""
+        return split_timeout(block)[0] in self._known
 
     def _decode(self, block: bytes) -> dict[str, str]:
         try:

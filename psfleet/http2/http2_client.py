@@ -1,6 +1,7 @@
 """Unary calls to one server: each connection carries one call at a time."""
 
 import contextlib
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from psfleet.http2.header_blocks import (
     request_prefix,
     timeout_field,
 )
-from psfleet.http2.http2_connection import Http2Connection, StreamState, trailing
+from psfleet.http2.http2_connection import Http2Connection, StreamState, around_message
 from psfleet.http2.socket_transport import Transport
 
 __all__ = ["Http2Client", "OutgoingCall"]
@@ -25,8 +26,7 @@ _SILENCE = 20.0  # seconds without an answer after which the server is probed
 
 
 _LONGEST_PLAIN = 1 << 10  # bytes of an answer; to look at those of a longer one twice takes longer
-_OPENING = len(frames.frame(frames.HEADERS, 0, 1, OK_HEADERS) + frames.message_head(0, 0, 1))
-_CLOSING = len(trailing(1, OK_TRAILERS))
+_OPENING, _CLOSING = map(len, around_message(1, 0, OK_HEADERS, OK_TRAILERS))
 
 
 class Http2Client:
@@ -167,6 +167,10 @@ class OutgoingCall:
         """Where the answer comes in."""
         return self._connection.transport.fileno()
 
+    def arrives(self, seconds: float) -> bool:
+        """Whether the answer comes in within so many seconds; waits for it."""
+        return bool(self._connection.incoming.poll(seconds * 1000))
+
     def finish(self) -> bytes:
         """Read the answer; see Http2Client.call."""
         try:
@@ -185,10 +189,12 @@ class OutgoingCall:
 
 
 class _ClientConnection(Http2Connection):
-    """The client's end of a connection."""
+    """The client's end of a connection. `incoming`: Polls for what the server sends."""
 
     def __init__(self, transport: Transport, most: int, probe: Callable[[], None]) -> None:
         super().__init__(transport, most, _MOST_STREAMS)
+        self.incoming = select.poll()
+        self.incoming.register(transport.fileno(), select.POLLIN)
         self._probe = probe
         self._deadline = self._next_probe = 0.0
         self._number = -1
@@ -235,10 +241,10 @@ class _ClientConnection(Http2Connection):
         """The answer, if all of it comes at once and is plain; None: it is to be read frame by frame."""
         piece, number = self.arrived(_LONGEST_PLAIN), self._number
         length = len(piece) - _OPENING - _CLOSING
-        if length < 0 or not piece.endswith(trailing(number, OK_TRAILERS)):
+        if length < 0:
             return None
-        headers = frames.frame(frames.HEADERS, frames.END_HEADERS, number, OK_HEADERS)
-        if not piece.startswith(headers + frames.message_head(length, 0, number)):
+        opening, closing = around_message(number, length, OK_HEADERS, OK_TRAILERS)
+        if not piece.startswith(opening) or not piece.endswith(closing):
             return None
         self.skip(len(piece))
         self.took(5 + length)

@@ -7,6 +7,7 @@ take yet is sent by the reading thread when it hears of more room.
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from psfleet.http2 import frames
 from psfleet.http2.call_errors import ConnectionBroken
@@ -14,7 +15,7 @@ from psfleet.http2.header_blocks import MAX_HEADERS, HeaderReader
 from psfleet.http2.socket_transport import Part, Transport
 from psfleet.platform.unwritten_bytes import unwritten_bytes
 
-__all__ = ["Http2Connection", "StreamState", "trailing"]
+__all__ = ["Http2Connection", "StreamState", "around_message", "trailing"]
 
 _BUFFER = 64 << 10
 _RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
@@ -67,6 +68,10 @@ class StreamState:
     def is_whole(self) -> bool:
         """Whether all bytes are here."""
         return self.length >= 0 and self._filled == self.length
+
+    def took_whole(self, length: int) -> None:
+        """All bytes of the message are read, by somebody else."""
+        self.length = self._filled = length
 
     def take(self, size: int, connection: "Http2Connection") -> None:
         """Take so many bytes, the next ones of the connection.
@@ -378,7 +383,6 @@ class Http2Connection:
             if stream.closed:
                 return
             number, length = stream.number, len(message)
-            opening = frames.frame(frames.HEADERS, frames.END_HEADERS, number, block)
             whole = _PREFIX + length
             if (
                 not self._unsent
@@ -388,15 +392,15 @@ class Http2Connection:
             ):
                 self._window -= whole
                 stream.window -= whole
+                opening, closing = around_message(number, length, block, trailers)
                 if trailers:
-                    head = frames.message_head(length, 0, number)
-                    self.drop(stream)
-                    self.transport.send([opening + head, message, trailing(number, trailers)])
+                    stream.closed = True
+                    self.streams.pop(number, None)
+                    self.transport.send([opening, message, closing])
                 else:
-                    head = frames.message_head(length, frames.END_STREAM, number)
-                    self.transport.send([opening + head, message])
+                    self.transport.send([opening, message])
                 return
-            self.transport.send([opening])
+            self.transport.send([frames.frame(frames.HEADERS, frames.END_HEADERS, number, block)])
             prefix, end = b"\0" + length.to_bytes(4, "big"), not trailers
             self._unsent.append(_Unsent(stream, memoryview(prefix), b"", False))
             self._unsent.append(_Unsent(stream, memoryview(message), trailers, end))
@@ -437,6 +441,33 @@ class Http2Connection:
         if parts:
             self.transport.send(parts)
         return whole
+
+
+def around_message(number: int, length: int, block: bytes, trailers: bytes) -> tuple[bytes, bytes]:
+    """What comes before a message that has a frame for itself, and behind it.
+
+    Args:
+        number: Of the stream.
+        length: Of the message.
+        block: The headers before it.
+        trailers: A block that ends the stream; empty: the message ends it.
+    """
+    stream, flags = number.to_bytes(4, "big"), 0 if trailers else frames.END_STREAM
+    opening = _headers_of(len(block)) + stream + block
+    opening += frames.message_head(length, flags, number)
+    return opening, _trailers_of(len(trailers)) + stream + trailers if trailers else b""
+
+
+@lru_cache(64)
+def _headers_of(size: int) -> bytes:
+    """The head of a frame of headers up to the number of the stream."""
+    return frames.head(size, frames.HEADERS, frames.END_HEADERS, 0)[:-4]
+
+
+@lru_cache(64)
+def _trailers_of(size: int) -> bytes:
+    """Likewise, of headers that end a stream."""
+    return frames.head(size, frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 0)[:-4]
 
 
 def trailing(number: int, block: bytes) -> bytes:

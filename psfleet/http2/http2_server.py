@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 
 from psfleet.http2 import frames
 from psfleet.http2.call_errors import ConnectionBroken
-from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, failure_trailers
+from psfleet.http2.header_blocks import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    failure_trailers,
+    seconds_of,
+    split_timeout,
+)
 from psfleet.http2.http2_connection import Http2Connection, StreamState
 from psfleet.http2.socket_transport import Part, Transport
 from psfleet.platform.service_thread import ServiceThread
@@ -23,6 +29,9 @@ _NO_ERROR = 0  # of RST_STREAM
 _UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
 _INVALID, _UNKNOWN = 3, 2
 _LOOK = 0.02  # seconds between looks for the end of calls
+_LONGEST_PLAIN = 4 << 10  # bytes of a call; to look at those of a longer one twice takes longer
+_SHORTEST_PLAIN = frames.HEAD_SIZE + frames.MESSAGE_HEAD_SIZE
+_MOST_KNOWN = 16
 _LONG = 86_400.0  # seconds that a call without a timeout may take
 
 
@@ -228,6 +237,9 @@ class _ServerConnection(Http2Connection):
         self._newest = 0
         self._calls: dict[int, tuple[Behavior, IncomingCall]] = {}
         self._coming = 0  # streams whose message is not whole
+        self._known: dict[
+            bytes, Behavior
+        ] = {}  # by the headers of calls that were taken, but their timeouts
 
     def run(self) -> None:
         """Serve until the connection ends."""
@@ -236,7 +248,8 @@ class _ServerConnection(Http2Connection):
             if self.read_bytes(len(frames.PREFACE)) != frames.PREFACE:
                 raise ConnectionBroken("the other end does not speak HTTP/2")
             while True:
-                self.read()
+                if self.streams or not self._take_plain():
+                    self.read()
         finally:
             self._lose_all()
 
@@ -245,6 +258,40 @@ class _ServerConnection(Http2Connection):
             self.drop(stream)
         for _, call in [*self._calls.values()]:
             call.lose()
+
+    def _take_plain(self) -> bool:
+        """Take a call as our client sends a small one, with the headers of a call that was taken before.
+
+        False: it is to be read frame by frame. It does what that would do.
+        """
+        piece = self.arrived(_LONGEST_PLAIN)
+        if len(piece) < _SHORTEST_PLAIN:
+            return False
+        size, kind, flags, number = frames.read_head(piece)
+        start = frames.HEAD_SIZE + size
+        if kind != frames.HEADERS or flags != frames.END_HEADERS:
+            return False
+        block, timeout = split_timeout(piece[frames.HEAD_SIZE : start])
+        behavior = self._known.get(block)
+        body = start + frames.MESSAGE_HEAD_SIZE
+        length = len(piece) - body
+        if behavior is None or not timeout or length < 0:
+            return False
+        expected = length + 5, frames.DATA, frames.END_STREAM, number, 0, length
+        if frames.read_message_head(piece, start) != expected:
+            return False
+        if not number % 2 or number <= self._newest or length > self.most:
+            return False
+        seconds = seconds_of(timeout)
+        self.skip(len(piece))
+        self.took(5 + length)
+        self._newest = number
+        stream = self.open(number)
+        stream.took_whole(length)
+        call = IncomingCall(self, stream, seconds)
+        self._calls[number] = behavior, call
+        behavior(piece[body:], call)
+        return True
 
     def tick(self) -> None:
         """See Http2Connection: a connection has to prove itself in time."""
@@ -274,7 +321,10 @@ class _ServerConnection(Http2Connection):
             return
         self._peer.connection = self
         call = IncomingCall(self, stream, seconds)
-        self._calls[number] = (self._server.behaviors[headers[":path"]], call)
+        behavior = self._server.behaviors[headers[":path"]]
+        if len(self._known) < _MOST_KNOWN and self.headers.knows(block):
+            self._known[split_timeout(block)[0]] = behavior
+        self._calls[number] = (behavior, call)
         self._coming += 1
         if ends:
             self.on_end(stream)

@@ -92,32 +92,37 @@ class PlainTransport:
 
     def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
-        if len(parts) <= _MOST_PARTS:
-            self._send(parts)
+        if len(parts) <= _MOST_PARTS:  # mostly all of them leave at once
+            sent = self._try_send(parts)
+            if sent != sum(map(len, parts)):
+                self._send_rest([memoryview(part) for part in parts], sent)
             return
         for start in range(0, len(parts), _MOST_PARTS):
-            self._send(parts[start : start + _MOST_PARTS])
+            self.send(parts[start : start + _MOST_PARTS])
 
-    def _send(self, parts: Sequence[Part]) -> None:
+    def _send_rest(self, views: list[memoryview], sent: int) -> None:
+        """Go on when so many bytes of these have left."""
         stalled = time.monotonic() + _STALLED
-        views: list[memoryview] | None = None  # of what is left; mostly all parts leave at once
-        while views is None or views:
-            try:
-                sent = self._socket.sendmsg(parts if views is None else views)
-            except (BlockingIOError, InterruptedError):
-                _check_stalled(stalled)
-                continue
-            except OSError as error:
-                raise ConnectionBroken(f"connection lost: {error.strerror}") from None
-            if views is None:
-                if sent == sum(map(len, parts)):
-                    return
-                views = [memoryview(part) for part in parts]
+        while True:
+            if sent:
+                stalled = time.monotonic() + _STALLED
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
-            if views:
-                views[0] = views[0][sent:]
-                stalled = time.monotonic() + _STALLED
+            if not views:
+                return
+            views[0] = views[0][sent:]
+            sent = self._try_send(views)
+            if not sent:
+                _check_stalled(stalled)
+
+    def _try_send(self, parts: Sequence[Part]) -> int:
+        """How many bytes the socket has taken, in half a second at most."""
+        try:
+            return self._socket.sendmsg(parts)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise ConnectionBroken(f"connection lost: {error.strerror}") from None
 
     def shut(self) -> None:
         """See Transport."""

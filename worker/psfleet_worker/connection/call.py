@@ -34,6 +34,9 @@ class SentCall(Protocol):
     def fileno(self) -> int:
         """Where its answer comes in."""
 
+    def arrives(self, seconds: float) -> bool:
+        """Whether its answer comes in within so many seconds; waits for it."""
+
     def finish(self) -> bytes:
         """Read the answer; raises PsfleetError."""
 
@@ -99,6 +102,16 @@ class Call:
         """The server has answered and wants the same again."""
         if self.cargo is not None:
             self.request = self.cargo.request()
+
+    def fileno(self) -> int:
+        """See SentCall."""
+        assert self.sent is not None
+        return self.sent.fileno()
+
+    def arrives(self, seconds: float) -> bool:
+        """See SentCall."""
+        assert self.sent is not None
+        return self.sent.arrives(seconds)
 
     def read(self) -> None:
         """Read the answer. The caller holds the call."""
@@ -183,20 +196,32 @@ def _settled(calls: Sequence[Call]) -> bool:
 
 def _read_all(calls: Sequence[Call], seconds: float) -> None:
     """Read answers that no thread reads yet, as they come; after so many seconds their owners do."""
-    mine: dict[int, Call] = {}
-    incoming = select.poll()
+    mine: list[Call] = []
     with calls[0].changed:
         for call in calls:
             if call.sent is not None and not call.held:
                 call.held = True
-                mine[descriptor := call.sent.fileno()] = call
-                incoming.register(descriptor, select.POLLIN)
-    deadline = time.monotonic() + seconds
+                mine.append(call)
     try:
-        while mine and (left := deadline - time.monotonic()) > 0:
-            for descriptor, _ in incoming.poll(left * 1000):
-                incoming.unregister(descriptor)
-                mine.pop(descriptor).read()
+        if len(mine) == 1 and mine[0].arrives(seconds):
+            mine.pop().read()
+        elif len(mine) > 1:
+            _read_several(mine, seconds)
     finally:
-        for call in mine.values():
+        for call in mine:
             call.release()
+
+
+def _read_several(mine: list[Call], seconds: float) -> None:
+    """Read the answers that come within so many seconds; what is left of `mine` has none."""
+    by_descriptor = {call.fileno(): call for call in mine}
+    incoming = select.poll()
+    for descriptor in by_descriptor:
+        incoming.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + seconds
+    while mine and (left := deadline - time.monotonic()) > 0:
+        for descriptor, _ in incoming.poll(left * 1000):
+            incoming.unregister(descriptor)
+            call = by_descriptor[descriptor]
+            mine.remove(call)
+            call.read()

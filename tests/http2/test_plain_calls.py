@@ -1,0 +1,140 @@
+"""Small calls to a server, which mostly come in one piece, with the headers of a call before them."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psfleet.http2 import frames
+from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, request_prefix, timeout_field
+from psfleet.http2.http2_connection import around_message
+from psfleet.http2.http2_server import Http2Server, ServerSettings
+from psfleet.http2.socket_transport import PlainTransport
+from tests.http2.calls import METHODS, SETTINGS
+
+MESSAGE = b"\0\1values"
+TOKEN = (("authorization", "token"),)
+
+
+class Calling:
+    """A client's end of a connection on which the server reads each write by itself."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._heard = b""
+        end.settimeout(60)
+        end.send(frames.PREFACE + frames.settings({}) + frames.window_update(0, 1 << 30))
+
+    def send(self, *pieces: bytes) -> None:
+        """What the client writes."""
+        for piece in filter(None, pieces):
+            self._end.send(piece)
+
+    def hear(self, wanted: bytes) -> None:
+        """Return when the server has said this; what it says before is passed over."""
+        while wanted not in self._heard:
+            said = self._end.recv(1 << 16)
+            assert said, "the server has closed the connection"
+            self._heard += said
+
+    def ends(self) -> bool:
+        """Whether the server closes the connection."""
+        with contextlib.suppress(ConnectionResetError):
+            while self._end.recv(1 << 16):
+                pass
+        return True
+
+
+@contextlib.contextmanager
+def calling(folder: Path, settings: ServerSettings = SETTINGS) -> Iterator[Calling]:
+    """A connection to a server with METHODS."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(str(folder / "h2"))
+        listener.listen(4)
+        server = Http2Server(listener, PlainTransport, METHODS, settings)
+        server.start()
+        try:
+            end.connect(str(folder / "h2"))
+            yield Calling(end)
+        finally:
+            end.close()
+            server.stop(5.0)
+
+
+def call(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 0) -> bytes:
+    """The bytes of a call. `size`, `length`: by which its frame and its message lie about theirs."""
+    block = request_prefix("/test.Echo/Echo", "test", False, TOKEN) + timeout_field(60)
+    whole = b"\0" + (len(message) + length).to_bytes(4, "big") + message
+    return (
+        frames.frame(frames.HEADERS, frames.END_HEADERS, stream, block)
+        + frames.head(len(whole) + size, frames.DATA, frames.END_STREAM, stream)
+        + whole
+    )
+
+
+def answer(stream: int, message: bytes = MESSAGE) -> bytes:
+    """What a server says to it."""
+    opening, closing = around_message(stream, len(message), OK_HEADERS, OK_TRAILERS)
+    return opening + message + closing
+
+
+@pytest.mark.parametrize("message", [b"", MESSAGE, bytes(5000)])
+def test_a_call_is_the_same_in_one_piece_and_in_two(tmp_path: Path, message: bytes) -> None:
+    """Wherever it is cut, beside another one, and behind frames of the connection too."""
+    with calling(tmp_path) as client:
+        stream = 1
+        for cut in range(0, len(call(1, message)), 1 + len(message) // 20):
+            whole = call(stream, message)
+            client.send(whole[:cut], whole[cut:])
+            client.hear(answer(stream, message))
+            stream += 2
+        client.send(call(stream, message) + call(stream + 2, message))
+        client.hear(answer(stream, message))
+        client.hear(answer(stream + 2, message))
+        ping = frames.frame(frames.PING, frames.ACK, 0, bytes(8))
+        client.send(ping + call(stream + 4, message))
+        client.hear(answer(stream + 4, message))
+
+
+@pytest.mark.parametrize(("size", "length"), [(1, 0), (0, -1)])
+def test_a_call_that_lies_ends_the_connection(tmp_path: Path, size: int, length: int) -> None:
+    """Its frame says that it is longer than it is, or its message that it is shorter."""
+    with calling(tmp_path) as client:
+        client.send(call(1))
+        client.hear(answer(1))
+        client.send(call(3, size=size, length=length), call(5))
+        assert client.ends()
+
+
+def test_a_call_without_its_message_is_refused(tmp_path: Path) -> None:
+    """Its message says that it is longer than its frame, which ends the call."""
+    with calling(tmp_path) as client:
+        client.send(call(1))
+        client.hear(answer(1))
+        client.send(call(3, length=1))
+        client.hear(b"ended without its message")
+        client.send(call(5))
+        client.hear(answer(5))
+
+
+def test_a_number_comes_once(tmp_path: Path) -> None:
+    """A call on a stream that was used before ends the connection."""
+    with calling(tmp_path) as client:
+        for stream in (1, 3):
+            client.send(call(stream))
+            client.hear(answer(stream))
+        client.send(call(3))
+        assert client.ends()
+
+
+def test_headers_are_known_only_of_calls_that_were_taken(tmp_path: Path) -> None:
+    """A call that was refused for its token is refused again."""
+    with calling(tmp_path, replace(SETTINGS, token="another")) as client:
+        for stream in (1, 3, 5):
+            client.send(call(stream))
+            client.hear(b"does not carry this job")
+            client._heard = b""
