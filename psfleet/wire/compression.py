@@ -150,6 +150,8 @@ class GradientCompressor:
 
     def form_of(self, spec: TableSpec, gradient: Gradient) -> Format:
         """How this gradient is packed; float32: not at all. What says its own precision keeps that."""
+        if self._wanted == "float32":
+            return "float32"
         plain = gradient.precision == "float32"
         by_elements = spec.kind == "dense" and gradient.ids is not None
         return _gradient_format(spec, self._wanted) if plain and not by_elements else "float32"

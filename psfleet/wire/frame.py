@@ -18,7 +18,16 @@ from psfleet.platform.unwritten_bytes import unwritten_bytes
 from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, field, next_field, opened
 from psfleet.wire.v1.frame_pb2 import Header
 
-__all__ = ["ALIGNMENT", "MAX_HEADER", "MAX_MESSAGE", "decode", "encode", "reserve"]
+__all__ = [
+    "ALIGNMENT",
+    "MAX_HEADER",
+    "MAX_MESSAGE",
+    "decode",
+    "encode",
+    "read_header",
+    "reserve",
+    "split",
+]
 
 MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
 MAX_HEADER = 2**20
@@ -27,22 +36,26 @@ MAX_HEADER = 2**20
 Part = bytes | memoryview | NDArray[Any]
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
+_NOTHING = memoryview(b"")
 _MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version, or given in parts
 
 
-def encode(header: Header, parts: Sequence[Part] = ()) -> bytes:
+def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> bytes:
     """The message with this header and, as payload, the parts one after the other.
+
+    `layout`: What the header says besides, already written: it comes first, as a header of its own. To
+    protobuf both are one; a reader may know the first from an earlier message (see `split`).
 
     Raises:
         FrameError: The message would be longer than gRPC can carry.
     """
     if not parts:  # an empty payload is left out, as protobuf does
-        return field(_HEADER, _written(header))
+        return _headers(header, layout)
     views = [part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts]
-    return b"".join((_head(header, sum(view.nbytes for view in views)), *views))
+    return b"".join((_head(header, sum(view.nbytes for view in views), layout), *views))
 
 
-def reserve(header: Header, length: int) -> tuple[bytes, NDArray[np.uint8]]:
+def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, NDArray[np.uint8]]:
     """A message with this header whose payload is still to be written, and the place to write it.
 
     Whoever asks must fill the whole payload before anybody else sees the message. So a tensor goes
@@ -51,7 +64,7 @@ def reserve(header: Header, length: int) -> tuple[bytes, NDArray[np.uint8]]:
     Raises:
         FrameError: The message would be longer than gRPC can carry.
     """
-    head = _head(header, length)
+    head = _head(header, length, layout)
     message, content = unwritten_bytes(len(head) + length)
     whole = np.ctypeslib.as_array(content)
     whole[: len(head)] = np.frombuffer(head, np.uint8)
@@ -66,40 +79,60 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
     Raises:
         FrameError: The bytes are not a whole Frame, or its header is longer than MAX_HEADER.
     """
-    view = memoryview(message)
-    head = b""
-    payload = view[:0]
+    layout, head, payload = split(message)
+    return read_header(layout + head), payload
+
+
+def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
+    """The header in two parts and the payload: the first part is the layout that `encode` was given, if any.
+
+    Raises:
+        FrameError: As `decode`, of which `read_header` does the rest.
+    """
+    layout = head = b""
+    payload = _NOTHING
     at = fields = 0
-    while at < len(view):
+    end = len(message)
+    while at < end:
         fields += 1
         if fields > _MOST_FIELDS:
             raise FrameError(f"the frame has more than {_MOST_FIELDS} fields; it needs two")
-        number, kind, start, at = next_field(view, at)
+        number, kind, start, at = next_field(message, at)
         if number == _HEADER and kind == BYTES:
-            _check_header(len(head) + at - start)
-            head += bytes(view[start:at])  # protobuf: a field given twice is merged
+            _check_header(len(layout) + len(head) + at - start)
+            layout += head  # protobuf: a field given twice is merged
+            head = message[start:at]
         elif number == _PAYLOAD and kind == BYTES:
-            payload = view[start:at]
+            payload = memoryview(message)[start:at]
+    return layout, head, payload
+
+
+def read_header(head: bytes) -> Header:
+    """The header of these bytes.
+
+    Raises:
+        FrameError: They are none.
+    """
     try:
-        return Header.FromString(head), payload
+        return Header.FromString(head)
     except DecodeError:
         raise FrameError(f"the frame's header of {len(head)} bytes is damaged") from None
 
 
-def _head(header: Header, length: int) -> bytes:
+def _head(header: Header, length: int, layout: bytes) -> bytes:
     """Everything of a message that comes before a payload of `length` bytes."""
     if length > MAX_MESSAGE:
         raise FrameError(
             f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
             "use more servers or smaller batches"
         )
-    return opened(field(_HEADER, _written(header)), _PAYLOAD, length, _PADDING)
+    return opened(_headers(header, layout), _PAYLOAD, length, _PADDING)
 
 
-def _written(header: Header) -> bytes:
+def _headers(header: Header, layout: bytes) -> bytes:
     written: bytes = header.SerializeToString()
-    _check_header(len(written))
-    return written
+    _check_header(len(layout) + len(written))
+    return (field(_HEADER, layout) if layout else b"") + field(_HEADER, written)
 
 
 def _check_header(length: int) -> None:

@@ -26,24 +26,26 @@ def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
     return head + _filling(len(head) + len(opening), padding) + opening
 
 
-def next_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
+def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
     """Number and wire type of the field that begins at `at`, and where its content starts and ends.
 
     Raises:
         FrameError: It is damaged, or longer than the message.
     """
-    start = at + 2
-    if (
-        start <= len(view) and view[at] & 0x87 == BYTES and view[at + 1] < 128
-    ):  # a short one of bytes
-        end = start + view[at + 1]
-        if end <= len(view):
-            return view[at] >> 3, BYTES, start, end
+    size = len(view)
+    if at + 3 <= size and view[at] & 0x87 == BYTES:  # a field of bytes, as most are
+        length, start = view[at + 1], at + 2
+        if length > 127 and view[start] < 128:
+            length, start = length & 127 | view[start] << 7, at + 3
+        if length < 128 or start > at + 2:
+            end = start + length
+            if end <= size:
+                return view[at] >> 3, BYTES, start, end
     number, kind, at = tag(view, at)
     return number, kind, *extent(view, at, kind)
 
 
-def tag(view: memoryview, at: int) -> tuple[int, int, int]:
+def tag(view: bytes | memoryview, at: int) -> tuple[int, int, int]:
     """Number and wire type of the field that begins at `at`, and where its content begins.
 
     Raises:
@@ -53,7 +55,7 @@ def tag(view: memoryview, at: int) -> tuple[int, int, int]:
     return found >> 3, found & 7, at
 
 
-def extent(view: memoryview, at: int, kind: int) -> tuple[int, int]:
+def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
     """Where the content of a field starts and ends.
 
     Raises:
@@ -93,7 +95,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(view: bytes | memoryview, at: int) -> tuple[int, int]:
     if at < len(view) and view[at] < 128:  # as most are
         return view[at], at + 1
     value = 0

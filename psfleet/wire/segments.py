@@ -12,6 +12,7 @@ its bytes lie in it.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.events import PartState
 from psfleet.wire import frame
 from psfleet.wire.compression import CompressedValues
+from psfleet.wire.protobuf_fields import field as field_bytes
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
 
@@ -35,6 +37,7 @@ __all__ = [
     "OutgoingSegment",
     "PartState",
     "TensorRequest",
+    "field_of",
     "joined",
     "message",
     "read_gradients",
@@ -45,6 +48,7 @@ __all__ = [
     "write_read",
     "write_state",
     "write_values",
+    "written",
 ]
 
 Floats = NDArray[np.float32]
@@ -88,6 +92,35 @@ class OutgoingSegment:
     arrays: tuple[NDArray[Any], ...] = ()
 
 
+@lru_cache(1024)
+def field_of(
+    table: int,
+    content: Content,
+    count: int,
+    learning_rate: float = 0.0,
+    offset: int = 0,
+    answer: int = 0,
+    precision: frame_pb2.Precision = frame_pb2.PRECISION_FLOAT32,
+) -> bytes:
+    """A segment as a field of its header. The next step mostly has the same ones."""
+    return written(
+        Segment(
+            table=table,
+            content=content,
+            count=count,
+            learning_rate=learning_rate,
+            offset=offset,
+            answer=answer,
+            precision=precision,
+        )
+    )
+
+
+def written(segment: Segment) -> bytes:
+    """A segment as a field of its header."""
+    return field_bytes(Header.SEGMENTS_FIELD_NUMBER, segment.SerializeToString())
+
+
 def message(header: Header, pieces: Iterable[OutgoingSegment]) -> bytes:
     """The frame that carries the pieces; `header` gets their segments."""
     pieces = list(pieces)
@@ -95,22 +128,29 @@ def message(header: Header, pieces: Iterable[OutgoingSegment]) -> bytes:
     return joined(header, [piece.arrays for piece in pieces])
 
 
-def joined(header: Header, contents: Iterable[Sequence[NDArray[Any]]]) -> bytes:
-    """The frame of a header that has its segments; `contents`: of each the arrays that are its bytes."""
+def joined(
+    header: Header, contents: Iterable[Sequence[NDArray[Any]]], layout: bytes = b""
+) -> bytes:
+    """The frame of a header; `contents`: of each segment the arrays that are its bytes.
+
+    `layout`: The segments that the header lacks, as fields.
+    """
     parts: list[Any] = []
     for arrays in contents:
         parts += [np.ascontiguousarray(array) for array in arrays]
         odd = sum(array.nbytes for array in arrays) % frame.ALIGNMENT
         if odd:
             parts.append(bytes(frame.ALIGNMENT - odd))
-    return _streamed(header, parts) if _is_large(parts) else frame.encode(header, parts)
+    if _is_large(parts):
+        return _streamed(header, parts, layout)
+    return frame.encode(header, parts, layout)
 
 
 def _is_large(parts: Iterable[Any]) -> bool:
     return any(isinstance(part, np.ndarray) and part.nbytes >= STREAM_FROM for part in parts)
 
 
-def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes]) -> bytes:
+def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: bytes) -> bytes:
     """As frame.encode, with large arrays written past the caches: gRPC copies them afterwards."""
     views = [
         part.reshape(-1).view(np.uint8)
@@ -118,7 +158,7 @@ def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes]) -> bytes:
         else np.frombuffer(part, np.uint8)
         for part in parts
     ]
-    message, payload = frame.reserve(header, sum(len(view) for view in views))
+    message, payload = frame.reserve(header, sum(len(view) for view in views), layout)
     start = 0
     for view in views:
         copy_over(payload[start : start + len(view)], view)

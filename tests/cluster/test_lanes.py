@@ -20,6 +20,8 @@ from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import same_bits
+from psfleet.wire import frame
+from psfleet.wire.protobuf_fields import field
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
@@ -139,6 +141,60 @@ def test_tensors_of_any_size(server: Server) -> None:
     runtime.close()
 
 
+def test_steps_of_the_same_layout_bring_their_own_values(server: Server) -> None:
+    """What is known of a layout are places; ids, gradients and weights are those of the step."""
+    runtime, rng = connect(server), np.random.default_rng(5)
+    rows = TableSpec("few", "sparse", (4,), rules.SGD())
+    bias = TableSpec("bias", "dense", (6,), rules.SGD())
+    runtime.create(rows)
+    runtime.create(bias, np.zeros(6, np.float32))
+    wanted: dict[int, Any] = {}
+    whole = np.zeros(6, np.float32)
+    for _ in range(20):
+        ids = rng.permutation(30)[:8]
+        first = runtime.pull([Read(rows.key, ids)])[0]
+        for id_, row in zip(ids.tolist(), first, strict=True):
+            np.testing.assert_array_equal(row, wanted.setdefault(id_, row))
+        slopes, slope = rng.random((8, 4), np.float32), rng.random(6, np.float32)
+        runtime.push([Gradient(rows.key, slopes, ids, 1.0), Gradient(bias.key, slope, None, 1.0)])
+        wanted |= {id_: row - s for id_, row, s in zip(ids.tolist(), first, slopes, strict=True)}
+        whole -= slope
+        found = runtime.pull([Read(rows.key, ids), Read(bias.key)])
+        np.testing.assert_array_equal(found[0], [wanted[id_] for id_ in ids.tolist()])
+        np.testing.assert_array_equal(found[1], whole)
+    assert 0 < len(server.host.lanes._shared[0].layouts) < 10
+    runtime.close()
+
+
+def test_a_header_may_be_cut_anywhere(server: Server) -> None:
+    """A layout that is known is one way to write a header; every other one gives the same answer."""
+    runtime = connect(server)
+    runtime.create(ROWS)
+    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
+    wanted = runtime.pull([Read(ROWS.key, IDS[:4])])[0]
+    client, held = runtime._fleet.clients[0], runtime._fleet.lanes[0].held()
+    for turn in range(8):
+        request = ServerRequest(runtime._fleet.header(), held)
+        request.read_rows(ROWS, IDS[:4])
+        layout, head, _ = frame.split(request.request())
+        piece = request._answers[0]
+        assert isinstance(piece, np.ndarray)
+        piece[:] = -1
+        cut = head.index(b"\x4a")  # the field `lane`, behind who speaks
+        parts = [
+            (layout, head),
+            (head, layout),
+            (head + layout,),
+            (layout + head[:cut], head[cut:]),
+        ][turn % 4]
+        call = client.start("Shard/Pull", b"".join(field(1, part) for part in parts), cargo=request)
+        until(lambda call=call: call.ended)  # type: ignore[misc]
+        assert call.error is None
+        np.testing.assert_array_equal(piece, wanted)
+        request.close()
+    runtime.close()
+
+
 def test_a_push_does_not_wait_for_company_for_long(server: Server) -> None:
     """A push that no pull follows is applied all the same."""
     runtime = connect(server)
@@ -150,9 +206,6 @@ def test_a_push_does_not_wait_for_company_for_long(server: Server) -> None:
 
 def test_no_exchange_in_sync_mode(server: Server) -> None:
     """In sync mode a pull must not come before every server holds the push; the server refuses."""
-    from psfleet.wire import frame
-    from psfleet.wire.v1.frame_pb2 import Header
-
     runtime = connect(server, "sync")
     client = runtime._fleet.clients[0]
     header = Header(worker=0, incarnation=runtime._fleet.session.incarnation, sequence=1)
@@ -165,8 +218,6 @@ def test_no_exchange_in_sync_mode(server: Server) -> None:
 
 def test_a_call_is_taken_once(server: Server) -> None:
     """A call that comes again names places that may be another's by then; it is refused."""
-    from psfleet.wire.v1.frame_pb2 import Header
-
     runtime = connect(server)
     runtime.create(ROWS)
     runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()

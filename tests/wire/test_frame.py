@@ -90,6 +90,21 @@ def test_a_header_in_two_parts_is_merged() -> None:
     assert frame.decode(message)[0] == Header(worker=1, sequence=2)
 
 
+@given(headers, headers, payloads)
+def test_a_layout_is_the_first_part_of_the_header(
+    layout: Header, header: Header, payload: bytes
+) -> None:
+    """To protobuf and to decode both are one header; split gives each by itself."""
+    first = layout.SerializeToString()
+    message = frame.encode(header, [payload] if payload else [], first)
+    whole = Header()
+    whole.CopyFrom(layout)
+    whole.MergeFrom(header)
+    assert Frame.FromString(message).header == frame.decode(message)[0] == whole
+    again = frame.split(message)
+    assert (again[0], again[1], bytes(again[2])) == (first, header.SerializeToString(), payload)
+
+
 def test_every_truncation_is_refused_or_shorter() -> None:
     """A frame cut anywhere is a FrameError, or a frame without its payload where that was cut."""
     message = frame.encode(HEADER, [b"payload-"])

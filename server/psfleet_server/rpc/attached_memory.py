@@ -7,25 +7,36 @@ import contextlib
 import os
 import select
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psfleet.errors import LaneLost
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_server.rpc.call_layout import CallLayout
 
 __all__ = ["AttachedMemory"]
 
 
+_MOST_LAYOUTS = 32
+
+
 @dataclass(slots=True)
 class _AttachedRegion:
-    """One worker's memory. `turn`: the last call in it; `process`: pidfd of the worker, or -1."""
+    """One worker's memory.
+
+    Attributes:
+        process: Pidfd of the worker, or -1.
+        turn: The last call in it.
+        layouts: What was made of the layouts of calls, by their bytes.
+    """
 
     memory: SharedMemory
     incarnation: int
     generation: int
     process: int
     turn: int = 0
+    layouts: dict[bytes, CallLayout] = field(default_factory=dict)
 
 
 class AttachedMemory:
@@ -93,6 +104,22 @@ class AttachedMemory:
                 )
             shared.turn = turn
             return shared.memory
+
+    def known(self, header: Header, layout: bytes) -> CallLayout | None:
+        """What was made of these bytes for an earlier call in its memory; None: there was none."""
+        shared = self._shared.get(header.worker)
+        if shared is None or shared.generation != header.lane.generation:
+            return None
+        return shared.layouts.get(layout)
+
+    def keep(self, header: Header, layout: bytes, made: CallLayout) -> None:
+        """Calls in the memory of this one may come with the same bytes again."""
+        with self._lock:
+            shared = self._shared.get(header.worker)
+            if shared is not None and shared.generation == header.lane.generation:
+                if len(shared.layouts) >= _MOST_LAYOUTS:
+                    shared.layouts.clear()
+                shared.layouts[layout] = made
 
     def drop(self, worker: int, before: int | None = None) -> None:
         """The worker (in its lives before `before`) shares nothing any more.

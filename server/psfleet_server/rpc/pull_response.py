@@ -50,6 +50,10 @@ class PullResponse:
         self.values.append(values)
         self._packed.append((values, CompressedValues.over(room, read.format, shape)))
 
+    def again(self) -> "PullResponse":
+        """Another answer in the same places."""
+        return PullResponse(self.message, self.size, self.saved, self.values, self._packed)
+
     def finish(self, outcome: Outcome, view: int) -> bytes:
         """The tables have filled `values`: put those that are packed in their rooms. What is sent."""
         for values, packed in self._packed:

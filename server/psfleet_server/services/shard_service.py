@@ -1,5 +1,7 @@
 """The methods of the service Shard: bytes in, checked; bytes out."""
 
+import dataclasses
+
 import numpy as np
 
 from psfleet.checkpoint import Snapshot
@@ -20,14 +22,15 @@ from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import TensorRequest
-from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
+from psfleet.wire.shared_memory import MemoryHandle
 from psfleet.wire.table_messages import read_spec, write_evictions, write_mode, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
+from psfleet_server.rpc.call_layout import CallLayout, is_lasting, lay_out_call
 from psfleet_server.rpc.deferred_reply import DeferredReply
-from psfleet_server.rpc.pull_response import PullResponse, lay_out_in, push_response
+from psfleet_server.rpc.pull_response import push_response
 from psfleet_server.services.protobuf_messages import encoded, parsed
 
 __all__ = ["ShardService"]
@@ -44,35 +47,36 @@ class ShardService:
         self._tables = host.shard.tables
 
     def push(self, request: bytes) -> bytes:
-        header, asked, memory = self._open(request)
+        header, call = self._open(request)
         self._host.bytes.push += len(request)
+        asked = call.asked
         if asked.reads:
             raise FrameError("the frame of a push has a read; make an exchange of it")
-        if memory is not None and self._host.shard.consistency.declared.has_rounds:
+        if call.room is not None and self._host.shard.consistency.declared.has_rounds:
             # The push is held for its round; its places go back to the worker with the answer.
-            asked.gradients = [_kept(gradient) for gradient in asked.gradients]
+            asked = dataclasses.replace(asked, gradients=[*map(_kept, asked.gradients)])
         answer = self._host.ask(self._push(header, asked))
         assert answer.outcome is not None
         return push_response(OUTCOMES[answer.outcome])
 
     def pull(self, request: bytes, reply: DeferredReply) -> None:
-        header, asked, memory = self._open(request)
+        header, call = self._open(request)
         self._host.bytes.pull += len(request)
-        if asked.gradients:
+        if call.asked.gradients:
             raise FrameError("the frame of a pull has a gradient; make an exchange of it")
         if header.seatless:
-            if memory is not None:
+            if call.room is not None:
                 raise FrameError("a pull without a seat is in shared memory; send its tensors")
-            reply.answer(self._host.read(asked.reads))
+            reply.answer(self._host.read(call.asked.reads))
             return
-        reply.response = self._laid_out(asked, memory)
-        self._host.submit(_pull(header, asked), reply)
+        reply.response = call.response()
+        self._host.submit(_pull(header, call.asked), reply)
 
     def exchange(self, request: bytes, reply: DeferredReply) -> None:
-        header, asked, memory = self._open(request)
+        header, call = self._open(request)
         self._host.bytes.exchange += len(request)
-        reply.response = self._laid_out(asked, memory)
-        self._host.exchange(self._push(header, asked), _pull(header, asked), reply)
+        reply.response = call.response()
+        self._host.exchange(self._push(header, call.asked), _pull(header, call.asked), reply)
 
     def attach(self, request: bytes) -> bytes:
         asked = parsed(shard_pb2.AttachRequest, request)
@@ -87,21 +91,25 @@ class ShardService:
         shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation, offer)
         return encoded(shard_pb2.AttachReply(attached=shared))
 
-    def _open(self, request: bytes) -> tuple[Header, TensorRequest, SharedMemory | None]:
-        """The header of a data call, what it brings and asks for, and the memory that its tensors are in."""
-        header, payload = frame.decode(request)
-        memory = self._host.lanes.of(header)
-        content = payload if memory is None else memory.bytes
-        asked = segments.read_request(header, content, self._spec_of)
-        if memory is not None:
-            self._host.bytes.push += asked.gradient_bytes
-        return header, asked, memory
-
-    def _laid_out(self, asked: TensorRequest, memory: SharedMemory | None) -> PullResponse | None:
-        """The answer in the memory that the worker shares; None: its values go into the message."""
-        if memory is None:
-            return None
-        return lay_out_in(memory, asked.places, asked.reads, self._host.shard.tables.shape_of)
+    def _open(self, request: bytes) -> tuple[Header, CallLayout]:
+        """The header of a data call (its segments may be missing), and what it brings and asks for."""
+        lanes = self._host.lanes
+        layout, head, payload = frame.split(request)
+        header = frame.read_header(head)
+        call = lanes.known(header, layout) if layout and not header.segments else None
+        if call is not None:
+            lanes.of(header)
+        else:
+            header = frame.read_header(layout + head) if layout else header
+            memory = lanes.of(header)
+            content = payload if memory is None else memory.bytes
+            asked = segments.read_request(header, content, self._spec_of)
+            call = lay_out_call(asked, memory, self._host.shard.tables.shape_of)
+            if memory is not None and layout and is_lasting(layout, header):
+                lanes.keep(header, layout, call)
+        if call.room is not None:
+            self._host.bytes.push += call.asked.gradient_bytes
+        return header, call
 
     def _push(self, header: Header, asked: TensorRequest) -> Push:
         for gradient in asked.gradients:

@@ -13,7 +13,8 @@ from psfleet.runtime.interface import Format
 from psfleet.schema.table import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.compression import CompressedValues, value_format
-from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
+from psfleet_worker.connection.placed_segment import PlacedSegment
 from psfleet_worker.connection.tensor_memory import LaneMemory, LentArray
 
 __all__ = ["ServerRequest"]
@@ -23,6 +24,7 @@ Ids = NDArray[np.int64]
 SpecOf = Callable[[int], TableSpec]
 Values = Floats | CompressedValues
 
+_EMPTY = np.empty(0, np.uint8)
 _SMALL = 64 << 10
 _TOLD = 64  # bytes of an answer that may hold no values: they are in shared memory
 _BLOCK = 2 << 10  # bytes of shared memory for several small tensors of one call
@@ -43,7 +45,8 @@ class ServerRequest:
     """
 
     def __init__(self, header: Header, held: LaneMemory | None, wanted: Format = "float32") -> None:
-        self._header = header  # with the segments
+        self._header = header
+        self._layout: list[bytes] = []  # its segments, as fields
         self._held = held
         self._wanted = wanted
         self._arrays: list[tuple[NDArray[Any], ...]] = []  # the bytes of each segment
@@ -52,6 +55,7 @@ class ServerRequest:
             None  # for what is small: bytes and place
         )
         self._used = 0  # bytes of it
+        self._last: PlacedSegment | None = None  # what was laid out last, if all lies in that block
         self._answers: list[Values] = []
         self._reads = 0
         self._answer_bytes = 0
@@ -107,38 +111,21 @@ class ServerRequest:
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
         """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""
-        count, width = len(ids), spec.push_width
-        mine, at = self._room(count * (8 + 4 * width))
-        mine[: 8 * count].view(np.int64)[:] = ids
-        self._header.segments.add(
-            table=spec.key,
-            content=segments.ID_ROWS,
-            count=count,
-            learning_rate=learning_rate,
-            offset=at,
-        )
-        self._add(mine)
-        return mine[8 * count :].view(np.float32).reshape(-1, width)
+        placed = self._lay(segments.ID_ROWS, spec, len(ids), spec.push_width, learning_rate)
+        placed.ids[:] = ids
+        return placed.values
 
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
         """Add this server's part of a dense gradient; without shared memory as a view, see `own`."""
-        at = 0
-        if self._inline:
-            self._borrowed.append(len(self._arrays))
-            self._miss(values.nbytes)
-        else:
-            room, at = self._room(values.nbytes)
-            mine = room.view(np.float32)
-            copy_over(mine, values)
-            values = mine
-        self._header.segments.add(
-            table=spec.key,
-            content=segments.VALUES,
-            count=len(values),
-            learning_rate=learning_rate,
-            offset=at,
-        )
-        self._add(values)
+        if not self._inline:
+            copy_over(
+                self._lay(segments.VALUES, spec, len(values), 1, learning_rate).values, values
+            )
+            return
+        self._borrowed.append(len(self._arrays))
+        self._miss(values.nbytes)
+        segment = segments.field_of(spec.key, segments.VALUES, len(values), learning_rate)
+        self._add(segment, values)
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
         """Add a segment whose bytes are these arrays, side by side."""
@@ -151,19 +138,12 @@ class ServerRequest:
     def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
         """Add a segment of so many bytes; returns the array that the caller fills with them."""
         mine, segment.offset = self._room(size)
-        self._header.segments.append(segment)
-        self._add(mine)
+        self._add(segments.written(segment), mine)
         return mine
 
     def read_rows(self, spec: TableSpec, ids: Ids) -> None:
         """Add a pull of rows."""
-        mine, at = self._room(ids.nbytes)
-        mine.view(np.int64)[:] = ids
-        segment = self._header.segments.add(
-            table=spec.key, content=segments.IDS, count=len(ids), offset=at
-        )
-        self._add(mine)
-        self._await(spec, segment, (len(ids), spec.dim))
+        self._lay(segments.IDS, spec, len(ids), 0, asked=(len(ids), spec.dim)).ids[:] = ids
 
     def read_values(
         self, spec: TableSpec, low: int, high: int, lent: LentArray | None = None
@@ -174,12 +154,11 @@ class ServerRequest:
             low, high: Which of the whole table's they are.
             lent: The whole table's array, in the memory of this parcel; None: a place of its own.
         """
-        segment = self._header.segments.add(table=spec.key, content=segments.WHOLE)
-        self._add()
         if lent is None:
-            self._await(spec, segment, (high - low,))
+            self._lay(segments.WHOLE, spec, 0, 0, asked=(high - low,))
             return
-        segment.answer = lent.offset + 4 * low
+        answer = lent.offset + 4 * low
+        self._add(segments.field_of(spec.key, segments.WHOLE, 0, 0.0, 0, answer))
         self._answers.append(lent.array[low:high])
         self._reads += 1
 
@@ -189,7 +168,7 @@ class ServerRequest:
             return self._message()
         lane = self._header.lane
         lane.generation, lane.turn = self._held.generation, self._held.next_turn()
-        return frame.encode(self._header)
+        return frame.encode(self._header, (), b"".join(self._layout))
 
     def fallback(self) -> bytes:
         """The message with the tensors in it, for a call that has failed with shared memory."""
@@ -231,28 +210,101 @@ class ServerRequest:
 
     def _message(self) -> bytes:
         self._header.ClearField("lane")
-        return segments.joined(self._header, self._arrays)
+        return segments.joined(self._header, self._arrays, b"".join(self._layout))
 
-    def _add(self, *arrays: NDArray[Any]) -> None:
-        """The arrays of the newest segment."""
+    def _add(self, segment: bytes, *arrays: NDArray[Any]) -> None:
+        """A segment, and the arrays that are its bytes."""
+        self._layout.append(segment)
         self._arrays.append(arrays)
+        self._last = None
         for array in arrays:
             self.bytes += array.nbytes
 
-    def _await(self, spec: TableSpec, segment: Segment, shape: tuple[int, ...]) -> None:
-        """Have a place for the values of the newest segment, which is a read."""
+    def _lay(
+        self,
+        content: Content,
+        spec: TableSpec,
+        count: int,
+        width: int,
+        learning_rate: float = 0.0,
+        asked: tuple[int, ...] | None = None,
+    ) -> PlacedSegment:
+        """Add a segment with a place for its bytes.
+
+        Args:
+            content: Of the segment; VALUES have no ids.
+            spec: Of its table.
+            count: Of its ids, or values.
+            width: Values beside each.
+            learning_rate: Of a gradient.
+            asked: The shape of the values that are asked for; None: none are.
+        """
+        key = content, spec.key, count, width, learning_rate, asked, self._wanted
+        held, before = self._held, self._last if self._arrays else self._begin()
+        placed = None if before is None else before.next.get(key)
+        if placed is not None:
+            self._used = placed.end
+        else:
+            placed = self._laid(content, spec, count, width, learning_rate, asked)
+            if before is not None and held is not None:
+                if len(self._places) == 1 and not self._inline:
+                    held.learn(before, key, placed)
+                else:
+                    before = None
+        self._add(placed.segment, *placed.arrays)
+        self._last = placed if before is not None else None
+        if asked is not None:
+            self._reads += 1
+            self._answer_bytes += placed.answer_bytes
+            if placed.answer is not None:
+                self._answers.append(placed.answer)
+        return placed
+
+    def _begin(self) -> PlacedSegment | None:
+        """Have the block for what is small; what earlier calls had in it. None: there is none."""
+        held = self._held
+        taken = None if held is None else held.take(_BLOCK)
+        if held is None or taken is None:
+            return None
+        self._places.append(taken[1])
+        self._block = taken
+        return held.block(taken[1])
+
+    def _laid(
+        self,
+        content: Content,
+        spec: TableSpec,
+        count: int,
+        width: int,
+        learning_rate: float,
+        asked: tuple[int, ...] | None,
+    ) -> PlacedSegment:
+        """As `_lay`, of what was not there before."""
+        start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
+        arrays: tuple[NDArray[np.uint8], ...] = ()
+        at = answer = size = 0
+        mine, answers = _EMPTY, None
+        if content != segments.WHOLE:
+            mine, at = self._room(start + 4 * count * width)
+            arrays = (mine,)
         form = value_format(spec, self._wanted)
-        segment.precision = segments.PRECISIONS[form]
-        size = CompressedValues.size_of(form, shape)
-        self._answer_bytes += size
-        if self._held is not None:
-            out, segment.answer = self._room(size)
-            self._answers.append(
-                out.view(np.float32).reshape(shape)
-                if form == "float32"
-                else CompressedValues.over(out, form, shape)
-            )
-        self._reads += 1
+        if asked is not None:
+            size = CompressedValues.size_of(form, asked)
+            if self._held is not None:
+                out, answer = self._room(size)
+                answers = (
+                    out.view(np.float32).reshape(asked)
+                    if form == "float32"
+                    else CompressedValues.over(out, form, asked)
+                )
+        precision = segments.PRECISIONS["float32" if asked is None else form]
+        segment = segments.field_of(spec.key, content, count, learning_rate, at, answer, precision)
+        values = mine[start:].view(np.float32)
+        if content == segments.ID_ROWS:
+            values = values.reshape(count, width)
+        return PlacedSegment(
+            segment, mine[:start].view(np.int64), values, arrays, answers, size, self._used
+        )
 
     def _miss(self, size: int) -> None:
         if self._held is not None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.initial_values import address_of
 from psfleet.wire.shared_memory import BlockAllocator, MemoryHandle, SharedMemory
+from psfleet_worker.connection.placed_segment import PlacedSegment
 
 __all__ = ["LEND_FROM", "Attach", "Lane", "LaneMemory", "LentArray", "WorkerMemory"]
 
@@ -31,6 +32,7 @@ Floats = NDArray[np.float32]
 LEND_FROM = 1 << 16
 """Bytes from which an array is lent: a shorter one is copied for less than its lending costs."""
 
+_MOST_KNOWN = 1024  # segments whose places a memory remembers
 _FIRST_SIZE = 512 << 10
 _LARGEST = 4 << 30  # whatever one step needs
 _SPARE = 4  # times what was missing: several calls may be under way
@@ -62,6 +64,8 @@ class LaneMemory:
         self._turns = itertools.count(1)
         self._lent: dict[_Loan, int] = {}  # bytes
         self._returned: collections.deque[_Loan] = collections.deque()
+        self._blocks_known: dict[int, PlacedSegment] = {}  # by offset
+        self._known = 0  # segments in them
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -115,6 +119,23 @@ class LaneMemory:
                 return
             del self._lent[loan]
             self._blocks.give(loan.offset)
+
+    def block(self, offset: int) -> PlacedSegment:
+        """The start of a block, behind which are the segments that earlier calls had in it."""
+        if self._known > _MOST_KNOWN:
+            self._blocks_known.clear()
+            self._known = 0
+        start = self._blocks_known.get(offset)
+        if start is None:
+            start = self._blocks_known[offset] = PlacedSegment()
+        return start
+
+    def learn(
+        self, before: PlacedSegment, asked: tuple[object, ...], placed: PlacedSegment
+    ) -> None:
+        """Behind `before` this was asked for, and lies there."""
+        before.next[asked] = placed
+        self._known += 1
 
     def next_turn(self) -> int:
         """The number of the next call. Calls reach a server in the order of their numbers."""
