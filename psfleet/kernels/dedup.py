@@ -20,6 +20,9 @@ __all__ = ["UniqueIds", "dedup", "first_repeat", "merge_pushes"]
 _FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
 _FEW = 64  # ids of which a set is made faster than a kernel is called
+_ZERO = np.zeros((), np.float32)
+_PLACES = np.arange(_FEW, dtype=np.uint32)
+_PLACES.flags.writeable = False
 _scratch = threading.local()
 
 Ids = NDArray[np.int64]
@@ -33,18 +36,24 @@ class UniqueIds:
         unique: One int64 array per group: its distinct ids in first-seen order.
         inverse: uint32 [n]: for each id of the batch, group << shift | place in `unique[group]`.
         shift: See `inverse`.
+        is_plain: There is one group, and the batch names no id twice.
     """
 
-    __slots__ = ("inverse", "shift", "unique")
+    __slots__ = ("inverse", "is_plain", "shift", "unique")
 
-    def __init__(self, unique: list[Ids], inverse: NDArray[np.uint32], shift: int) -> None:
+    def __init__(
+        self, unique: list[Ids], inverse: NDArray[np.uint32], shift: int, is_plain: bool = False
+    ) -> None:
         self.unique = unique
         self.inverse = inverse
         self.shift = shift
+        self.is_plain = is_plain
 
     def expand(self, rows: Sequence[Floats]) -> Floats:
         """One row per id of the batch: float32 [n, dim] from the groups' rows float32 [c, dim]."""
         dim, rows = rows[0].shape[1], self._checked(rows)
+        if self.is_plain:
+            return rows[0].copy()
         count = len(self.inverse)
         out = np.empty((count, dim), np.float32)
         width_kernels("merge", dim).expand(
@@ -115,6 +124,9 @@ class UniqueIds:
         self, gradients: Floats, sums: Sequence[Floats], bags: Sequence[RowBags] | None = None
     ) -> None:
         """As `merge`, with the sums written to arrays of the caller."""
+        if self.is_plain and bags is None and gradients.shape == sums[0].shape:
+            np.add(gradients, _ZERO, sums[0])  # the bits of a sum: -0 becomes 0
+            return
         gradients, begun = _plain(gradients), _not_begun(sums)
         if bags is None or _are_rows(bags):
             _add(self.inverse, self.shift, gradients, begun)
@@ -141,6 +153,8 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         raise ShapeError(
             f"a batch of {n} ids is too long for {groups} servers; the limit is {(1 << shift) - 1}"
         )
+    if groups == 1 and n <= _FEW and len(set(ids.tolist())) == n:
+        return UniqueIds([ids.copy()], _PLACES[:n], shift, is_plain=True)
     ids = _plain(ids)
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     index, unique, codes, hashes = _scratch_for(n, mask)

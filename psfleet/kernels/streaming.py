@@ -32,7 +32,7 @@ def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
         values: Contiguous, else they are copied in the ordinary way.
     """
     if not _KNOWN or out.nbytes < STREAM_FROM or not values.flags.c_contiguous:
-        np.copyto(out, values)
+        out[...] = values  # np.copyto takes 0.3 us more
         return
     flat, source = out.reshape(-1).view(np.uint8), values.reshape(-1).view(np.uint8)
     head = -address_of(flat) % _LINE

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
+from psfleet.kernels.generate import static_kernels
+from psfleet.kernels.initial_values import address_of
 from psfleet.observability.norms import NormHistogram
 from psfleet.platform.notices import say
 from psfleet.runtime.interface import Gradient
@@ -17,6 +19,9 @@ __all__ = ["NonFiniteCheck", "SkippedGradients", "without_values"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+_SHORT = 1024  # values whose squares are summed before a BLAS has begun
+_LARGEST = float(np.finfo(np.float32).max)
+
 Looked = tuple[str, Floats, Ids | None]
 """Name of a table, contiguous values, and whose rows or elements they are; None: those of the whole table."""
 
@@ -80,10 +85,9 @@ class NonFiniteCheck:
 
     def _is_finite(self, name: str, values: Floats) -> bool:
         """One pass, without memory of its own; squares that overflow are looked at again."""
-        flat = values.reshape(-1)
-        square = float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
+        square = _squares(values)
         self._squares[name] = self._squares.get(name, 0.0) + square
-        return math.isfinite(square) or bool(np.isfinite(flat).all())
+        return square < math.inf or bool(np.isfinite(values).all())
 
     def _tell(self, step: int, what: str) -> None:
         self.found += 1
@@ -104,6 +108,15 @@ class NonFiniteCheck:
             "clip (PSFLEET_ON_NAN=stop ends the script there, skip leaves such steps out, ignore leaves "
             "this line out)"
         )
+
+
+def _squares(values: Floats) -> float:
+    """The sum of the squares; infinite or NaN if a value is, or if they overflow float32."""
+    if values.size > _SHORT:
+        flat = values.reshape(-1)
+        return float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
+    found: float = static_kernels("squares").summed(address_of(values), values.size)
+    return found if found <= _LARGEST else math.inf
 
 
 def _first(values: Floats, ids: Ids | None) -> str:

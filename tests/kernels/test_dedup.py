@@ -53,6 +53,16 @@ def test_dedup_equals_dictionary(ids: list[int], groups: int, seed: int) -> None
     )
 
 
+@pytest.mark.parametrize("ids", [[1, 2, 3], [1, 1, 3]])
+def test_a_sum_of_one_gradient_has_the_bits_of_a_sum(ids: list[int]) -> None:
+    """Minus zero becomes zero, whether or not the batch names an id twice."""
+    gradients = np.array([[-0.0, 1], [np.nan, -0.0], [-0.0, np.inf]], np.float32)
+    [sums] = dedup(np.array(ids), 1).merge(gradients)
+    wanted = np.array(list(summed(ids, gradients).values()))
+    np.testing.assert_array_equal(np.signbit(sums), np.signbit(wanted))
+    np.testing.assert_array_equal(sums, wanted)
+
+
 @pytest.mark.parametrize("dim", [1, 8, 16, 33, 300])
 def test_widths(dim: int) -> None:
     """Every width gives the twin's bits, also for a batch of several blocks."""
