@@ -107,7 +107,7 @@ class SparseTable(ClientTable):
 
     def _read(self, asked: Any) -> Read:
         if not isinstance(asked, PooledIds):
-            asked = as_ids(asked, f"table {self.spec.name!r}")
+            asked = as_ids(asked, self.spec.label)
         return read_of(self.spec.key, asked, self._runtime.pools)
 
     def _gradient(self, given: Any) -> Gradient:
@@ -129,7 +129,7 @@ class SparseTable(ClientTable):
         shows: ArrayLike | None = None,
         clicks: ArrayLike | None = None,
     ) -> Gradient:
-        checked = as_ids(ids, f"table {self.spec.name!r}")
+        checked = as_ids(ids, self.spec.label)
         values = _as_gradient(grads, self.spec)
         shape = checked.shape
         if len(shape) > 1 and values.shape == (*shape, self.spec.dim):
@@ -202,6 +202,8 @@ class DenseTable(ClientTable):
 
 
 def _as_gradient(value: Any, spec: TableSpec) -> Floats:
+    if type(value) is np.ndarray and value.dtype == np.float32:
+        return value
     return np.asarray(as_numbers(value, f"the gradient for table {spec.name!r}"), np.float32)
 
 

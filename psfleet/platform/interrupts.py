@@ -5,7 +5,7 @@ that was given out and never sent, or a table that is updated beside one that is
 whole is done within `deferred`; where it waits for somebody else it asks `check`.
 """
 
-import contextlib
+import functools
 import importlib
 import os
 import signal
@@ -13,29 +13,44 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["check", "deferred", "wait_for"]
 
 _LOOK = 0.1  # seconds between two looks for an interrupt in a wait
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _Handler = Callable[[int, FrameType | None], Any]
 
 # `signal` looks every handler up in an enumeration: 17 us for each block, instead of 1.
 _signals: Any = importlib.import_module("_signal")
 
+_this_thread = threading.get_ident
 _main: int | None  # thread
 _heard = False
 _depth = 0  # blocks of the main thread that are under way
 _handler: _Handler | None = None  # of the script; None: the signal is ignored or ends the process
 
 
-class _Deferred(contextlib.ContextDecorator):
+class _Deferred:
     """See `deferred`. It has no state of its own: blocks of the main thread lie within each other."""
+
+    def __call__(self, work: Callable[_P, _T]) -> Callable[_P, _T]:
+        """The function as such a block."""
+
+        @functools.wraps(work)
+        def block(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            if _depth or _this_thread() != _main:  # a block is under way, or none is needed
+                return work(*args, **kwargs)
+            with self:
+                return work(*args, **kwargs)
+
+        return block
 
     def __enter__(self) -> None:
         global _depth, _handler
-        if not _in_main_thread():
+        if _this_thread() != _main:
             return
         if not _depth:
             before = _signals.getsignal(signal.SIGINT)
@@ -46,7 +61,7 @@ class _Deferred(contextlib.ContextDecorator):
 
     def __exit__(self, *failure: object) -> None:
         global _depth
-        if not _in_main_thread():
+        if _this_thread() != _main:
             return
         _depth -= 1
         if not _depth and _handler is not None:
@@ -92,7 +107,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _in_main_thread() -> bool:
-    return threading.get_ident() == _main
+    return _this_thread() == _main
 
 
 def _look() -> None:

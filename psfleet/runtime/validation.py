@@ -61,7 +61,7 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
     """The ids of a pull from a sparse table, as int64 in any shape."""
     if ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
-    return as_ids(ids, f"table {spec.name!r}")
+    return as_ids(ids, spec.label)
 
 
 def check_gradients(
@@ -79,20 +79,24 @@ def check_gradients(
     Raises:
         UsageError: A table is named twice, or a gradient does not fit its table.
     """
-    specs = {gradient.table: spec_of(gradient.table) for gradient in gradients}
-    if len(specs) < len(gradients):
-        tables = [gradient.table for gradient in gradients]
-        twice = next(table for i, table in enumerate(tables) if table in tables[:i])
-        raise UsageError(f"a push names table {specs[twice].name!r} twice; sum its gradients first")
-    return [_checked(specs[gradient.table], gradient) for gradient in gradients]
+    seen: set[int] = set()
+    checked = []
+    for gradient in gradients:
+        spec = spec_of(gradient.table)
+        if spec.key in seen:
+            raise UsageError(f"a push names {spec.label} twice; sum its gradients first")
+        seen.add(spec.key)
+        checked.append(_checked(spec, gradient))
+    return checked
 
 
 def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
     values = np.asarray(gradient.values, np.float32, order="C")
-    _check_precision(spec, gradient)
+    if gradient.precision != "float32" or gradient.scale != 1.0:
+        _check_precision(spec, gradient)
     if spec.kind == "dense":
         if gradient.ids is not None:
-            ids = as_ids(gradient.ids, f"table {spec.name!r}")
+            ids = as_ids(gradient.ids, spec.label)
             check_elements(spec, values, ids, spec.size)
             return spec, gradient, values, ids
         if values.shape != spec.shape:
@@ -102,7 +106,7 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
         return spec, gradient, values.reshape(-1), None
     if gradient.ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
-    ids = as_ids(gradient.ids, f"table {spec.name!r}")
+    ids = as_ids(gradient.ids, spec.label)
     if gradient.bags is not None:
         _check_bags(spec, gradient.bags, values, ids)
         if not spec.pushed_scores:

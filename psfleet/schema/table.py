@@ -254,6 +254,11 @@ class TableSpec:
         """Values behind a sparse row's state: its shows and clicks, then its frequency, where it has them."""
         return self.pushed_scores + self.counts_frequency
 
+    @cached_property
+    def label(self) -> str:
+        """The table in messages: each call has one at hand, and to make it takes longer than most checks."""
+        return f"table {self.name!r}"
+
     @property
     def streams_evictions(self) -> bool:
         """Whether its servers remember which rows went last."""

@@ -22,6 +22,10 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
 
     A table that counts gets one update for each push.
     """
+    if len(pushes) == 1:  # which names no table twice
+        for gradient in pushes[0].gradients:
+            _apply(tables[gradient.table], gradient, gradient.learning_rate)
+        return
     by_table: dict[int, list[Gradient]] = {}
     for push in pushes:
         for gradient in push.gradients:
@@ -32,9 +36,17 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
             table.push(_mean(_whole(gradient, table.count) for gradient in gradients), rate)
         elif table.spec.rule.counts:
             for gradient in gradients:
-                table.push_mean(_parts([gradient]), rate)
+                _apply(table, gradient, rate)
         else:
             table.push_mean(_parts(gradients), rate)
+
+
+def _apply(table: Table, gradient: Gradient, rate: float) -> None:
+    """One update by one gradient."""
+    if isinstance(table, DenseTable):
+        table.push(_whole(gradient, table.count), rate)
+    elif gradient.ids is not None:
+        table.push(gradient.ids, gradient.values, rate)
 
 
 def add(tables: Mapping[int, Table], push: Push) -> None:

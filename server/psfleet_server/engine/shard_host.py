@@ -121,11 +121,12 @@ class ShardHost:
             log.reach("settled")
         self.feed.settle(fed)
 
+    def _changes(self) -> contextlib.AbstractContextManager[object]:
+        """`changing`, or the lock alone where that is all."""
+        return self.lock if self.keeper is None and not self.feed.enabled else self.changing()
+
     def _take(self, event: Event, call: Call) -> list[Instruction]:
-        if self.keeper is None and not self.feed.enabled:
-            with self.lock:
-                return self._handle(event, call)
-        with self.changing():
+        with self._changes():
             return self._handle(event, call)
 
     def _handle(self, event: Event, call: Call) -> list[Instruction]:
@@ -205,7 +206,11 @@ class ShardHost:
         self._submit(event, reply)
 
     def _submit(self, event: Event, reply: DeferredReply) -> None:
-        self._perform(self._take(event, reply))
+        self._follow(self._take(event, reply), reply)
+
+    def _follow(self, instructions: Sequence[Instruction], reply: DeferredReply) -> None:
+        """Perform what an event has led to whose reply may have to wait."""
+        self._perform(instructions)
         if not reply.done:
             reply.waited = self.latencies.waited
             reply.park(self._deadlines, lambda: self._expire(reply))
@@ -227,10 +232,15 @@ class ShardHost:
                 f"the pull of an exchange commits round {pull.commit}; only sync mode has rounds"
             )
         self._check_parked()
-        answer = self.ask(push)
-        assert answer.outcome is not None
-        reply.outcome = OUTCOMES[answer.outcome]
-        self._submit(pull, reply)
+        with self._changes():
+            answer, *instructions = self._handle(push, reply)
+            if isinstance(answer, SendOutcome):
+                assert answer.outcome is not None
+                reply.outcome = OUTCOMES[answer.outcome]
+                instructions += self._handle(pull, reply)
+            else:
+                instructions.append(answer)
+        self._follow(instructions, reply)
 
     def _values(self, serve: SendValues, reply: DeferredReply) -> bytes:
         """The message with the current values of the reads, or with word that they are in place."""

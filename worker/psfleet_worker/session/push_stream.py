@@ -56,6 +56,7 @@ class Stream:
         self._session = session
         self._begun = 0  # the last push that has got its number
         self._heard = 0  # the last snapshot that is wanted
+        self._left = False  # a push has left since all before it were acknowledged, or is about to
         self._ahead = False  # something is read ahead that may be under way
         self._overtaken = False  # and a push has been made after it
         self._addressed: tuple[int, ...] = ()  # by server the last push that was sent to it
@@ -90,6 +91,7 @@ class Stream:
         self._session.saw(read.view)
         self.open = 0
         yield _SETTLE
+        self._left = False
         return read
 
     def pull_ahead(self) -> Program[Any]:
@@ -119,18 +121,21 @@ class Stream:
             yield from self.flush()
         if self._overtaken:
             yield from self._arrive()
-        yield _WINDOW_FREE
+        if self._left:
+            yield _WINDOW_FREE
         sequence, clock = session.sequence + 1, session.clock + 1
         is_held = session.declared.has_rounds
         sent: Sequence[bool] = yield LayOutPush(sequence, clock)
         before = self._addressed or (sequence - 1,) * len(sent)
-        addressed = tuple(
-            sequence if to_it else last for to_it, last in zip(sent, before, strict=True)
-        )
+        addressed = (sequence,) * len(sent)
+        if not all(sent):
+            addressed = tuple(
+                sequence if to_it else last for to_it, last in zip(sent, before, strict=True)
+            )
         self._begun, self._begun_to = sequence, addressed
         ticket = yield SendPush(sequence, self.cut, not is_held, self._ahead, before, addressed)
         self._addressed = addressed
-        self._overtaken = self._ahead
+        self._overtaken, self._left = self._ahead, True
         session.sequence, session.clock = sequence, clock
         session.progress.made()
         self.open = sequence if is_held else 0

@@ -140,11 +140,11 @@ class DenseRead:
             np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
         )
         for server, low, high in self._ranges:
-            value = values[server]
+            value, part = values[server], out[low:high]
             if isinstance(value, CompressedValues):
-                value.unpack(out[low:high])
-            elif value is not None and address_of(value) != address_of(out[low:high]):
-                copy_over(out[low:high], value)
+                value.unpack(part)
+            elif value is not None and (lent is None or address_of(value) != address_of(part)):
+                copy_over(part, value)
         return out.reshape(self._spec.shape)
 
 

@@ -81,30 +81,34 @@ def add_gradients(
     Raises:
         UsageError: One cannot travel in that form; the packer is as before.
     """
-    parts = [
-        _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
-        for spec, gradient, values, ids in checked
-    ]
-    others, looked = [], []
+    others, looked, packed = [], [], []
     summed: list[tuple[str, Floats, Ids | None]] = []
-    for part in parts:
+    for spec, gradient, values, ids in checked:
+        part = _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
         if part.is_summed_in_place:
             summed += [(part.spec.name, rows, ids) for rows, ids in _sum(parcels, part, plans)]
         else:
             others.append(part)
             looked.append((part.spec.name, part.values, part.row_ids))
-    look(looked + summed)
-    for part in others:
         if part.form == "int8":
-            packer.check(part.spec, part.values)
+            packed.append(part)
+    look(looked + summed)
+    for part in packed:
+        packer.check(part.spec, part.values)
     # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
-    for part in sorted(others, key=lambda part: part.ids is None):
+    others.sort(key=_is_whole)
+    for part in others:
         if part.form == "float32":
             _add(parcels, part, plans)
         elif part.ids is None:
             _pack_values(parcels, part, plans, packer)
         else:
             _pack_rows(parcels, part, part.ids, plans, packer)
+
+
+def _is_whole(part: _GradientPart) -> bool:
+    """Whether it has a value for every place of a dense table."""
+    return part.ids is None
 
 
 def _pack_values(

@@ -246,13 +246,13 @@ class Transfers:
 
     def _empty(self, **fields: Any) -> list[ServerRequest]:
         """An empty parcel for each server, with a header of these fields."""
-        correction = self._fleet.correction
-        fields["staleness_damping"] = correction.damping
-        fields["delay_compensation"] = correction.compensation
-        form = self._wire.values
+        fleet, form = self._fleet, self._wire.values
+        correction = fleet.correction
+        if correction.damping or correction.compensation:
+            fields["staleness_damping"] = correction.damping
+            fields["delay_compensation"] = correction.compensation
         return [
-            self.make_request(self._fleet.header(**fields), lane.held(), form)
-            for lane in self._fleet.lanes
+            self.make_request(fleet.header(**fields), lane.held(), form) for lane in fleet.lanes
         ]
 
     def _call(
@@ -315,16 +315,16 @@ class Transfers:
 
     def _send(self, send: SendPush) -> FleetPush:
         parcels, self._parcels = self._parcels, []
+        lingers, goes_to = send.lingers, []
         for server, parcel in enumerate(parcels):
             if skipped := send.skipped(server):
                 parcel.say(skipped=skipped)
             if send.cut[0]:
                 parcel.say(cut=send.cut[0], cut_after=send.cut[1])
+            if parcel.is_inline and parcel.bytes > _LINGERS:
+                lingers = False
+            goes_to.append(send.goes_to(server))
         if send.skips:
             parcels[0].say_addressed(send.addressed)
-        lingers = send.lingers and all(
-            not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels
-        )
         behind = self._ahead if send.behind else None
-        goes_to = [*map(send.goes_to, range(len(parcels)))]
         return self._pushes.add(parcels, goes_to, linger=lingers, behind=behind)
