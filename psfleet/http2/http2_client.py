@@ -15,7 +15,8 @@ from psfleet.http2.header_blocks import (
     request_prefix,
     timeout_field,
 )
-from psfleet.http2.http2_connection import Http2Connection, StreamState, around_message
+from psfleet.http2.http2_connection import Http2Connection, StreamState
+from psfleet.http2.message_frames import around_message
 from psfleet.http2.socket_transport import Transport
 
 __all__ = ["Http2Client", "OutgoingCall"]

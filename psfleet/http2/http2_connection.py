@@ -7,15 +7,15 @@ take yet is sent by the reading thread when it hears of more room.
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from psfleet.http2 import frames
 from psfleet.http2.call_errors import ConnectionBroken
 from psfleet.http2.header_blocks import MAX_HEADERS, HeaderReader
+from psfleet.http2.message_frames import around_message, trailing
 from psfleet.http2.socket_transport import Part, Transport
 from psfleet.platform.unwritten_bytes import unwritten_bytes
 
-__all__ = ["Http2Connection", "StreamState", "around_message", "trailing"]
+__all__ = ["Http2Connection", "StreamState"]
 
 _BUFFER = 64 << 10
 _RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
@@ -441,35 +441,3 @@ class Http2Connection:
         if parts:
             self.transport.send(parts)
         return whole
-
-
-def around_message(number: int, length: int, block: bytes, trailers: bytes) -> tuple[bytes, bytes]:
-    """What comes before a message that has a frame for itself, and behind it.
-
-    Args:
-        number: Of the stream.
-        length: Of the message.
-        block: The headers before it.
-        trailers: A block that ends the stream; empty: the message ends it.
-    """
-    stream, flags = number.to_bytes(4, "big"), 0 if trailers else frames.END_STREAM
-    opening = _headers_of(len(block)) + stream + block
-    opening += frames.message_head(length, flags, number)
-    return opening, _trailers_of(len(trailers)) + stream + trailers if trailers else b""
-
-
-@lru_cache(64)
-def _headers_of(size: int) -> bytes:
-    """The head of a frame of headers up to the number of the stream."""
-    return frames.head(size, frames.HEADERS, frames.END_HEADERS, 0)[:-4]
-
-
-@lru_cache(64)
-def _trailers_of(size: int) -> bytes:
-    """Likewise, of headers that end a stream."""
-    return frames.head(size, frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 0)[:-4]
-
-
-def trailing(number: int, block: bytes) -> bytes:
-    """The frame of a block that ends a stream."""
-    return frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number, block)

@@ -161,9 +161,9 @@ def test_files_in_their_order(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     """Samples without times, shuffling and columns that are no times are refused in a sentence."""
-    from psfleet.datasets.parquet import ParquetFiles
-
     source = files(tmp_path, range(5))
+    from psfleet.datasets.parquet import ParquetFiles  # needs pyarrow, without which `files` skips
+
     with pytest.raises(UsageError, match="shuffle_seed is 3; samples in order of time"):
         list(fleet.dataset(EventTimeSequence(source, 2), 2, shuffle_seed=3))
     plain = ParquetFiles(tmp_path, FEATURES)

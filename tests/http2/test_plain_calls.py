@@ -10,8 +10,8 @@ import pytest
 
 from psfleet.http2 import frames
 from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, request_prefix, timeout_field
-from psfleet.http2.http2_connection import around_message
 from psfleet.http2.http2_server import Http2Server, ServerSettings
+from psfleet.http2.message_frames import around_message
 from psfleet.http2.socket_transport import PlainTransport
 from tests.http2.calls import METHODS, SETTINGS
 

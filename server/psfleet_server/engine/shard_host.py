@@ -30,7 +30,7 @@ from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.table_messages import write_mode
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1 import coordinator_pb2, frame_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, OUTCOME_UNSPECIFIED, Header
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
@@ -44,7 +44,7 @@ from psfleet_server.durability.snapshot_writer import SnapshotWriter
 from psfleet_server.engine.memory_budget import resident
 from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
-from psfleet_server.rpc.pull_response import lay_out
+from psfleet_server.rpc.pull_response import PullResponse, lay_out
 
 if TYPE_CHECKING:
     from psfleet.observability.spans import Tracing
@@ -203,9 +203,6 @@ class ShardHost:
     def submit(self, event: Event, reply: DeferredReply) -> None:
         """Take an event whose reply may have to wait."""
         self._check_parked()
-        self._submit(event, reply)
-
-    def _submit(self, event: Event, reply: DeferredReply) -> None:
         self._follow(self._take(event, reply), reply)
 
     def _follow(self, instructions: Sequence[Instruction], reply: DeferredReply) -> None:
@@ -252,7 +249,10 @@ class ShardHost:
         tables.read_into(serve.reads, laid.values)
         if serve.keeper is not None:
             self.shard.stale_gradients.keep(serve.keeper, serve.reads, laid.values)
-        message = laid.finish(reply.outcome, view)
+        return self._finish(laid, reply.outcome, view)
+
+    def _finish(self, laid: PullResponse, outcome: frame_pb2.Outcome, view: int) -> bytes:
+        message = laid.finish(outcome, view)
         self.bytes.values += laid.size
         self.bytes.saved += laid.saved
         self.settle_read()
@@ -273,11 +273,7 @@ class ShardHost:
             )
             laid = lay_out(header, reads, tables.shape_of)
             tables.read_into(reads, laid.values)
-        message = laid.finish(OUTCOME_UNSPECIFIED, header.view)
-        self.bytes.values += laid.size
-        self.bytes.saved += laid.saved
-        self.settle_read()
-        return message
+        return self._finish(laid, OUTCOME_UNSPECIFIED, header.view)
 
     def settle_read(self) -> None:
         """Return when what was read may be told: it may be newer than what the call waited for."""
