@@ -2,7 +2,8 @@
 
 The supervisor decides and the runner performs; an engine is their hands and eyes. It starts and signals
 processes and reports what becomes of them, and knows nothing of restarts, takeovers or failures. One
-engine is one module of this package, which names its class ENGINE; `--engine` takes the module's name.
+engine is one module of this package, which names its class ENGINE; `--engine` takes the module's name. Its
+flags are fields of psfleet_launch.job.engine_settings.
 
 The order of calls: `open` once, then `spawn`, `send`, `order`, `expect` and `events` as the job goes, then
 `sweep`, `close` and `left_behind`. What an engine waits for, such as sockets of agents or pipes of
