@@ -1,4 +1,10 @@
-"""The consistency modes: each is one small file that declares what it does."""
+"""The consistency modes: each is one small file that declares what it does.
+
+A new mode is a new file, which is found; the names below are those that others import.
+"""
+
+import importlib
+import pkgutil
 
 from psfleet.consistency.async_mode import AsyncMode as AsyncMode
 from psfleet.consistency.consistency_mode import ConsistencyMode as ConsistencyMode
@@ -15,3 +21,6 @@ from psfleet.consistency.mode_lookup import listed as listed
 from psfleet.consistency.mode_lookup import register as register
 from psfleet.consistency.ssp_mode import SspMode as SspMode
 from psfleet.consistency.sync_mode import SyncMode as SyncMode
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,4 +1,10 @@
-"""The update rules and eviction policies: small files with hyperparameters and scalar functions."""
+"""The update rules and eviction policies: small files with hyperparameters and scalar functions.
+
+A new rule is a new file, which is found; the names below are those that others import.
+"""
+
+import importlib
+import pkgutil
 
 from psfleet.rules.adadelta import Adadelta as Adadelta
 from psfleet.rules.adagrad import Adagrad as Adagrad
@@ -39,3 +45,6 @@ from psfleet.rules.rule_lookup import rule_class as rule_class
 from psfleet.rules.sgd import SGD as SGD
 from psfleet.rules.torch_rmsprop import TorchRMSprop as TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam as TorchSparseAdam
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,4 +1,8 @@
-"""The kinds of memory of tables. A new one is an entry here and a name in psfleet/settings/choices.py."""
+"""The kinds of memory of tables.
+
+A new one is an entry here, a name in psfleet/settings/choices.py, and what devices.py and the budgets of
+psfleet/shard/shard_tables.py say of where it may be used, and how much of it.
+"""
 
 from abc import ABC, abstractmethod
 

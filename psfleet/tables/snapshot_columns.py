@@ -1,6 +1,7 @@
-"""The columns of a table in a snapshot: names, types and shapes. A new column is declared here alone.
+"""The columns of a table in a snapshot: names, types and shapes, each declared here alone.
 
-docs/formats.md describes them for people. A change is a new version of the format.
+What a new one holds of each row comes from row_data.py and packed_rows.py. docs/formats.md describes the
+columns for people. A change is a new version of the format (psfleet/checkpoint/manifest.py).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,37 +1,10 @@
-"""The operations by family, each with a forward and a vector-Jacobian product."""
+"""The operations by family, each with a forward and a vector-Jacobian product.
 
-from psfleet.program.ops import (
-    activation,
-    arithmetic,
-    batch_norm,
-    clipping,
-    dropout,
-    embedding,
-    loss,
-    manipulate,
-    matmul,
-    metric,
-    normalize,
-    pooled_embedding,
-    reduce,
-    sequence,
-    source,
-)
+A new family is a new file, which is found.
+"""
 
-__all__ = [
-    "activation",
-    "arithmetic",
-    "batch_norm",
-    "clipping",
-    "dropout",
-    "embedding",
-    "loss",
-    "manipulate",
-    "matmul",
-    "metric",
-    "normalize",
-    "pooled_embedding",
-    "reduce",
-    "sequence",
-    "source",
-]
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
