@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 34b36e0166111e0f521594d64f0f6aa688b6192cc617bc5b02dbf99fa2d733b6
+# From protos/psfleet/v1/frame.proto, SHA-256 e5623f8989f3357e084d2a46b9938bce47717013a121479e2787f6e47abf3866
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
