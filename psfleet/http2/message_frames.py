@@ -19,7 +19,7 @@ def around_message(number: int, length: int, block: bytes, trailers: bytes) -> t
     stream, flags = number.to_bytes(4, "big"), 0 if trailers else frames.END_STREAM
     opening = _headers_of(len(block)) + stream + block
     opening += frames.message_head(length, flags, number)
-    return opening, _trailers_of(len(trailers)) + stream + trailers if trailers else b""
+    return opening, trailing(number, trailers) if trailers else b""
 
 
 @lru_cache(64)
@@ -36,4 +36,4 @@ def _trailers_of(size: int) -> bytes:
 
 def trailing(number: int, block: bytes) -> bytes:
     """The frame of a block that ends a stream."""
-    return frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number, block)
+    return _trailers_of(len(block)) + number.to_bytes(4, "big") + block
