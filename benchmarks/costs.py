@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 from measuring import Summary, in_turn
-from processes import obey, psfleet_crew
+from processes import Connection, obey, psfleet_crew
 from reporting import Report, arguments, finish
 
 DIM, ROWS, LENGTH = 16, 2_000_000, 4_000_000
-INLINE = {"PSFLEET_LANE": "inline"}
 SMALL, LARGE = 16, 32_768
 
 
@@ -49,16 +48,17 @@ def work(kind: str, size: int) -> None:
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     report = Report("costs", "Costs: CPU of worker and servers together, 1 worker, 2 servers")
-    for name, tcp, variables in (("shared memory", False, {}), ("messages over TCP", True, INLINE)):
+    for name, over in (
+        ("shared memory", Connection.MEMORY),
+        ("messages over TCP", Connection.TCP),
+        ("messages over TLS", Connection.TLS),
+    ):
         cases = [("sparse", SMALL), ("sparse", LARGE), ("dense", 16), ("dense", LENGTH)]
         with contextlib.ExitStack() as stack:
             crews = [
                 stack.enter_context(
                     psfleet_crew(
-                        f"{kind} {size}",
-                        [__file__, "--worker", kind, str(size)],
-                        tcp=tcp,
-                        variables=variables,
+                        f"{kind} {size}", [__file__, "--worker", kind, str(size)], over=over
                     )
                 )
                 for kind, size in cases

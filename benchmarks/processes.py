@@ -5,6 +5,7 @@ answers each with one line of JSON.
 """
 
 import contextlib
+import enum
 import json
 import os
 import socket
@@ -16,8 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from psfleet.wire.certificates import make_credentials
+
 __all__ = [
+    "BETWEEN_HOSTS",
     "ROOT",
+    "Connection",
     "Crew",
     "environment",
     "free_ports",
@@ -33,6 +38,21 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent.parent
 _START = 120.0  # seconds within which everything must be ready
 _STOP = 10.0  # seconds that a process gets to end by itself, and again after SIGTERM
+
+
+class Connection(enum.Enum):
+    """How workers reach the servers of a contender."""
+
+    MEMORY = "shared memory, with calls over unix sockets"
+    TCP = "TCP in the clear without shared memory, as the peers are measured"
+    TLS = "mutual TLS without shared memory, as between hosts"
+
+
+BETWEEN_HOSTS = {
+    "psfleet over TCP, no shared memory": Connection.TCP,
+    "psfleet over TLS, no shared memory": Connection.TLS,
+}
+"""Contenders as on several machines, less the network between them."""
 
 
 class Crew:
@@ -148,7 +168,7 @@ def psfleet_crew(
     *,
     servers: int = 2,
     workers: int = 1,
-    tcp: bool = False,
+    over: Connection = Connection.MEMORY,
     standbys: bool = False,
     variables: Mapping[str, str] | None = None,
     server: Sequence[str] = ("-m", "psfleet_server"),
@@ -157,14 +177,15 @@ def psfleet_crew(
 
     server: What Python runs as a server.
     """
-    more = dict(variables or {})
-    if standbys:
-        more["PSFLEET_REPLICAS"] = "1"
-    if tcp:  # in the clear, as the others are measured
-        more["PSFLEET_INSECURE"] = "1"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
-        wanted = ["127.0.0.1:0" if tcp else f"unix:{folder}/server.{i}" for i in range(servers)]
+        more = {**_settings(over, folder), **(variables or {})}
+        if standbys:
+            more["PSFLEET_REPLICAS"] = "1"
+        wanted = [
+            f"unix:{folder}/server.{i}" if over is Connection.MEMORY else "127.0.0.1:0"
+            for i in range(servers)
+        ]
         endpoints, running = _start_servers(stack, server, folder / "ready", wanted, workers, more)
         following: list[subprocess.Popen[str]] = []
         if standbys:
@@ -193,6 +214,18 @@ def psfleet_crew(
             standbys=[standby.pid for standby in following],
             endpoints=endpoints,
         )
+
+
+def _settings(over: Connection, folder: Path) -> dict[str, str]:
+    """What makes processes connect in this way; makes a job's certificates if it takes some."""
+    if over is Connection.MEMORY:
+        return {}
+    if over is Connection.TCP:
+        return {"PSFLEET_LANE": "inline", "PSFLEET_INSECURE": "1"}
+    return {
+        "PSFLEET_LANE": "inline",
+        "PSFLEET_TLS": str(make_credentials(folder / "credentials")["server"]),
+    }
 
 
 def start(

@@ -14,12 +14,11 @@ import numpy as np
 from data import W1_BATCH, W1_IDS, Ids, batches_w1
 from measuring import Summary, in_turn
 from peers import attendance
-from processes import obey, psfleet_crew
+from processes import BETWEEN_HOSTS, obey, psfleet_crew
 from reporting import Report, arguments, finish
 
 DIM = 16
 BATCHES = 40
-INLINE = {"PSFLEET_LANE": "inline"}
 
 
 def work(rank: int, rows: int, ahead: bool, batches: list[Ids]) -> None:
@@ -88,14 +87,9 @@ def main() -> None:
                 stack.enter_context(
                     psfleet_crew("psfleet, one push behind", [*program, "ahead"], workers=workers)
                 ),
-                stack.enter_context(
-                    psfleet_crew(
-                        "psfleet over TCP, no shared memory",
-                        program,
-                        workers=workers,
-                        tcp=True,
-                        variables=INLINE,
-                    )
+                *(
+                    stack.enter_context(psfleet_crew(name, program, workers=workers, over=over))
+                    for name, over in BETWEEN_HOSTS.items()
                 ),
             ]
             if options.durability != "none":

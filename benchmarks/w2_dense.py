@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from measuring import Summary, in_turn
 from peers import attendance
-from processes import obey, psfleet_crew
+from processes import BETWEEN_HOSTS, obey, psfleet_crew
 from reporting import Report, arguments, finish
 
 ARRAYS, LENGTH = 16, 1_000_000
 GIGABYTES = 2 * ARRAYS * LENGTH * 4 / 1e9
-INLINE = {"PSFLEET_LANE": "inline"}
 
 
 def work(kind: str) -> None:
@@ -59,14 +58,9 @@ def measure(
         program = [__file__, "--worker", kind]
         crews = [
             stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
-            stack.enter_context(
-                psfleet_crew(
-                    "psfleet over TCP, no shared memory",
-                    program,
-                    workers=workers,
-                    tcp=True,
-                    variables=INLINE,
-                )
+            *(
+                stack.enter_context(psfleet_crew(name, program, workers=workers, over=over))
+                for name, over in BETWEEN_HOSTS.items()
             ),
         ]
         peers = [

@@ -15,11 +15,10 @@ from data import FIELDS, W3_BATCH, W3_DENSE, W3_IDS, batches_w3
 from measuring import Summary, in_turn
 from peers import attendance
 from peers.torch_group import torch_alone
-from processes import obey, psfleet_crew
+from processes import BETWEEN_HOSTS, Connection, obey, psfleet_crew
 from reporting import Report, arguments, finish
 
 DIM, HIDDEN, BATCHES = 16, 400, 40
-INLINE = {"PSFLEET_LANE": "inline"}
 
 
 def work_program(
@@ -117,15 +116,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         crews = [
             stack.enter_context(
-                psfleet_crew(
-                    name,
-                    [__file__, "--worker", kind],
-                    tcp=tcp,
-                    workers=options.workers,
-                    variables=variables,
-                )
+                psfleet_crew(name, [__file__, "--worker", kind], over=over, workers=options.workers)
             )
-            for name, kind, tcp, variables in contenders(options.psfleet_torch, options.bf16)
+            for name, kind, over in contenders(options.psfleet_torch, options.bf16)
         ]
         peers = [
             attendance.torch("w3", options.workers),
@@ -143,18 +136,17 @@ def main() -> None:
     finish(report, options.json)
 
 
-def contenders(through_torch: bool, bf16: bool) -> list[tuple[str, str, bool, dict[str, str]]]:
-    """(name, worker, over TCP, environment) of each psfleet contender."""
-    found = [
-        ("psfleet", "program", False, {}),
-        ("psfleet over TCP, no shared memory", "program", True, INLINE),
-    ]
+def contenders(through_torch: bool, bf16: bool) -> list[tuple[str, str, Connection]]:
+    """(name, worker, its connection) of each psfleet contender."""
+    memory = Connection.MEMORY
+    found = [("psfleet", "program", memory)]
+    found += [(name, "program", over) for name, over in BETWEEN_HOSTS.items()]
     if bf16:
-        found.append(("psfleet, bf16", "program-bf16", False, {}))
+        found.append(("psfleet, bf16", "program-bf16", memory))
     if through_torch:
-        found.append(("psfleet through torch", "torch", False, {}))
+        found.append(("psfleet through torch", "torch", memory))
     if through_torch and bf16:
-        found.append(("psfleet through torch, bf16", "torch-bf16", False, {}))
+        found.append(("psfleet through torch, bf16", "torch-bf16", memory))
     return found
 
 

@@ -44,9 +44,9 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("script", "options", "lines"),
     [
-        ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 3),
-        ("w2_dense.py", ["--steps", "1"], 4),
-        ("w3_ctr.py", ["--steps", "1"], 2),
+        ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 4),
+        ("w2_dense.py", ["--steps", "1"], 6),
+        ("w3_ctr.py", ["--steps", "1"], 3),
     ],
 )
 def test_workloads(script: str, options: list[str], lines: int, tmp_path: Path) -> None:
@@ -101,6 +101,13 @@ def test_ping_pong(tmp_path: Path) -> None:
     rows = run("ping_pong.py", "--steps", "50", folder=tmp_path)["rows"]
     assert [row["over"] for row in rows] == ["eventfd", "unix socket, 200 bytes"]
     assert all(row["round trips / s"] > 0 for row in rows)
+
+
+def test_loopback(tmp_path: Path) -> None:
+    """Bytes go from one process to another, in the clear and under TLS."""
+    rows = run("loopback.py", "--steps", "2", folder=tmp_path)["rows"]
+    assert [row["over"] for row in rows] == ["in the clear", "mutual TLS"]
+    assert all(row["CPU-s / GB"] > 0 for row in rows)
 
 
 def test_connections(tmp_path: Path) -> None:
