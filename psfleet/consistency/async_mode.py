@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from psfleet.consistency.consistency_mode import ModeGuide
+from psfleet.consistency.finding_modes import register
 from psfleet.consistency.late_pushes import LatePushMode
-from psfleet.consistency.mode_lookup import register
 
 __all__ = ["AsyncMode"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.consistency.consistency_mode import ConsistencyMode, ModeGuide, at_least_1
-from psfleet.consistency.mode_lookup import register
+from psfleet.consistency.finding_modes import register
 
 __all__ = ["GeoMode"]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.consistency.consistency_mode import ModeGuide, at_least_0
+from psfleet.consistency.finding_modes import register
 from psfleet.consistency.late_pushes import LatePushMode
-from psfleet.consistency.mode_lookup import register
 
 __all__ = ["SspMode"]
 

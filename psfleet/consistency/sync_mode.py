@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from psfleet.consistency.consistency_mode import ConsistencyMode, ModeGuide
-from psfleet.consistency.mode_lookup import register
+from psfleet.consistency.finding_modes import register
 
 __all__ = ["SyncMode"]
 

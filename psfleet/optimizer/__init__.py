@@ -1,6 +1,6 @@
 """What a script names: optimizers, clips, regularizers and `lr`, the learning-rate schedules."""
 
-from psfleet.optimizer import declared, lr
+from psfleet.optimizer import lr, rule_optimizers
 from psfleet.optimizer.adam import Adam, AdamW
 from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage
 from psfleet.optimizer.clip import (
@@ -11,7 +11,6 @@ from psfleet.optimizer.clip import (
     GradientClipByNorm,
     GradientClipByValue,
 )
-from psfleet.optimizer.declared import *  # noqa: F403  # the stub lists the names
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.factory import optimizer_of
@@ -21,6 +20,7 @@ from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer
 from psfleet.optimizer.recompute_optimizer import RecomputeOptimizer
 from psfleet.optimizer.rprop import Rprop
+from psfleet.optimizer.rule_optimizers import *  # noqa: F403  # the stub lists the names
 from psfleet.parameters.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
 
 AdamOptimizer = Adam
@@ -67,4 +67,4 @@ __all__ = [
     "lr",
     "optimizer_of",
 ]
-__all__ += declared.__all__
+__all__ += rule_optimizers.__all__

@@ -4,12 +4,12 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.optimizer.adam import Adam
-from psfleet.optimizer.declared import Momentum
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.lars import Lamb, LarsMomentum
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer
 from psfleet.optimizer.recompute_optimizer import RecomputeOptimizer
+from psfleet.optimizer.rule_optimizers import Momentum
 from psfleet.rules.adam import Adam as AdamRule
 from psfleet.rules.momentum import Momentum as MomentumRule
 from psfleet.strategy import Settings

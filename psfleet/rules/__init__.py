@@ -21,6 +21,12 @@ from psfleet.rules.eviction_policy import LRU as LRU
 from psfleet.rules.eviction_policy import DecayedFrequency as DecayedFrequency
 from psfleet.rules.eviction_policy import EvictionPolicy as EvictionPolicy
 from psfleet.rules.exact_sum import ExactSum as ExactSum
+from psfleet.rules.finding_rules import RULES as RULES
+from psfleet.rules.finding_rules import import_rules as import_rules
+from psfleet.rules.finding_rules import make_rule as make_rule
+from psfleet.rules.finding_rules import own_rules as own_rules
+from psfleet.rules.finding_rules import reference_of as reference_of
+from psfleet.rules.finding_rules import rule_class as rule_class
 from psfleet.rules.ftrl import Ftrl as Ftrl
 from psfleet.rules.lamb import Lamb as Lamb
 from psfleet.rules.lars_momentum import LarsMomentum as LarsMomentum
@@ -37,11 +43,6 @@ from psfleet.rules.rule import DecayRate as DecayRate
 from psfleet.rules.rule import Rule as Rule
 from psfleet.rules.rule import Slot as Slot
 from psfleet.rules.rule import UnitInterval as UnitInterval
-from psfleet.rules.rule_lookup import RULES as RULES
-from psfleet.rules.rule_lookup import import_rules as import_rules
-from psfleet.rules.rule_lookup import make_rule as make_rule
-from psfleet.rules.rule_lookup import reference_of as reference_of
-from psfleet.rules.rule_lookup import rule_class as rule_class
 from psfleet.rules.sgd import SGD as SGD
 from psfleet.rules.torch_rmsprop import TorchRMSprop as TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam as TorchSparseAdam

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from psfleet.errors import RuleError
+from psfleet.rules.finding_rules import POLICIES
 from psfleet.rules.functions import fault_of
 from psfleet.rules.named_definition import NamedDefinition
-from psfleet.rules.rule_lookup import POLICIES
 from psfleet.validation.annotations import Range
 
 __all__ = ["LFU", "LRU", "DecayedFrequency", "EvictionPolicy", "check_policy", "frequency"]

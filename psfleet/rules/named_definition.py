@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from psfleet.errors import ConfigError
-from psfleet.rules.rule_lookup import register
+from psfleet.rules.finding_rules import register
 from psfleet.validation.annotations import check_fields
 
 __all__ = ["NamedDefinition"]
@@ -24,7 +24,7 @@ class NamedDefinition:
         known: All of them, by name.
         name: Lower-case letters, digits and `_`. Tables refer to the definition by it.
         version: States that two definitions with equal versions compute the same. Empty: a digest of the
-            source text takes its place, see psfleet.rules.definition.
+            source text takes its place, see psfleet.rules.definition_digest.
     """
 
     word: ClassVar[str]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from psfleet.errors import RuleError
+from psfleet.rules.finding_rules import RULES
 from psfleet.rules.named_definition import NamedDefinition
 from psfleet.rules.optimizer_spec import OptimizerSpec, TorchSpec
-from psfleet.rules.rule_lookup import RULES
 from psfleet.validation.annotations import Range
 
 __all__ = ["DecayRate", "Rule", "Slot", "SlotFormat", "UnitInterval"]

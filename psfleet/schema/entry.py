@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from psfleet.errors import ConfigError
 from psfleet.rules.eviction_policy import LRU, EvictionPolicy, check_policy
-from psfleet.rules.rule_lookup import POLICIES, find, make, reference_of
+from psfleet.rules.finding_rules import POLICIES, find, make, reference_of
 
 __all__ = [
     "CapacityEntry",

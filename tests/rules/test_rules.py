@@ -8,7 +8,6 @@ import pytest
 from psfleet.errors import ConfigError
 from psfleet.rules import (
     ASGD,
-    RULES,
     Adam,
     Ftrl,
     Lamb,
@@ -16,10 +15,11 @@ from psfleet.rules import (
     RMSProp,
     Rprop,
     make_rule,
+    own_rules,
     rule_class,
 )
 
-OWN = [name for name, rule in RULES.items() if rule.__module__.startswith("psfleet.")]
+OWN = [rule.name for rule in own_rules()]
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -13,7 +13,7 @@ import psfleet
 from psfleet import fleet, optimizer
 from psfleet.entry import CapacityEntry, DecayedFrequency, EvictionStreamEntry
 from psfleet.rules import SGD, import_rules
-from psfleet.rules.rule_lookup import POLICIES
+from psfleet.rules.finding_rules import POLICIES
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.runtime.interface import Gradient, Runtime

@@ -15,7 +15,12 @@ from psfleet.errors import RuleError
 if TYPE_CHECKING:
     from psfleet.rules.named_definition import NamedDefinition
 
-__all__ = ["definition_of"]
+__all__ = ["definition_of", "is_own"]
+
+
+def is_own(rule: type["NamedDefinition"]) -> bool:
+    """Whether it comes with psfleet."""
+    return rule.__module__.startswith("psfleet.rules.")
 
 
 def definition_of(rule: type["NamedDefinition"]) -> str:
@@ -28,7 +33,7 @@ def definition_of(rule: type["NamedDefinition"]) -> str:
     Raises:
         RuleError: The source cannot be read.
     """
-    if rule.version or rule.__module__.startswith("psfleet.rules."):
+    if rule.version or is_own(rule):
         return rule.version
     key: Any = rule  # mypy does not take a class for hashable
     return _digest(key)

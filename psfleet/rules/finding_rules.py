@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from psfleet.errors import RuleError
-from psfleet.rules.definition import definition_of
+from psfleet.rules.definition_digest import definition_of, is_own
 
 if TYPE_CHECKING:
     from psfleet.rules.eviction_policy import EvictionPolicy
@@ -21,6 +21,7 @@ __all__ = [
     "import_rules",
     "make",
     "make_rule",
+    "own_rules",
     "reference_of",
     "register",
     "rule_class",
@@ -63,6 +64,11 @@ def rule_class(name: str) -> type["Rule"]:
         RuleError: There is none.
     """
     return find(RULES, "rule", name)
+
+
+def own_rules() -> list[type["Rule"]]:
+    """The rules that come with psfleet, without those of modules that a user names."""
+    return [rule for rule in RULES.values() if is_own(rule)]
 
 
 def find(known: dict[str, type[T]], word: str, name: str) -> type[T]:
