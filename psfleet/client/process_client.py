@@ -21,7 +21,7 @@ from psfleet.settings.environment import (
     read_environment,
     reader_environment,
 )
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.strategy import WireSettings, resolve
 
 __all__ = ["connect"]

@@ -14,6 +14,7 @@ from psfleet.consistency.consistency_mode import at_least_1 as at_least_1
 from psfleet.consistency.finding_modes import MODES as MODES
 from psfleet.consistency.finding_modes import NO_MODE as NO_MODE
 from psfleet.consistency.finding_modes import find_mode as find_mode
+from psfleet.consistency.finding_modes import find_part as find_part
 from psfleet.consistency.finding_modes import listed as listed
 from psfleet.consistency.finding_modes import register as register
 from psfleet.consistency.geo_mode import GeoMode as GeoMode

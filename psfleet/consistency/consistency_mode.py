@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from psfleet.settings.declaration import check, setting
 
 __all__ = ["ConsistencyMode", "ModeGuide", "at_least_0", "at_least_1"]
 
+_SSP_CLOCK = "psfleet.shard.ssp_clock:SspClock"
 _number = partial(setting, most=2**31 - 1)
 at_least_0: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
 """A field that is a setting and a number from 0 on; arguments as for `setting`."""
@@ -51,7 +52,10 @@ class ConsistencyMode:
             waits for that. Data comes from a round plan, and the same script gives the same bits. Otherwise
             a push takes effect when it arrives, and workers lease their data.
         has_clocks: A pull waits while its worker is more than `staleness` pushes ahead of another. The mode
-            has that setting.
+            has that setting, which servers know; its gate is psfleet.shard.ssp_clock:SspClock.
+        gate: `module:class` of another rule for what pulls wait for: a psfleet.shard.pull_gate.PullGate.
+            Empty: nothing, without rounds or clocks.
+        server_settings: Those settings that servers know, whole numbers. All workers must agree on them.
         adds_deltas: A push brings what is to be added to the weights, and each worker has its own optimizer
             state. Otherwise a push brings gradients for the table's rule.
         merges_pushes: A push leaves the worker later than its steps, with the gradients of several.
@@ -68,6 +72,8 @@ class ConsistencyMode:
     number: ClassVar[int] = 0
     has_rounds: ClassVar[bool] = False
     has_clocks: ClassVar[bool] = False
+    gate: ClassVar[str] = ""
+    server_settings: ClassVar[tuple[str, ...]] = ()
     adds_deltas: ClassVar[bool] = False
     merges_pushes: ClassVar[bool] = False
     runtime: ClassVar[str] = ""
@@ -83,7 +89,28 @@ class ConsistencyMode:
     @cached_property
     def pulls_wait(self) -> bool:
         """Whether a pull may wait for other workers. Then a worker at a collective rests."""
-        return self.has_rounds or self.has_clocks
+        return self.has_rounds or bool(self.pull_gate)
+
+    @cached_property
+    def pull_gate(self) -> str:
+        """The rule for what pulls wait for, as in `gate`."""
+        return self.gate or (_SSP_CLOCK if self.has_clocks else "")
+
+    @cached_property
+    def agreed_settings(self) -> dict[str, int]:
+        """The settings that servers know, in the order in which they travel."""
+        clocks = ("staleness",) if self.has_clocks else ()
+        names = dict.fromkeys((*clocks, *self.server_settings))
+        return {name: getattr(self, name) for name in names}
+
+    def agreed(self, *values: int) -> Self:
+        """The mode as servers know it: with their settings, and the others as they are by default.
+
+        Args:
+            values: Of the first settings that servers know; of the rest the mode keeps its own.
+        """
+        own = self.agreed_settings
+        return type(self)(**(own | dict(zip(own, values, strict=False))))
 
     @cached_property
     def corrects_late(self) -> bool:

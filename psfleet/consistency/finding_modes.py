@@ -1,13 +1,14 @@
 """The consistency modes that this process knows, by name and by number."""
 
+import importlib
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from psfleet.consistency.consistency_mode import ConsistencyMode
 from psfleet.errors import ConfigError
 from psfleet.settings.kinds import one_of
 
-__all__ = ["MODES", "NO_MODE", "find_mode", "listed", "register"]
+__all__ = ["MODES", "NO_MODE", "find_mode", "find_part", "listed", "register"]
 
 MODES: dict[str, ConsistencyMode] = {}
 """Every mode with its default settings, by name, in the order of the numbers."""
@@ -30,6 +31,13 @@ def register(mode: type[M]) -> type[M]:
             f"the mode {mode.__name__} has the name {mode.name!r} and the number {mode.number}; a name has "
             "lower-case letters, digits and hyphens, and a number is at least 1 and below 2^31"
         )
+    one = mode()
+    for name, value in one.agreed_settings.items():
+        if type(value) is not int:
+            raise ConfigError(
+                f"servers know the setting {name!r} of the mode {_place(mode)}, whose default is {value!r}; "
+                "what they know are whole numbers"
+            )
     for known in MODES.values():
         same = {known.name, known.number} & {mode.name, mode.number}
         if same and _place(type(known)) != _place(mode):
@@ -37,7 +45,7 @@ def register(mode: type[M]) -> type[M]:
                 f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
                 f"{known.name!r} is {_place(type(known))} with the number {known.number}; give it others"
             )
-    found: list[ConsistencyMode] = [*_others(mode), mode()]
+    found: list[ConsistencyMode] = [*_others(mode), one]
     found.sort(key=lambda one: one.number)
     MODES.clear()
     MODES.update({one.name: one for one in found})
@@ -62,6 +70,12 @@ def find_mode(name: str | None) -> ConsistencyMode:
             "psfleet-launch --rules MODULE, or PSFLEET_RULES"
         )
     return MODES[name]
+
+
+def find_part(place: str) -> Any:
+    """What a declaration names as `module:class`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def listed() -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from psfleet.checkpoint import Snapshot, save_fleet
 from psfleet.checkpoint.loading import Events, load_events
+from psfleet.consistency import AsyncMode
 from psfleet.data.assignment import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.dedup import dedup
@@ -86,7 +87,7 @@ class EmbeddedRuntime:
         self._pushes = 0
         self._saves = 0
         self._base: tuple[int, str] | None = None
-        self._expect(self._shard.handle(Join(0, 1, "async"), "join"))
+        self._expect(self._shard.handle(Join(0, 1, AsyncMode()), "join"))
 
     @property
     def pushes(self) -> int:
@@ -166,7 +167,7 @@ class EmbeddedRuntime:
         self.push([])
 
     def _tick(self) -> None:
-        every, now = self._shard.tables.tick_every, self._clock()
+        every, now = self._shard.tick_every, self._clock()
         if every and now - self._ticked >= every:
             self._expect(self._shard.handle(Tick(now - self._ticked), "tick"))
             self._ticked = now

@@ -1,12 +1,12 @@
 """The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
 
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import ConsistencyMode, find_part
 from psfleet.errors import ConfigError
 from psfleet.platform.notices import say
 from psfleet.runtime import interface as runtimes
@@ -14,7 +14,7 @@ from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.interface import PendingPull, Read, Runtime
 from psfleet.runtime.read_only import ReadOnlyRuntime
 from psfleet.settings.environment import Environment
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Correction
 from psfleet.strategy import ConsistencySettings, Settings, WireSettings
 
@@ -27,10 +27,10 @@ class ClusterLike(Runtime, Protocol):
     """The runtime of a cluster: psfleet_worker.cluster_runtime.ClusterRuntime."""
 
     @property
-    def mode(self) -> tuple[Mode, int]:
-        """The mode in which the fleet runs, and its staleness."""
+    def mode(self) -> ConsistencyMode:
+        """The mode in which the fleet runs, with the settings that servers know."""
 
-    def set_mode(self, mode: Mode, staleness: int) -> None:
+    def set_mode(self, mode: ConsistencyMode) -> None:
         """Tell the servers, together with all workers."""
 
     def correct(self, correction: Correction) -> None:
@@ -47,9 +47,7 @@ def connect(
     environment: Environment, consistency: ConsistencySettings, wire: WireSettings | None = None
 ) -> "ModeSwitchRuntime":
     """The cluster that the environment names, in this mode."""
-    cluster: Any = runtimes.load_runtime(
-        "cluster", environment, consistency.mode, _staleness(consistency), wire=wire
-    )
+    cluster: Any = runtimes.load_runtime("cluster", environment, consistency.declared, wire=wire)
     return ModeSwitchRuntime(cluster, consistency)
 
 
@@ -95,7 +93,7 @@ class ModeSwitchRuntime(ForwardingRuntime):
             ConfigError: They want different things; nothing was changed.
         """
         self._fleet.flush()
-        self._cluster.set_mode(consistency.mode, _staleness(consistency))
+        self._cluster.set_mode(consistency.declared)
         self._release()
         self.consistency = _settled(self._cluster, consistency)
         self._enter()
@@ -188,21 +186,15 @@ def _settled(cluster: ClusterLike, wanted: ConsistencySettings) -> ConsistencySe
     Settings that servers do not know are then the usual ones until the script comes to the change that says
     them.
     """
-    mode, staleness = cluster.mode
-    if (wanted.mode, _staleness(wanted)) == (mode, staleness):
+    found = cluster.mode
+    if wanted.declared.agreed() == found:
         return wanted
-    usual = ConsistencySettings(mode)
-    return ConsistencySettings(mode, staleness=staleness) if usual.declared.has_clocks else usual
-
-
-def _staleness(consistency: ConsistencySettings) -> int:
-    return consistency.staleness if consistency.declared.has_clocks else 0
+    return ConsistencySettings(cast(Mode, found.name), **found.agreed_settings)
 
 
 def _front(cluster: ClusterLike, consistency: ConsistencySettings) -> ModeRuntime | None:
     """What stands before the cluster in this mode, if anything does."""
-    module, _, name = consistency.declared.runtime.partition(":")
-    if not module:
+    if not consistency.declared.runtime:
         return None
-    made: ModeRuntime = getattr(importlib.import_module(module), name)(cluster, consistency)
+    made: ModeRuntime = find_part(consistency.declared.runtime)(cluster, consistency)
     return made

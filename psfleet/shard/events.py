@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import ConsistencyMode
 from psfleet.errors import PsfleetError
 from psfleet.platform.value_class import value_class
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode import Mode
 from psfleet.shard.membership_view import InstallView, Position, PrepareView, ViewReport
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.snapshot_cuts import PendingCut
@@ -61,7 +61,7 @@ class Join:
     """An incarnation of a worker begins, or continues after a rest. The reply has its last round or sequence.
 
     Attributes:
-        staleness: In a mode with clocks, how many pushes a worker may be ahead of the slowest.
+        mode: With the settings that servers know.
         switch: 0, or n: all workers have arrived with nothing in flight, and from now on the fleet
             runs in this mode, its n-th mode switch.
         last: With a switch, the highest round or push of any worker before it.
@@ -69,8 +69,7 @@ class Join:
 
     worker: int
     incarnation: int
-    mode: Mode
-    staleness: int = 0
+    mode: ConsistencyMode
     switch: int = 0
     last: int = 0
 

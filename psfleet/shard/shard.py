@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from psfleet.errors import NoRoom, PsfleetError
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard import capacity
-from psfleet.shard.consistency import ConsistencyState
 from psfleet.shard.counters import ShardCounters
 from psfleet.shard.delta_bases import DeltaBases
 from psfleet.shard.events import (
@@ -45,6 +44,7 @@ from psfleet.shard.events import (
     WriteState,
 )
 from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
+from psfleet.shard.mode_state import ConsistencyState
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.shard_state import ShardState
@@ -52,7 +52,7 @@ from psfleet.shard.shard_tables import ShardTables
 from psfleet.shard.snapshot_cuts import CutState, PendingCut
 from psfleet.shard.stale_gradients import StaleGradients
 from psfleet.shard.staleness import StalenessHistogram
-from psfleet.shard.updates import add, update
+from psfleet.shard.updates import take, update
 from psfleet.shard.workers import Workers
 from psfleet.tables.restore import check_room, refill
 
@@ -160,7 +160,7 @@ class Shard:
             self._switch(event)
         has_rounds = self.consistency.declared.has_rounds
         last = self.rounds.closed if has_rounds else self.workers.sequences[event.worker]
-        clock = self.consistency.clocks.at.get(event.worker, 0)
+        clock = self.consistency.gate.at.get(event.worker, 0)
         # A clock that begins beside others may be what a pull has waited for.
         return [SendOutcome(call, number=last, clock=clock), *self._advance()]
 
@@ -228,18 +228,13 @@ class Shard:
         capacity.check_room(self.tables, push.gradients, held)
 
     def _accept(self, push: Push) -> None:
-        mode = self.consistency.declared
-        if mode.has_rounds:
+        if self.consistency.declared.has_rounds:
             self.rounds.hold(push)
             return
         self.workers.pushed(push)
         self.staleness.pushed(push.worker)
-        if mode.has_clocks:
-            self.consistency.clocks.advance(push.worker, push.clock)
-        if mode.adds_deltas:
-            add(self.tables, push)
-        else:
-            update(self.tables, [push])
+        self.consistency.pushed(push)
+        take(self.tables, push, adds=self.consistency.declared.adds_deltas)
 
     def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
         self.workers.admit(pull.worker, pull.incarnation)
@@ -281,9 +276,8 @@ class Shard:
         return kept
 
     def _may_close(self) -> bool:
-        if self.replaying:  # then records say what closes
-            return False
-        return self.workers.is_settled() and self.rounds.is_complete()
+        settled = not self.replaying and self.workers.is_settled()  # in a replay records say it
+        return settled and self.rounds.is_complete()
 
     def _serve(self, call: Call, pull: Pull) -> SendValues:
         self.staleness.pulled(pull.worker)
@@ -337,11 +331,16 @@ class Shard:
         self.workers.wrote(event)
         return [SendOutcome(call, number=self.tables.shrink(event))]
 
+    @property
+    def tick_every(self) -> float:
+        """How many seconds should lie between ticks; 0: none are wanted."""
+        return self.consistency.tick_every(self.tables.tick_every)
+
     def _tick(self, seconds: float, call: Call) -> list[Instruction]:
         if seconds > 0 and self.tables.tick_every:
             self._record(Tick(seconds))
             self.tables.tick(seconds)
-        return [SendOutcome(call)]
+        return [SendOutcome(call), *(self._advance() if self.consistency.tick(seconds) else ())]
 
     # -- snapshots -----------------------------------------------------------------------------
 
@@ -397,8 +396,9 @@ class Shard:
 
     def state(self) -> ShardState:
         """What the shard is beside the content of its tables."""
-        found = ShardState(self.workers, self.consistency, self.cuts.last, self.tables.makers)
-        return found.copied()
+        return ShardState(
+            self.workers, self.consistency, self.cuts.last, self.tables.makers
+        ).copied()
 
     def become(self, state: ShardState) -> None:
         """Be what another shard was beside the content of its tables."""

@@ -3,7 +3,7 @@
 import copy
 from dataclasses import dataclass, field
 
-from psfleet.shard.consistency import ConsistencyState
+from psfleet.shard.mode_state import ConsistencyState
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.workers import Workers
 

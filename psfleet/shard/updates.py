@@ -11,7 +11,7 @@ from psfleet.shard.shard_tables import Table
 from psfleet.tables.assigned_weights import add_rows, add_values
 from psfleet.tables.dense import DenseTable
 
-__all__ = ["add", "update"]
+__all__ = ["take", "update"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -49,7 +49,15 @@ def _apply(table: Table, gradient: Gradient, rate: float) -> None:
         table.push(gradient.ids, gradient.values, rate)
 
 
-def add(tables: Mapping[int, Table], push: Push) -> None:
+def take(tables: Mapping[int, Table], push: Push, adds: bool) -> None:
+    """One push in a mode without rounds. `adds`: it brings what is to be added to the weights."""
+    if adds:
+        _add(tables, push)
+    else:
+        update(tables, [push])
+
+
+def _add(tables: Mapping[int, Table], push: Push) -> None:
     """Geo mode: what a push brings has been learned elsewhere and is added to the weights."""
     for delta in push.gradients:
         table = tables[delta.table]

@@ -13,7 +13,7 @@ A strategy file is TOML with a table for each part that is to be on:
     k_steps = 4
 """
 
-from psfleet.strategy.consistency import ConsistencySettings
+from psfleet.strategy.consistency_settings import ConsistencySettings
 from psfleet.strategy.distributed_strategy import DistributedStrategy
 from psfleet.strategy.execution import PipelineSettings, RecomputeSettings
 from psfleet.strategy.precedence import load_strategy_file, overridden, resolve

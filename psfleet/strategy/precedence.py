@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import ConfigError
-from psfleet.strategy.consistency import settings_of_mode
+from psfleet.strategy.consistency_settings import settings_of_mode
 from psfleet.strategy.distributed_strategy import DistributedStrategy
 from psfleet.strategy.strategy_settings import Settings, check_parts
 

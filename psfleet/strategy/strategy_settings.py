@@ -7,7 +7,7 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of
-from psfleet.strategy.consistency import ConsistencySettings
+from psfleet.strategy.consistency_settings import ConsistencySettings
 from psfleet.strategy.execution import PipelineSettings, RecomputeSettings
 from psfleet.strategy.update_rules import (
     DGCSettings,

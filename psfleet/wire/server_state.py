@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import NO_MODE
 from psfleet.errors import FrameError
 from psfleet.runtime.interface import Gradient
-from psfleet.shard.consistency import ConsistencyState
 from psfleet.shard.events import Push
 from psfleet.shard.membership_view import Position
+from psfleet.shard.mode_state import ConsistencyState
+from psfleet.shard.pull_gate import PullGate
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_state import ShardState
-from psfleet.shard.ssp_clock import WorkerClocks
 from psfleet.shard.workers import Workers
 from psfleet.wire import body
 from psfleet.wire.frame import Part
+from psfleet.wire.mode_messages import mode_fields, read_mode_fields
 from psfleet.wire.segments import VALUES, OutgoingSegment
-from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import state_pb2
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 from psfleet.wire.worker_requests import read_push, write_push
@@ -85,11 +86,10 @@ def read_state(stored: memoryview) -> ServerState:
 
 def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[OutgoingSegment]]:
     workers = state.workers
-    rounds, clocks = state.consistency.rounds, state.consistency.clocks
+    rounds, gate = state.consistency.rounds, state.consistency.gate
     held = [write_push(push) for push in rounds.held.values()]
     message = state_pb2.ShardState(
-        mode=write_mode(state.consistency.mode),
-        staleness=clocks.staleness,
+        **mode_fields(state.consistency.declared),
         switches=state.consistency.switches,
         cut=state.cut,
         view=workers.view,
@@ -112,8 +112,8 @@ def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[Outgoing
         resting=sorted(rounds.resting),
         left=sorted(rounds.left),
         held=[header for header, _ in held],
-        clocks=clocks.at,
-        lead=clocks.lead,
+        clocks=gate.at,
+        lead=gate.lead,
         makers=state.makers,
     )
     return message, [piece for _, pieces in held for piece in pieces]
@@ -149,9 +149,9 @@ def _read_shard(message: state_pb2.ShardState, arrays: Arrays) -> ShardState:
     consistency = ConsistencyState(
         server=0,
         rounds=rounds,
-        clocks=WorkerClocks(message.staleness, _sorted(message.clocks), message.lead),
-        mode=read_mode(message.mode) if message.mode else None,
+        declared=read_mode_fields(message) if message.mode else NO_MODE,
         switches=message.switches,
+        gate=PullGate(at=_sorted(message.clocks), lead=message.lead),
     )
     return ShardState(workers, consistency, message.cut, _sorted(message.makers))
 

@@ -1,43 +1,19 @@
 """Between the definitions of psfleet and their protobuf messages."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from psfleet.consistency import MODES, find_mode
 from psfleet.errors import ConfigError, FrameError
 from psfleet.rules import make_rule, reference_of
 from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
-from psfleet.settings.mode import Mode
 from psfleet.wire.v1 import shard_pb2
 
-__all__ = [
-    "MAX_DENSE",
-    "read_evictions",
-    "read_mode",
-    "read_spec",
-    "write_evictions",
-    "write_mode",
-    "write_spec",
-]
+__all__ = ["MAX_DENSE", "read_evictions", "read_spec", "write_evictions", "write_spec"]
 
 MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
-
-
-def write_mode(mode: Mode | None) -> shard_pb2.Mode:
-    """The number of a mode in messages; None: no worker has joined."""
-    return cast(shard_pb2.Mode, find_mode(mode).number)
-
-
-def read_mode(number: int) -> Mode:
-    """The mode that a message names."""
-    for mode in MODES.values():
-        if mode.number == number:
-            return cast(Mode, mode.name)
-    known = ", ".join(f"{name} ({mode.number})" for name, mode in MODES.items())
-    raise FrameError(f"mode {number} is unknown; this server knows {known}")
 
 
 def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:

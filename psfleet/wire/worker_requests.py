@@ -6,8 +6,8 @@ from psfleet.errors import FrameError
 from psfleet.runtime.interface import Gradient
 from psfleet.shard.events import Correction, Join, Leave, Push, Shrink
 from psfleet.wire.membership_messages import read_position
+from psfleet.wire.mode_messages import mode_fields, read_mode_fields
 from psfleet.wire.segments import OutgoingSegment, write_gradient
-from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 
@@ -85,10 +85,9 @@ def write_join(join: Join) -> shard_pb2.JoinRequest:
     return shard_pb2.JoinRequest(
         worker=join.worker,
         incarnation=join.incarnation,
-        mode=write_mode(join.mode),
-        staleness=join.staleness,
         switch=join.switch,
         last=join.last,
+        **mode_fields(join.mode),
     )
 
 
@@ -97,8 +96,7 @@ def read_join(message: shard_pb2.JoinRequest) -> Join:
     return Join(
         worker=message.worker,
         incarnation=message.incarnation,
-        mode=read_mode(message.mode),
-        staleness=message.staleness,
+        mode=read_mode_fields(message),
         switch=message.switch,
         last=message.last,
     )

@@ -28,6 +28,7 @@ from psfleet.checkpoint import (
     write_frozen,
 )
 from psfleet.checkpoint.worker_state import PLACE, LoopPosition, WorkerState
+from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.execution.inference import save_inference
@@ -82,7 +83,7 @@ def shards(pushes: int, servers: int = 2, specs: Sequence[TableSpec] = SPECS) ->
     fleet = [Shard(index, servers, workers=2) for index in range(servers)]
     for shard in fleet:
         for worker in range(2):
-            shard.handle(Join(worker, 7, "async"), "join")
+            shard.handle(Join(worker, 7, find_mode("async")), "join")
         for spec in specs:
             low, high = dense_range(spec, shard.index, servers) if spec.kind == "dense" else (0, 0)
             shard.create(spec, np.arange(low, high, dtype=np.float32))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import load_shard, read_specs, save_fleet
+from psfleet.consistency import find_mode
 from psfleet.errors import CheckpointError, TableConflict
 from psfleet.kernels.id_routing import owned_by
 from psfleet.rules.adam import Adam
@@ -32,7 +33,7 @@ def trained(servers: int) -> list[Shard]:
         low, high = dense_range(DENSE, shard.index, servers)
         shard.create(DENSE, value[low:high])
         shard.create(SPARSE, np.zeros(0, np.float32))
-        shard.handle(Join(0, 1, "async"), "join")
+        shard.handle(Join(0, 1, find_mode("async")), "join")
     for sequence in (1, 2):
         dense = rng.normal(size=DENSE.size).astype(np.float32)
         ids = np.unique(rng.integers(-50, 50, 40))

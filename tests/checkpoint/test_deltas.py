@@ -16,6 +16,7 @@ from psfleet.checkpoint import (
     reshard,
     save_fleet,
 )
+from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
 from psfleet.kernels.id_routing import owned_by
@@ -42,7 +43,7 @@ def fleet(servers: int) -> list[Shard]:
     """Shards with every kind of table, and a worker that has joined."""
     shards = [Shard(index, servers) for index in range(servers)]
     for shard in shards:
-        shard.handle(Join(0, 1, "async"), "join")
+        shard.handle(Join(0, 1, find_mode("async")), "join")
         for spec in SPECS:
             low, high = dense_range(spec, shard.index, servers) if spec.kind == "dense" else (0, 0)
             shard.create(spec, np.ones(high - low, np.float32))

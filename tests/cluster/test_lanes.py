@@ -17,7 +17,7 @@ from psfleet.errors import ConfigError, LaneLost, ProtocolError, ServerUnavailab
 from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import same_bits
 from psfleet.wire import frame

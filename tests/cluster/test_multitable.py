@@ -18,7 +18,7 @@ from psfleet.faults.crash_points import MessageFaults, Send
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.settings.environment import Environment
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
 from psfleet.faults.crash_points import MessageFaults, Send
@@ -165,7 +166,7 @@ def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> No
         same_bits([runtime.read_table(DENSE.key)], [alone.read_table(DENSE.key)])
         assert len(runtime.read_table(ROWS.key).values[0]) == 0
         with pytest.raises(ConfigError, match="geo"):
-            runtime.set_mode("geo")
+            runtime.set_mode(find_mode("geo"))
         runtime.close()
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from psfleet.consistency import SspMode
 from psfleet.errors import DeadlineExceeded
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
@@ -37,7 +38,7 @@ def step(runtime: ClusterRuntime) -> None:
 def connect(fleet: LocalFleet, worker: int, staleness: int, wait: float = 60) -> ClusterRuntime:
     """A worker that knows the tables."""
     runtime = ClusterRuntime(
-        fleet.environment(worker), "ssp", staleness, patience=Patience(wait=wait)
+        fleet.environment(worker), SspMode(staleness=staleness), patience=Patience(wait=wait)
     )
     runtime.create(DENSE, np.zeros(5000, np.float32))
     runtime.create(ROWS)

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from psfleet.consistency import find_mode
 from psfleet.mode_runtimes.switch import connect
 from psfleet.runtime.interface import Read
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.shard.staleness import StalenessHistogram, quantile
@@ -19,7 +20,7 @@ def test_pushes_of_others_since_the_own_pull() -> None:
     """Worker 0 pulls; 1 pushes twice; 0 pushes: staleness 2. Its own pushes do not count."""
     shard = Shard(workers=2)
     for worker in range(2):
-        shard.handle(Join(worker, 1, "async"), "join")
+        shard.handle(Join(worker, 1, find_mode("async")), "join")
         shard.handle(Pull(worker, 1, NOTHING), "pull")
     for worker, sequence in ((1, 1), (1, 2), (0, 1), (0, 2), (1, 3)):
         shard.handle(Push(worker, 1, sequence, ()), "push")
@@ -34,7 +35,7 @@ def test_rounds_have_none() -> None:
     """In sync mode nothing is counted: every gradient is of the round before."""
     mode: Mode = "sync"
     shard = Shard(workers=1)
-    shard.handle(Join(0, 1, mode), "join")
+    shard.handle(Join(0, 1, find_mode(mode)), "join")
     shard.handle(Push(0, 1, 1, ()), "push")
     shard.handle(Pull(0, 1, NOTHING, commit=1), "pull")
     assert (shard.rounds.closed, shard.staleness.counts) == (1, {})

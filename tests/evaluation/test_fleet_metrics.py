@@ -19,7 +19,7 @@ from psfleet.fleet.data_loops import DataLoops
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads

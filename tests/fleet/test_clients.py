@@ -18,7 +18,7 @@ from psfleet.optimizer import SGD, Adam
 from psfleet.program.program import Program, program_guard
 from psfleet.runtime import interface as runtimes
 from psfleet.settings.environment import read_environment
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
 
 SCRIPT = Path(__file__).parent / "scripts" / "clients.py"

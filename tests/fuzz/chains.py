@@ -25,6 +25,7 @@ from psfleet.checkpoint import (
     save_fleet,
     write_frozen,
 )
+from psfleet.consistency import find_mode
 from psfleet.errors import PsfleetError
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import BeginCut, Join, Push, WriteSnapshot
@@ -81,7 +82,7 @@ def content(shard: Shard) -> list[object]:
 def some_snapshots(folder: Path, seed: int, count: int = 3) -> dict[str, bytes]:
     """A base and the deltas after it, each in a folder with its number."""
     shard = Shard(workers=1)
-    shard.handle(Join(0, 1, "async"), "join")
+    shard.handle(Join(0, 1, find_mode("async")), "join")
     shard.create(SPECS[0], np.zeros(6, np.float32), 0)
     shard.create(SPECS[1], np.zeros(0, np.float32), 0)
     for number in range(count):
@@ -206,7 +207,7 @@ def a_log(
     folder.mkdir(exist_ok=True)
     server = Server(folder, job, index)
     register(server.coordinator, 0, 70, 1)
-    server.shard.handle(Join(0, 1, "async"), "join")
+    server.shard.handle(Join(0, 1, find_mode("async")), "join")
     server.shard.create(SPECS[1], np.empty(0, np.float32), 0)
     for number in range(1, 7):
         push(server.shard, number, seed)

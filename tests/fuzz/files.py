@@ -23,6 +23,7 @@ import numpy as np
 import psfleet as ps
 from psfleet import layers
 from psfleet.checkpoint import MANIFEST, load_shard, read_manifest, save_fleet
+from psfleet.consistency import find_mode
 from psfleet.datasets import read_libsvm, read_ratings
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
@@ -113,7 +114,7 @@ class Tally:
 def a_shard() -> Shard:
     """A shard with both tables, trained a little."""
     shard = Shard(workers=1)
-    shard.handle(Join(0, 1, "async"), "join")
+    shard.handle(Join(0, 1, find_mode("async")), "join")
     shard.create(SPECS[0], np.arange(6, dtype=np.float32), 0)
     shard.create(SPECS[1], np.empty(0, np.float32), 0)
     ids = np.array([3, -9, 2**63 - 1])
@@ -186,7 +187,7 @@ def _kept(path: Path) -> tuple[ServerLog, Shard, Coordinator]:
 def _log(folder: Path) -> dict[str, bytes]:
     log, shard, coordinator = _kept(folder / "server.0.log")
     register(coordinator, 0, 70, 1)
-    shard.handle(Join(0, 1, "async"), "join")
+    shard.handle(Join(0, 1, find_mode("async")), "join")
     shard.create(SPECS[0], np.arange(6, dtype=np.float32), 0)
     shard.create(SPECS[1], np.empty(0, np.float32), 0)
     for number in (1, 2, 3):

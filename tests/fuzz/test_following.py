@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
+from psfleet.consistency import find_mode
 from psfleet.errors import ServerUnavailable
 from psfleet.runtime.interface import Gradient
 from psfleet.settings.environment import Environment
@@ -56,7 +57,7 @@ def a_stream() -> list[bytes]:
     shard, coordinator = host.shard, host.coordinator
     assert coordinator is not None
     register(coordinator, 0, 70, 1)
-    shard.handle(Join(0, 1, "async"), "join")
+    shard.handle(Join(0, 1, find_mode("async")), "join")
     shard.create(SPECS[0], np.arange(6, dtype=np.float32), 0)
     _push(shard, 1)
     feeds_standby(host)

@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.faults.crash_points import SimulatedDeath
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1 import shard_pb2
@@ -55,11 +56,11 @@ def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> 
     def script(runtime: ClusterRuntime) -> None:
         runtime.create(ROWS)
         if (
-            runtime.mode[0] == "async"
+            runtime.mode.name == "async"
         ):  # numbers that the second server has not seen when it changes
             for _ in range(3 * runtime.worker_index):
                 runtime.push([])
-        runtime.set_mode(after)
+        runtime.set_mode(find_mode(after))
         for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
             runtime.pull([Read(ROWS.key, IDS)])
             ones = Gradient(ROWS.key, np.ones((len(IDS), ROWS.dim), np.float32), IDS, 1.0)
@@ -89,7 +90,7 @@ def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> 
         except SimulatedDeath:
             runtime.abandon()
             again = ClusterRuntime(fleet.environment(worker), before)
-            modes.append(again.mode[0])
+            modes.append(again.mode.name)
             script(again)
 
     with LocalFleet(2, 2) as fleet:

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.faults.crash_points import DeathFault, SimulatedDeath
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
@@ -41,10 +42,10 @@ def train(runtime: ClusterRuntime) -> None:
         step(runtime, ranges)
         own += 1
         if changes == 0 and runtime.step >= ROUNDS:
-            runtime.set_mode("async")
+            runtime.set_mode(find_mode("async"))
             changes, own = 1, 0
         elif changes == 1 and own >= LEASED:
-            runtime.set_mode("sync")
+            runtime.set_mode(find_mode("sync"))
             changes = 2
     assert changes == 2
     runtime.barrier()

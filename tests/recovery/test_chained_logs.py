@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, own_name, write_frozen
+from psfleet.consistency import find_mode
 from psfleet.errors import LogError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
@@ -39,7 +40,7 @@ class Server:
     def begin(self) -> None:
         """A worker and a table."""
         register(self.coordinator, 0, 70, 1)
-        self.shard.handle(Join(0, 1, "async"), "join")
+        self.shard.handle(Join(0, 1, find_mode("async")), "join")
         self.shard.create(DENSE, np.ones(3, np.float32), 0)
 
     def push(self, *numbers: int) -> None:

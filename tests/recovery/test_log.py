@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.errors import LogError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
@@ -55,7 +56,7 @@ def begin(shard: Shard, coordinator: Coordinator, mode: Mode) -> None:
     """Two workers and two tables."""
     for worker in range(2):
         register(coordinator, worker, 70 + worker, 2)
-        shard.handle(Join(worker, 1 + worker, mode), "join")
+        shard.handle(Join(worker, 1 + worker, find_mode(mode)), "join")
     shard.create(DENSE, np.ones(3, np.float32), 0)
     shard.create(SPARSE, np.empty(0, np.float32), 0)
 

@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import find_mode
 from psfleet.errors import Gap
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
@@ -34,7 +35,7 @@ def refused(host: ShardHost) -> "weakref.ref[NDArray[np.float32]]":
 def test_a_refused_push_is_forgotten_at_once() -> None:
     """Without the help of the garbage collector, which may come after many such pushes."""
     host = ShardHost(Shard(), None, Deadlines())
-    host.ask(Join(0, 1, "async"))
+    host.ask(Join(0, 1, find_mode("async")))
     host.shard.create(ROWS, np.empty(0, np.float32))
     gc.collect()
     gc.disable()

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import SspMode, SyncMode
 from psfleet.data.assignment import PlanEntry, RoundPlan
 from psfleet.entry import CapacityEntry, CountFilterEntry
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.shard.consistency import ConsistencyState
 from psfleet.shard.events import (
     CloseRound,
     CreateTable,
@@ -34,9 +34,10 @@ from psfleet.shard.events import (
     WriteState,
 )
 from psfleet.shard.membership_view import Incarnation, InstallView, SeatView
+from psfleet.shard.mode_state import ConsistencyState
+from psfleet.shard.pull_gate import PullGate
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_state import ShardState
-from psfleet.shard.ssp_clock import WorkerClocks
 from psfleet.shard.workers import Workers
 from psfleet.tables.row_data import TableClock
 from psfleet.wire import replication
@@ -87,6 +88,7 @@ SPARSE = TableSpec(
 SPECS = {spec.key: spec for spec in (DENSE, SPARSE)}
 _LAST = 2**64 - 1
 _IDS = np.array([-9, 3, 2**63 - 1], np.int64)
+SSP = SspMode(staleness=4)
 _ROWS: NDArray[np.float32] = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
@@ -104,7 +106,7 @@ def records() -> list[Record]:
     return [
         CreateTable(DENSE, values, 1),
         CreateTable(SPARSE, np.empty(0, np.float32)),
-        Join(1, 12, "ssp", 4, 2, 9),
+        Join(1, 12, SSP, 2, 9),
         Leave(1, 12, 8, 3),
         _push(1, 6),
         Push(0, 11, 1, (whole,)),
@@ -163,7 +165,7 @@ def _members() -> Membership:
 
 
 def _switch() -> ModeSwitch:
-    return ModeSwitch(2, "ssp", 4, {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
+    return ModeSwitch(2, SSP, {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
 
 
 def _wish() -> ModeRequest:
@@ -194,8 +196,8 @@ def shard_states() -> dict[str, ShardState]:
     workers.base, workers.view = 8, 2**32 + 1
     rounds = Rounds({0, 1}, 5, {0: 5}, {}, {0: 5, 1: 6}, {1: 5}, {2}, {1: 3}, {1})
     rounds.held = {1: _push(1, 6), 0: Push(0, 13, 6, ())}
-    sync = ConsistencyState(0, rounds, WorkerClocks(), "sync", 1)
-    ssp = ConsistencyState(0, Rounds({0, 1}), WorkerClocks(4, {0: 3, 1: 7}, 4), "ssp")
+    sync = ConsistencyState(0, rounds, SyncMode(), 1)
+    ssp = ConsistencyState(0, Rounds({0, 1}), SSP, gate=PullGate(at={0: 3, 1: 7}, lead=4))
     return {
         "sync": ShardState(workers, sync, 7, {DENSE.key: 1, SPARSE.key: 0}),
         "ssp": ShardState(workers, ssp),

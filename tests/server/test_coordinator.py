@@ -18,10 +18,10 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import SendError
 from psfleet.shard.membership_view import ViewReport
-from psfleet.wire.table_messages import write_mode
+from psfleet.wire.mode_messages import write_mode
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome, Registration

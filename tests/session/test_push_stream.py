@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.errors import ServerUnavailable
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import MarkCut
 from psfleet_worker.session.instructions import (
     AwaitMarking,
@@ -31,7 +32,7 @@ class Answer:
 
 def stream_in(mode: Mode) -> tuple[Session, Stream]:
     """The stream of a first life."""
-    session = Session(0, mode)
+    session = Session(0, find_mode(mode))
     stream = Stream(session)
     stream.begin()
     return session, stream

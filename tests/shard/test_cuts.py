@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.errors import Later, PsfleetError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import (
     BeginCut,
     EndCut,
@@ -35,7 +36,7 @@ def shard(mode: Mode, workers: int = 2) -> Shard:
     made = Shard(workers=workers)
     made.create(DENSE, np.zeros(3, np.float32))
     for worker in range(workers):
-        take(made, Join(worker, 1, mode))
+        take(made, Join(worker, 1, find_mode(mode)))
     return made
 
 
@@ -108,7 +109,7 @@ def test_old_marks_and_numbers_mean_nothing() -> None:
     take(one, push(0, 1, cut=(2, 0)))
 
 
-@pytest.mark.parametrize("event", [EndCut(1), members(2, (0, 1)), Join(1, 2, "async")])
+@pytest.mark.parametrize("event", [EndCut(1), members(2, (0, 1)), Join(1, 2, find_mode("async"))])
 def test_a_cut_that_is_given_up_holds_nobody(event: Event) -> None:
     """R11: given up, replaced by a later one, or a new life: what waited goes on."""
     one = shard("async")
@@ -163,7 +164,7 @@ def test_a_fleet_without_rounds_is_not_cut_after_one() -> None:
     one = Shard(workers=1)
     one.create(DENSE, np.zeros(3, np.float32))
     take(one, BeginCut(PendingCut(1)))
-    take(one, Join(0, 1, "async"))
+    take(one, Join(0, 1, find_mode("async")))
     take(one, push(0, 1))
     with pytest.raises(PsfleetError, match="the fleet now runs in mode 'async' on server 0"):
         take(one, BeginCut(PendingCut(1, round=0)))

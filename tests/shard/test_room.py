@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.errors import UsageError
 from psfleet.rules import SGD, Adam
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import (
     Instruction,
     Join,
@@ -33,7 +34,7 @@ def make(mode: Mode, workers: int = 1) -> Shard:
         shard.create(spec, np.zeros(0, np.float32))
     shard.tables[ROWS.key] = SparseTable(ROWS, max_rows=4)
     for worker in range(workers):
-        shard.handle(Join(worker, 1, mode), "join")
+        shard.handle(Join(worker, 1, find_mode(mode)), "join")
     return shard
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.errors import DeadlineExceeded, Fenced, Gap, NotReady, ProtocolError, ShapeError
 from psfleet.rules.adam import Adam
 from psfleet.rules.sgd import SGD
@@ -45,7 +46,7 @@ def make(shards: list[Shard], workers: int, mode: str = "sync") -> Shard:
     shard.create(DENSE, np.zeros(3, np.float32))
     shard.create(SPARSE, np.zeros(0, np.float32))
     for worker in range(workers):
-        shard.handle(Join(worker, 1, mode), "join")  # type: ignore[arg-type]
+        shard.handle(Join(worker, 1, find_mode(mode)), "join")
     return shard
 
 
@@ -108,7 +109,7 @@ def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
 def test_earlier_life_is_fenced(shards: list[Shard]) -> None:
     """After a new life has joined, the old one can neither push nor pull; an unknown one must join."""
     shard = make(shards, 1, "async")
-    shard.handle(Join(0, 2, "async"), "join")
+    shard.handle(Join(0, 2, find_mode("async")), "join")
     assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=1), "a")) is Fenced
     assert outcome(shard.handle(Pull(0, 1, ()), "p")) is Fenced
     assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=3), "a")) is NotReady
@@ -119,7 +120,7 @@ def test_new_life_takes_the_seat_in_the_open_round(shards: list[Shard]) -> None:
     """Sync: what a dead life left open does not count; its successor pushes the same round."""
     shard = make(shards, 2)
     shard.handle(dense_push(0, 1, 8.0), "lost")
-    shard.handle(Join(0, 2, "sync"), "join")
+    shard.handle(Join(0, 2, find_mode("sync")), "join")
     shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")
     shard.handle(dense_push(1, 1, 1.0), "b")
     shard.handle(Pull(0, 2, (), commit=1), "p")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
+from psfleet.consistency import AsyncMode, SspMode
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
@@ -25,7 +26,8 @@ COUNTS = TableSpec(
 )
 SHARE = TableSpec("share", "dense", (3 * 4096 * 3,), make_rule("sgd", {}))
 SERVERS, WORKERS, IDS = 3, 3, 60
-STALENESS = {"async": 0, "ssp": 1_000_000}  # nobody waits for the worker that only takes snapshots
+# Nobody waits for the worker that only takes snapshots.
+DECLARED = {"async": AsyncMode(), "ssp": SspMode(staleness=1_000_000)}
 
 
 def push(runtime: ClusterRuntime) -> None:
@@ -45,7 +47,7 @@ def train(
     fleet: LocalFleet, mode: Mode, steps: threading.Semaphore, stop: threading.Event, worker: int
 ) -> None:
     """Push and pull until it is enough; at different speeds. `steps`: counts what is done."""
-    runtime = ClusterRuntime(fleet.environment(worker), mode, STALENESS[mode])
+    runtime = ClusterRuntime(fleet.environment(worker), DECLARED[mode])
     runtime.create(COUNTS)
     runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
     while not stop.is_set():
@@ -91,7 +93,7 @@ def test_every_push_is_wholly_inside_or_outside(tmp_path: Path, mode: Mode) -> N
 
     def take(fleet: LocalFleet) -> None:
         try:
-            runtime = ClusterRuntime(fleet.environment(WORKERS), mode, STALENESS[mode])
+            runtime = ClusterRuntime(fleet.environment(WORKERS), DECLARED[mode])
             runtime.create(COUNTS)
             runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
             for number in range(3):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import psfleet
 from psfleet import fleet, optimizer
 from psfleet.client import Client
+from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
 from psfleet.errors import ConfigError, UsageError
@@ -19,7 +20,7 @@ from psfleet.rules import Adam
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
@@ -71,7 +72,7 @@ def test_a_log_gives_the_same_counts_ages_and_rows(tmp_path: Path, mode: Mode) -
     log, shard = kept()
     spec = spec_of(POLICY)
     for worker in range(2):
-        shard.handle(Join(worker, 1 + worker, mode), "join")
+        shard.handle(Join(worker, 1 + worker, find_mode(mode)), "join")
     shard.create(spec, np.zeros(0, np.float32))
     for number in range(1, 40):
         for worker in range(2):
@@ -158,7 +159,7 @@ def alone(entry: Entry) -> list[bytes]:
     """The same training by a shard without servers."""
     shard, spec = Shard(workers=2), spec_of(entry)
     for worker in range(2):
-        shard.handle(Join(worker, 1, "sync"), "join")
+        shard.handle(Join(worker, 1, find_mode("sync")), "join")
     shard.create(spec, np.zeros(0, np.float32))
     table = shard.tables[spec.key]
     assert isinstance(table, SparseTable)

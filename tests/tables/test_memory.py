@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.consistency import find_mode
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, EvictionStreamEntry
 from psfleet.errors import ConfigError, UsageError
 from psfleet.rules import Adam
@@ -14,7 +15,7 @@ from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.schema.table import TableSpec
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import JobSettings
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Pull, Push, SendOutcome
 from psfleet.shard.shard import Shard
 from psfleet.tables.budget import MemoryBudget
@@ -100,7 +101,7 @@ def test_tables_share_what_there_is() -> None:
     """Dense and sparse tables of one shard together stay below the limit; each refusal names its table."""
     shard = Shard()
     shard.tables.budget.limit = 32 * MIB
-    shard.handle(Join(0, 1, "async"), "join")
+    shard.handle(Join(0, 1, find_mode("async")), "join")
     shard.create(TableSpec("w", "dense", (2 << 20,), Adam()), np.zeros(2 << 20, np.float32))
     with pytest.raises(UsageError, match=r"'v' was asked to be made, for which it needs 24\.0 MiB"):
         shard.create(TableSpec("v", "dense", (2 << 20,), Adam()), np.zeros(2 << 20, np.float32))
@@ -134,7 +135,7 @@ def test_evictions_for_want_of_memory_are_in_the_log(
         return log, shard
 
     log, shard = kept(memory)
-    shard.handle(Join(0, 1, mode), "join")
+    shard.handle(Join(0, 1, find_mode(mode)), "join")
     shard.create(spec, np.zeros(0, np.float32))
     table = shard.tables[spec.key]
     assert isinstance(table, SparseTable)
@@ -167,7 +168,7 @@ def test_a_refused_push_lets_no_rows_go() -> None:
     spills, fills = spec_of(16, CapacityEntry(), "spills"), spec_of(16, None, "fills")
     shard = Shard()
     shard.tables.budget.limit = 24 * MIB
-    shard.handle(Join(0, 1, "async"), "join")
+    shard.handle(Join(0, 1, find_mode("async")), "join")
     for spec in (spills, fills):
         shard.create(spec, np.zeros(0, np.float32))
     values = np.ones((100_000, 16), np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.chaos.injection import FaultInjector, PushAudit
-from psfleet.consistency import find_mode
+from psfleet.consistency import ConsistencyMode, find_mode
 from psfleet.data.assignment import Range
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet.progress import ScriptProgress
@@ -28,7 +28,7 @@ from psfleet.runtime.interface import (
 )
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Correction
 from psfleet.shard.membership_view import Position
 from psfleet.stages.links import StagePosition
@@ -64,8 +64,7 @@ class ClusterRuntime:
 
     Args:
         environment: Says which worker this is and where the servers are.
-        mode: The same for all workers.
-        staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
+        mode: The same for all workers; a name stands for the mode with its usual settings.
         wire: In which form gradients and values travel.
         patience: How long to wait for whom.
         meddle: For tests, see psfleet.faults.crash_points.
@@ -78,8 +77,7 @@ class ClusterRuntime:
     def __init__(
         self,
         environment: Environment,
-        mode: Mode,
-        staleness: int = 0,
+        mode: ConsistencyMode | Mode,
         wire: WireSettings | None = None,
         *,
         patience: Patience | None = None,
@@ -93,8 +91,9 @@ class ClusterRuntime:
         import_rules(environment.rules, environment.rules_folder)
         meddle = meddle or FaultInjector.wanted(environment.rank)
         self._tracing = open_tracing(environment)
+        declared = find_mode(mode) if isinstance(mode, str) else mode
         self._fleet = FleetConnection(
-            environment, mode, patience or Patience.of(environment), meddle, staleness
+            environment, declared, patience or Patience.of(environment), meddle
         )
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
@@ -185,10 +184,10 @@ class ClusterRuntime:
         self._session.pass_meetings(meetings, changes)
 
     @property
-    def mode(self) -> tuple[Mode, int]:
-        """The mode in which the fleet runs, and its staleness: another one than was asked for, if the
-        mode has been changed before this life began."""
-        return self._session.mode, self._session.staleness
+    def mode(self) -> ConsistencyMode:
+        """The mode in which the fleet runs, with the settings that servers know: another one than was asked
+        for, if the mode has been changed before this life began."""
+        return self._session.declared
 
     def correct(self, correction: Correction) -> None:
         """Let the servers correct the pushes to come if they are late."""
@@ -295,24 +294,23 @@ class ClusterRuntime:
         return found.reshape(np.shape(value))
 
     @deferred()
-    def set_mode(self, mode: Mode, staleness: int = 0) -> None:
+    def set_mode(self, mode: ConsistencyMode) -> None:
         """Go on in another mode; every worker must come here between two of its steps.
 
         A worker that has started again passes over the changes that the fleet has behind it.
 
         Args:
             mode: The same on all workers.
-            staleness: Ssp mode: likewise.
 
         Raises:
             ConfigError: The workers want different things; nothing was changed.
         """
-        conflict = find_mode(mode).conflicts.get("wire")
+        conflict = mode.conflicts.get("wire")
         if conflict and self.wire != WireSettings():
             raise ConfigError(
-                f"{self.wire} and the consistency mode {mode!r} contradict each other: {conflict}"
+                f"{self.wire} and the consistency mode {mode.name!r} contradict each other: {conflict}"
             )
-        self._transfers.run(self._collectives.set_mode(mode, staleness))
+        self._transfers.run(self._collectives.set_mode(mode))
         self._transfers.forget()
         self._transfers.begin()
 

@@ -18,6 +18,7 @@ import click
 from psfleet.consistency import MODES, NO_MODE
 from psfleet.errors import ConfigError, FrameError
 from psfleet.settings.declaration import settings_of
+from psfleet.strategy.strategy_settings import PARTS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
 from psfleet_launch.commands import certificates_command
@@ -62,9 +63,11 @@ _NEVER_JOINED = (
 
 
 _SETTINGS = (*settings_of(JobRequest), *settings_of(Launch))
+_PARTS = ("consistency", "pipeline", "wire")
+"""The parts of a strategy that have flags."""
 _STRATEGY = (
-    *("--sync", "--async", "--mode", "--staleness", "--k-steps", "--pipeline", "--stages"),
-    *("--micro-batches", "--recompute", "--wire", "--strategy"),
+    *("--sync", "--async", "--recompute", "--strategy"),
+    *(one.flag for part in _PARTS for one in settings_of(PARTS[part]) if one.flag),
 )
 _EXAMPLES = (
     ("psfleet-launch train.py", "One server and one worker."),
@@ -100,7 +103,7 @@ _EXAMPLES = (
     is_flag=True,
     help="Each push is applied at once, whatever the script's strategy says.",
 )
-@strategy_options("consistency", "pipeline", "wire")
+@strategy_options(*_PARTS)
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 89d62c73a2eac4aa33e6578950fb6c17896fdbec04219b0b060ec7be90088c5b
+# From protos/psfleet/v1/coordinator.proto, SHA-256 62aa2ee55348ff22a23fa04ccc2f5c370a8f43bae873729849cfa87ecfbd0c72
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
@@ -21,7 +21,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., workers: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness", "last", "progress")
+    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness", "last", "progress", "mode_settings")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class RegisterReply(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MODE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     first: int
     view: int
@@ -40,7 +41,8 @@ class RegisterReply(_message.Message):
     staleness: int
     last: int
     progress: str
-    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ..., progress: _Optional[str] = ...) -> None: ...
+    mode_settings: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ..., progress: _Optional[str] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number")

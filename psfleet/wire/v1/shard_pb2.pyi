@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 18bbbde4fb7747bf715b84d181cc02af18f899e845c5390f39233929f5a56c0f
+# From protos/psfleet/v1/shard.proto, SHA-256 ff783add2fbf6b46a8328a4113ea86ca7b6aec4cd96956e6a61a1538349124c5
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -24,20 +24,22 @@ MODE_GEO: Mode
 MODE_HALF_ASYNC: Mode
 
 class JoinRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "mode", "staleness", "switch", "last")
+    __slots__ = ("worker", "incarnation", "mode", "staleness", "switch", "last", "mode_settings")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    MODE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     mode: Mode
     staleness: int
     switch: int
     last: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., switch: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    mode_settings: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., switch: _Optional[int] = ..., last: _Optional[int] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "generation", "boot", "pid", "descriptor", "bytes", "token")
@@ -66,7 +68,7 @@ class AttachReply(_message.Message):
     def __init__(self, attached: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("server", "servers", "sequence", "clock", "switches", "mode", "staleness")
+    __slots__ = ("server", "servers", "sequence", "clock", "switches", "mode", "staleness", "mode_settings")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +76,7 @@ class JoinReply(_message.Message):
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    MODE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     server: int
     servers: int
     sequence: int
@@ -81,7 +84,8 @@ class JoinReply(_message.Message):
     switches: int
     mode: Mode
     staleness: int
-    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., sequence: _Optional[int] = ..., clock: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ...) -> None: ...
+    mode_settings: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., sequence: _Optional[int] = ..., clock: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "last", "rest")

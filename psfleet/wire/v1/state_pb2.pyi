@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/state.proto, SHA-256 aa8902680136beefbf3a44ebc189181aa004c5827f74fe4a73969506e6c45012
+# From protos/psfleet/v1/state.proto, SHA-256 8b4ab490b3b160048cf04080f3b5c79f0a402577d7b7a1e9a9c980f86bb987f7
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
@@ -56,7 +56,7 @@ class Addressed(_message.Message):
     def __init__(self, pushes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ShardState(_message.Message):
-    __slots__ = ("mode", "staleness", "switches", "cut", "view", "lives", "newest", "sequences", "writes", "positions", "progress", "base", "seats", "closed", "first", "committed", "counted", "rests", "resting", "left", "held", "clocks", "lead", "makers", "addressed")
+    __slots__ = ("mode", "staleness", "switches", "cut", "view", "lives", "newest", "sequences", "writes", "positions", "progress", "base", "seats", "closed", "first", "committed", "counted", "rests", "resting", "left", "held", "clocks", "lead", "makers", "addressed", "mode_settings")
     class LivesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class ShardState(_message.Message):
     LEAD_FIELD_NUMBER: _ClassVar[int]
     MAKERS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
+    MODE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     mode: _shard_pb2.Mode
     staleness: int
     switches: int
@@ -198,7 +199,8 @@ class ShardState(_message.Message):
     lead: int
     makers: _containers.ScalarMap[int, int]
     addressed: _containers.MessageMap[int, Addressed]
-    def __init__(self, mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., switches: _Optional[int] = ..., cut: _Optional[int] = ..., view: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., newest: _Optional[_Mapping[int, int]] = ..., sequences: _Optional[_Mapping[int, int]] = ..., writes: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., progress: _Optional[_Mapping[int, str]] = ..., base: _Optional[int] = ..., seats: _Optional[_Iterable[int]] = ..., closed: _Optional[int] = ..., first: _Optional[_Mapping[int, int]] = ..., committed: _Optional[_Mapping[int, int]] = ..., counted: _Optional[_Mapping[int, int]] = ..., rests: _Optional[_Mapping[int, int]] = ..., resting: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[_Union[_frame_pb2.Header, _Mapping]]] = ..., clocks: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., makers: _Optional[_Mapping[int, int]] = ..., addressed: _Optional[_Mapping[int, Addressed]] = ...) -> None: ...
+    mode_settings: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., switches: _Optional[int] = ..., cut: _Optional[int] = ..., view: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., newest: _Optional[_Mapping[int, int]] = ..., sequences: _Optional[_Mapping[int, int]] = ..., writes: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., progress: _Optional[_Mapping[int, str]] = ..., base: _Optional[int] = ..., seats: _Optional[_Iterable[int]] = ..., closed: _Optional[int] = ..., first: _Optional[_Mapping[int, int]] = ..., committed: _Optional[_Mapping[int, int]] = ..., counted: _Optional[_Mapping[int, int]] = ..., rests: _Optional[_Mapping[int, int]] = ..., resting: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[_Union[_frame_pb2.Header, _Mapping]]] = ..., clocks: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., makers: _Optional[_Mapping[int, int]] = ..., addressed: _Optional[_Mapping[int, Addressed]] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CoordinatorState(_message.Message):
     __slots__ = ("term", "members", "meetings", "supply")
@@ -290,7 +292,7 @@ class Wish(_message.Message):
     def __init__(self, number: _Optional[int] = ..., mode: _Optional[str] = ..., settings: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Switch(_message.Message):
-    __slots__ = ("number", "mode", "staleness", "rounds", "positions")
+    __slots__ = ("number", "mode", "staleness", "rounds", "positions", "mode_settings")
     class RoundsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -310,12 +312,14 @@ class Switch(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    MODE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     number: int
     mode: _shard_pb2.Mode
     staleness: int
     rounds: _containers.ScalarMap[int, int]
     positions: _containers.MessageMap[int, Position]
-    def __init__(self, number: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., rounds: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ...) -> None: ...
+    mode_settings: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., rounds: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Supply(_message.Message):
     __slots__ = ("datasets", "leases", "torn")

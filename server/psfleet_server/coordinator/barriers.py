@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import ConsistencyMode
 from psfleet.errors import (
     DeadlineExceeded,
     Gap,
@@ -19,10 +20,9 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.settings.mode import Mode
 from psfleet.shard.events import Call, SendError
 from psfleet.shard.membership_view import Position
-from psfleet.wire.table_messages import read_mode
+from psfleet.wire.mode_messages import combined_changes, read_change
 
 __all__ = [
     "DTYPES",
@@ -41,11 +41,10 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
     "max": np.maximum,
     "min": np.minimum,
-    "switch": np.maximum,
+    "switch": combined_changes,
 }
 SWITCH = "switch"
-"""A reduction to which each worker brings a mode m, a staleness s and its last push n, as int64
-[m, s, -m, -s, n]: of the maxima the first two and the next two are opposite if all want the same."""
+"""A reduction to which each worker brings what psfleet.wire.mode_messages.write_change makes."""
 DTYPES = ("float32", "float64", "int32", "int64")
 _REMEMBERED = 64 << 20  # bytes of results for those who come later
 
@@ -105,12 +104,12 @@ class ModeSwitch:
 
     Attributes:
         number: Ordinal of the switch.
+        mode: With the settings that servers know.
         rounds, positions: By seat its last push, and its position in its leases.
     """
 
     number: int
-    mode: Mode
-    staleness: int
+    mode: ConsistencyMode
     rounds: dict[int, int]
     positions: dict[int, Position]
 
@@ -198,15 +197,17 @@ class CollectiveState:
 
     def _switch(self, arrivals: list[Arrival], value: Array | None) -> ModeSwitch | None:
         """The switch that all ask for; None: none, different ones, or one that was made before."""
-        if value is None or arrivals[0].mode != SWITCH or (value[:2] != -value[2:4]).any():
+        if value is None or arrivals[0].mode != SWITCH:
+            return None
+        mode, _ = read_change(value)
+        if mode is None:
             return None
         number = max(arrival.change for arrival in arrivals)
         if self.switch is not None and number <= self.switch.number:
             return None
         return ModeSwitch(
             number,
-            read_mode(int(value[0])),
-            int(value[1]),
+            mode,
             {arrival.worker: arrival.round for arrival in arrivals},
             {arrival.worker: arrival.position for arrival in arrivals},
         )
@@ -277,11 +278,10 @@ def _check_switch(arrival: Arrival) -> None:
     value = arrival.value
     if arrival.mode != SWITCH or value is None:
         return
-    if value.dtype != np.int64 or value.shape != (5,):
-        raise ShapeError(
-            f"a change of the mode is five int64, not {value.dtype.name} of shape {value.shape}"
+    if read_change(value)[0] is None:
+        raise ProtocolError(
+            f"worker {arrival.worker} wants a change of the mode to two modes at once"
         )
-    read_mode(int(value[0]))
 
 
 def _words(arrival: Arrival) -> str:

@@ -8,7 +8,6 @@ shell (psfleet_server.engine.view_changes) sends what is `due` to the servers an
 import copy
 from collections.abc import Callable
 
-from psfleet.consistency import find_mode
 from psfleet.data.assignment import Range, RoundPlan
 from psfleet.errors import ConfigError, Fenced, Gap, NoRoom, NotReady, PsfleetError
 from psfleet.shard.events import Call, SendError
@@ -279,7 +278,7 @@ class Coordinator:
         return self.supply.leased(order, seat.incarnation)
 
     def _check_asked_since(self, switch: ModeSwitch, order: DatasetRequest) -> None:
-        if find_mode(switch.mode).has_rounds != bool(order.round):
+        if switch.mode.has_rounds != bool(order.round):
             raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
         if 0 < order.round <= switch.last:
             raise Gap(f"data of round {order.round} was asked for before the fleet changed modes")
@@ -412,7 +411,7 @@ class Coordinator:
             if life is not None:
                 at = (life.incarnation, life.first, number, switch.positions[seat])
                 reached[seat] = SeatPosition(*at)
-        self.supply.turn(find_mode(switch.mode).has_rounds, reached)
+        self.supply.turn(switch.mode.has_rounds, reached)
 
     def _admit(self, worker: int, incarnation: int) -> Seat:
         seat = self.members.seats.get(worker)

@@ -17,8 +17,8 @@ from psfleet.wire.membership_messages import (
     write_plan,
     write_ranges,
 )
+from psfleet.wire.mode_messages import mode_fields, read_mode_fields
 from psfleet.wire.server_state import ServerState, read_positions, write_positions
-from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import log_pb2, shard_pb2, state_pb2
 from psfleet_server.coordinator.barriers import Array, CollectiveState, ModeRequest, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
@@ -182,8 +182,7 @@ def write_switch(switch: ModeSwitch) -> state_pb2.Switch:
     """The message of a change of the mode."""
     return state_pb2.Switch(
         number=switch.number,
-        mode=write_mode(switch.mode),
-        staleness=switch.staleness,
+        **mode_fields(switch.mode),
         rounds=switch.rounds,
         positions=write_positions(switch.positions),
     )
@@ -193,8 +192,7 @@ def read_switch(message: state_pb2.Switch) -> ModeSwitch:
     """The change of the mode that a message holds."""
     return ModeSwitch(
         number=message.number,
-        mode=read_mode(message.mode),
-        staleness=message.staleness,
+        mode=read_mode_fields(message),
         rounds=dict(sorted(message.rounds.items())),
         positions=read_positions(message.positions),
     )

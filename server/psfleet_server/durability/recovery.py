@@ -188,7 +188,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
         known = shard.consistency
         made = None
         if known.mode is not None and known.switches:
-            made = ModeSwitch(known.switches, known.mode, known.clocks.staleness, {}, {})
+            made = ModeSwitch(known.switches, known.declared, {}, {})
         coordinator.meetings = CollectiveState(switch=made)
 
 

@@ -47,7 +47,7 @@ class Ticker:
         every = 0.0
         while not self._over.wait(min(every or _LOOK, _LOOK)):
             with self._host.lock:
-                every = self._host.shard.tables.tick_every
+                every = self._host.shard.tick_every
             now = self._clock()
             if every and now - told >= every:
                 with contextlib.suppress(NoRoom):  # the time goes on to count

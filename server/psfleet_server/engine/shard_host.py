@@ -29,7 +29,7 @@ from psfleet.shard.events import (
 from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
-from psfleet.wire.table_messages import write_mode
+from psfleet.wire.mode_messages import mode_fields, write_mode
 from psfleet.wire.v1 import coordinator_pb2, frame_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, OUTCOME_UNSPECIFIED, Header
 from psfleet_server.coordinator.barriers import CollectiveReply
@@ -358,7 +358,7 @@ class ShardHost:
                 workers=len(set(shard.workers.lives) - shard.rounds.left),
                 pid=os.getpid(),
                 staleness=shard.staleness.counts,
-                lead=shard.consistency.clocks.lead,
+                lead=shard.consistency.gate.lead,
                 mode=write_mode(shard.mode) if shard.mode else None,
                 torn=[
                     shard_pb2.TornStep(
@@ -412,17 +412,17 @@ def _release(outcomes: Sequence[Outcome]) -> None:
 
 
 def _seated(seating: Registration) -> bytes:
+    switch, changed = seating.switch, {}
+    if switch is not None:
+        changed = {"switches": switch.number, "last": switch.last, **mode_fields(switch.mode)}
     reply = coordinator_pb2.RegisterReply(
         incarnation=seating.incarnation,
         first=seating.first,
         view=seating.view,
         met=seating.met,
         progress=seating.progress,
+        **changed,
     )
-    switch = seating.switch
-    if switch is not None:
-        reply.switches, reply.staleness = switch.number, switch.staleness
-        reply.mode, reply.last = write_mode(switch.mode), switch.last
     encoded: bytes = reply.SerializeToString()
     return encoded
 

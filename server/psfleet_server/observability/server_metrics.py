@@ -133,7 +133,7 @@ def _shard(shard: Shard) -> "Iterator[Metric]":
     yield counter("duplicate_pushes", "Pushes that came again and were ignored", counters.repeats)
     yield counter("samples", "Samples behind the pushes", sum(counters.samples.values()))
     yield _staleness(shard.staleness.counts, mode)
-    lead = shard.consistency.clocks.lead
+    lead = shard.consistency.gate.lead
     yield gauge("ssp_lead_steps", "How far a worker was ahead of the slowest at most", lead)
     yield from _tables(shard)
 

@@ -21,9 +21,10 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
+from psfleet.wire.mode_messages import mode_fields
 from psfleet.wire.segments import TensorRequest
 from psfleet.wire.shared_memory import MemoryHandle
-from psfleet.wire.table_messages import read_spec, write_evictions, write_mode, write_spec
+from psfleet.wire.table_messages import read_spec, write_evictions, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
@@ -130,8 +131,7 @@ class ShardService:
                 sequence=answer.number,
                 clock=answer.clock,
                 switches=shard.consistency.switches,
-                mode=write_mode(shard.mode or join.mode),
-                staleness=shard.consistency.clocks.staleness,
+                **mode_fields(shard.consistency.declared if shard.mode else join.mode),
             )
         )
 

@@ -21,7 +21,7 @@ from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.events import SendError
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.access import Access
-from psfleet.wire.table_messages import read_mode
+from psfleet.wire.mode_messages import read_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.durability.recovery import check_restart
 from psfleet_server.engine.shard_host import ShardHost

@@ -48,5 +48,4 @@ def seated(seating: Registration) -> SeatGranted:
     switch = seating.switch
     if switch is None:
         return seated
-    mode, staleness = switch.mode, switch.staleness
-    return replace(seated, switches=switch.number, mode=mode, staleness=staleness, last=switch.last)
+    return replace(seated, switches=switch.number, mode=switch.mode, last=switch.last)

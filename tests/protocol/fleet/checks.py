@@ -323,11 +323,12 @@ def _in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
     """The pushes (worker, life, sequence) that a server's log says are applied."""
     found: set[tuple[int, int, int]] = set()
     held: dict[int, Push] = {}
-    mode, switches = job.phases[0].mode, 0
+    mode: str = job.phases[0].mode
+    switches = 0
     for record in history:
         match record:
             case Join() if record.switch > switches:
-                mode, switches = record.mode, record.switch
+                mode, switches = record.mode.name, record.switch
             case Push() if mode == "sync":
                 held[record.worker] = record
             case Push():

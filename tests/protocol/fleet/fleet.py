@@ -194,7 +194,7 @@ class Fleet(Scheduler):
         server = self.machines.get(source)
         if not isinstance(server, Server) or server.shard is None or server.shard.mode != "ssp":
             return
-        lead = server.shard.consistency.clocks.lead
+        lead = server.shard.consistency.gate.lead
         if lead > self.job.staleness:
             raise Broken(f"{source} let a worker be {lead} pushes ahead")
 

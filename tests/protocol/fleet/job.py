@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import ConsistencyMode, SspMode, find_mode
 from psfleet.data.assignment import Range
 from psfleet.rules import make_rule
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet_server.coordinator.barriers import ModeRequest
 
 __all__ = ["COUNTS", "IDS", "ROWS", "SUITES", "Job", "Phase", "job_of", "places", "slopes"]
@@ -96,6 +97,11 @@ class Job:
     def samples(self) -> int:
         """How many the dataset hands out."""
         return self.size * self.epochs
+
+    def declared(self, mode: str) -> ConsistencyMode:
+        """The mode with the job's settings."""
+        found = find_mode(mode)
+        return SspMode(staleness=self.staleness) if isinstance(found, SspMode) else found
 
 
 SUITES: dict[str, tuple[Mode, ...]] = {

@@ -16,7 +16,7 @@ from psfleet.shard.membership_view import Incarnation, PrepareView
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.shard.ssp_clock import WorkerClocks
+from psfleet.shard.ssp_clock import SspClock
 from psfleet.shard.workers import Workers
 from psfleet_server.coordinator import coordinator
 from psfleet_server.coordinator.barriers import CollectiveCompleted, CollectiveState
@@ -375,7 +375,7 @@ without("what is left of a dead worker's lease is dealt again", "async removal",
 # -- ssp, and changes of the mode -----------------------------------------------------------------------
 
 without("ssp: a pull waits for the slowest worker", "ssp")(
-    replaced(WorkerClocks, "awaited", lambda clocks, clock, live: [])
+    replaced(SspClock, "awaited", lambda gate, pull, live: [])
 )
 without("R14: a worker that waits for the others holds nobody back", "ssp", "switch")(
     replaced(Rounds, "running", lambda rounds: sorted(rounds.seats - rounds.left))
@@ -418,9 +418,9 @@ def _wait_in_silence(patch: pytest.MonkeyPatch) -> None:
 def _change_again(patch: pytest.MonkeyPatch) -> None:
     change = Session.change_mode
 
-    def again(session: Session, mode: Any, staleness: int, last: int) -> Program[None]:
+    def again(session: Session, mode: Any, last: int) -> Program[None]:
         session._switches = 0
-        return change(session, mode, staleness, last)
+        return change(session, mode, last)
 
     patch.setattr(Session, "change_mode", again)
 

@@ -186,10 +186,8 @@ class Server:
 
     def _joined(self, answer: SendOutcome, join: Join) -> ServerJoined:
         mode = self.its_shard.consistency
-        staleness = mode.clocks.staleness
-        return ServerJoined(
-            answer.number, answer.clock, mode.mode or join.mode, staleness, mode.switches
-        )
+        declared = mode.declared if mode.mode else join.mode
+        return ServerJoined(answer.number, answer.clock, declared, mode.switches)
 
     def _standing(self, closed: int) -> Standing:
         shard = self.its_shard

@@ -50,7 +50,7 @@ class Wisher(Worker):
         turns = self.session.turns
         released = yield from self.run(self.collectives.gather())
         if released.wish is not None:
-            yield from self.run(self.collectives.set_mode(released.wish[0], 0))
+            yield from self.run(self.collectives.set_mode(self.job.declared(released.wish[0])))
         self.begun = self.session.sequence
         return self.session.turns != turns
 

@@ -92,9 +92,7 @@ class Worker:
             name: deque() for name in [*self.servers, job.home, *marks]
         }
         self.done = False
-        mode = job.phases[0].mode
-        staleness = job.staleness if mode == "ssp" else 0
-        self.session = Session(seat, mode, staleness, patience=float("inf"))
+        self.session = Session(seat, job.declared(job.phases[0].mode), patience=float("inf"))
         self.stream = Stream(self.session)
         self.shares = WorkerData(self.session)
         self.collectives = Collectives(self.session, self.stream, self.reached)
@@ -392,8 +390,7 @@ class Worker:
         phases = self.job.phases
         for number, phase in enumerate(phases):
             if number and phase.mode != phases[number - 1].mode:
-                staleness = self.job.staleness if phase.mode == "ssp" else 0
-                yield from self.run(self.collectives.set_mode(phase.mode, staleness))
+                yield from self.run(self.collectives.set_mode(self.job.declared(phase.mode)))
             yield from self._train(phase)
             yield from self.run(self.collectives.gather())
             yield from self.run(self.collectives.gather())

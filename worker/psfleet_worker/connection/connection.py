@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from psfleet.consistency import NO_MODE, ConsistencyMode
 from psfleet.errors import (
     ConfigError,
     Fenced,
@@ -20,14 +21,14 @@ from psfleet.errors import (
     ServerUnavailable,
 )
 from psfleet.settings.environment import Environment
-from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction, Join, Leave
 from psfleet.wire.access import Access
+from psfleet.wire.mode_messages import read_mode_fields
 from psfleet.wire.shared_memory import MemoryHandle
-from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
+from psfleet.wire.worker_requests import write_join
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.server_client import Send, ServerClient
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
@@ -72,16 +73,15 @@ class FleetConnection:
     def __init__(
         self,
         environment: Environment,
-        mode: Mode,
+        mode: ConsistencyMode,
         patience: Patience,
         meddle: Callable[[int, Send], Send] | None = None,
-        staleness: int = 0,
     ) -> None:
         self.worker = environment.rank
         self._joined_file = environment.joined_file
         self._left_file = environment.left_file
         self.workers = environment.workers
-        self.session = Session(self.worker, mode, staleness, patience.start)
+        self.session = Session(self.worker, mode, patience.start)
         self.stream = Stream(self.session)
         self.correction = Correction()
         self.patience = patience
@@ -198,24 +198,15 @@ class FleetConnection:
             reply.view,
             reply.met,
             reply.switches,
-            read_mode(reply.mode) if reply.switches else "sync",
-            reply.staleness,
+            read_mode_fields(reply) if reply.switches else NO_MODE,
             reply.last,
             reply.progress,
         )
 
     def _join(self, join: Join) -> list[ServerJoined]:
-        request = shard_pb2.JoinRequest(
-            worker=join.worker,
-            incarnation=join.incarnation,
-            mode=write_mode(join.mode),
-            staleness=join.staleness,
-            switch=join.switch,
-            last=join.last,
-        )
         replies = [
             shard_pb2.JoinReply.FromString(answer)
-            for answer in self._first("Shard/Join", request, self.clients)
+            for answer in self._first("Shard/Join", write_join(join), self.clients)
         ]
         for index, reply in enumerate(replies):
             if (reply.server, reply.servers) != (index, len(self.clients)):
@@ -224,9 +215,7 @@ class FleetConnection:
                     f"{reply.servers}; start it as {index} of {len(self.clients)}"
                 )
         return [
-            ServerJoined(
-                reply.sequence, reply.clock, read_mode(reply.mode), reply.staleness, reply.switches
-            )
+            ServerJoined(reply.sequence, reply.clock, read_mode_fields(reply), reply.switches)
             for reply in replies
         ]
 
@@ -255,7 +244,9 @@ class FleetConnection:
         )
         answer = self._meet("Coordinator/AllReduce", request, timeout)
         combined = coordinator_pb2.AllReduceReply.FromString(answer).value
-        return CollectiveResult(np.frombuffer(combined, value.dtype).reshape(value.shape).copy())
+        found = np.frombuffer(combined, value.dtype).copy()
+        # Others may want a mode with more settings: then what all bring is longer.
+        return CollectiveResult(found if found.size != value.size else found.reshape(value.shape))
 
     def _meet(self, method: str, request: Any, timeout: float | None) -> bytes:
         seconds = self.patience.wait if timeout is None else timeout

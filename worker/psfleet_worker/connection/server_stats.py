@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from psfleet.wire.table_messages import read_mode
+from psfleet.wire.mode_messages import read_mode
 
 __all__ = ["figures_of"]
 

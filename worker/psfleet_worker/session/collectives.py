@@ -6,12 +6,11 @@ Pure, on top of session and stream: who comes to a meeting has flushed its strea
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.consistency import ConsistencyMode
 from psfleet.errors import ConfigError
-from psfleet.settings.mode import Mode
-from psfleet.wire.table_messages import write_mode
+from psfleet.wire.mode_messages import read_change, write_change
 from psfleet_worker.session.instructions import CollectiveResult, Program
 from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.worker_session import Session
@@ -49,25 +48,24 @@ class Collectives:
         yield from self._come_back(passes)
         return released
 
-    def set_mode(self, mode: Mode, staleness: int) -> Program[None]:
+    def set_mode(self, mode: ConsistencyMode) -> Program[None]:
         """Go on in another mode; every worker must come here between two of its steps.
 
         Raises:
             ConfigError: The workers want different things; nothing was changed.
         """
-        wish = np.array([write_mode(mode), staleness], np.int64)
         yield from self._stream.flush()
         session = self._session
         passes = session.passes
-        brought = np.array([*wish, *-wish, session.sequence], np.int64)
-        most: NDArray[np.int64] = (yield from self._meet("switch", brought)).value
-        if (most[:2] != -most[2:4]).any():
+        brought = write_change(mode, session.sequence)
+        agreed, last = read_change((yield from self._meet("switch", brought)).value)
+        if agreed is None:
             yield from self._come_back(passes)
             raise ConfigError(
-                f"worker {session.worker} asks for mode {mode!r} with staleness {staleness} and "
-                "another worker for something else; let all of them ask for the same"
+                f"worker {session.worker} asks for {_words(mode)} and another worker for something else; "
+                "let all of them ask for the same"
             )
-        yield from session.change_mode(mode, staleness, int(most[4]))
+        yield from session.change_mode(agreed, last)
 
     def _meet(self, mode: str, value: NDArray[Any] | None) -> Program[CollectiveResult]:
         yield from self._stream.flush()
@@ -77,3 +75,8 @@ class Collectives:
         """Be a member of rounds again, unless the meeting was over before this life began."""
         if self._session.declared.has_rounds and not passes:
             yield from self._session.join()
+
+
+def _words(mode: ConsistencyMode) -> str:
+    settings = "".join(f" with {name} {value}" for name, value in mode.agreed_settings.items())
+    return f"mode {mode.name!r}{settings}"

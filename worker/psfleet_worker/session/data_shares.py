@@ -197,7 +197,7 @@ class WorkerData:
                 return dealt.what or None
             if self._used == self._leases:
                 yield Pause(_PAUSE)
-            if self._session.declared.has_clocks:  # who has no data does not hold back the others
+            if self._session.declared.pull_gate:  # who has no data does not hold back the others
                 yield from self._tell(_SKIP)
                 yield SkipStep()
             yield from self._settle()

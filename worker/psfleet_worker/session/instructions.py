@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Generator
 from typing import Any, TypeVar
 
+from psfleet.consistency import NO_MODE, ConsistencyMode
 from psfleet.data.assignment import Range, RoundPlan
 from psfleet.platform.value_class import value_class
-from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave, MarkCut
 
 __all__ = [
@@ -61,9 +61,8 @@ class SeatGranted:
         first: Sync mode: the round from which on it counts.
         view: The last one that is decided.
         met: Meetings that are over.
-        switches: Changes of the mode among them; 0: none, and the next three say nothing.
-        mode: The mode since the last change.
-        staleness: Likewise, of ssp mode.
+        switches: Changes of the mode among them; 0: none, and the next two say nothing.
+        mode: The mode since the last change, with the settings that servers know.
         last: The highest push of any worker before that change.
         progress: How far the script was in the seat's earlier lives.
     """
@@ -73,8 +72,7 @@ class SeatGranted:
     view: int
     met: int
     switches: int = 0
-    mode: Mode = "sync"
-    staleness: int = 0
+    mode: ConsistencyMode = NO_MODE
     last: int = 0
     progress: str = ""
 
@@ -85,8 +83,7 @@ class ServerJoined:
 
     sequence: int
     clock: int
-    mode: Mode
-    staleness: int
+    mode: ConsistencyMode
     switches: int
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import cast
 
-from psfleet.consistency import find_mode
+from psfleet.consistency import ConsistencyMode
 from psfleet.errors import DeadlineExceeded
 from psfleet.fleet.progress import ScriptProgress
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Leave
 from psfleet_worker.session.instructions import (
     CollectiveResult,
@@ -33,11 +33,10 @@ class Session:
     Args:
         worker: Its seat.
         mode: In which the script begins.
-        staleness: Of a mode with clocks: how many pushes a worker may be ahead of the slowest.
         patience: Seconds that servers may be in different modes or rounds.
 
     Attributes:
-        declared: What is done in the present mode.
+        declared: The present mode, with the settings that servers know.
         incarnation: Number of the life; 0: it has not begun.
         sequence: Last push or round of this life that all servers know.
         clock: Pushes since all workers last met.
@@ -49,9 +48,9 @@ class Session:
         turns: Changes between rounds and leases that this life has made.
     """
 
-    def __init__(self, worker: int, mode: Mode, staleness: int = 0, patience: float = 60.0) -> None:
+    def __init__(self, worker: int, mode: ConsistencyMode, patience: float = 60.0) -> None:
         self.worker = worker
-        self._be_in(mode, staleness)
+        self._be_in(mode)
         self.incarnation = self.sequence = self.clock = self.view = 0
         self.first = 1
         self.progress = ScriptProgress()
@@ -71,8 +70,8 @@ class Session:
         """The name of the present mode."""
         return cast(Mode, self.declared.name)
 
-    def _be_in(self, mode: Mode, staleness: int) -> None:
-        self.declared, self.staleness = find_mode(mode), staleness
+    def _be_in(self, mode: ConsistencyMode) -> None:
+        self.declared = mode.agreed()
 
     @property
     def rests(self) -> bool:
@@ -106,7 +105,7 @@ class Session:
         All workers may have met to change it, and none may have told the servers yet.
         """
         if seat.switches:
-            self._be_in(seat.mode, seat.staleness)
+            self._be_in(seat.mode)
         # If they differ, the workers that make the change are on their way.
         what = "modes: a change was left half done"
         yield from self._join_equal(_mode_of, what, seat.switches, seat.last)
@@ -141,15 +140,15 @@ class Session:
     def _join(self, switch: int, last: int) -> Program[list[ServerJoined]]:
         """Begin or go on on every server, in the mode that it says."""
         joined: list[ServerJoined] = yield Join(
-            self.worker, self.incarnation, self.mode, self.staleness, switch, last
+            self.worker, self.incarnation, self.declared, switch, last
         )
         one = joined[0]
         self.sequence, self._switches = one.sequence, one.switches
-        self._be_in(one.mode, one.staleness)
+        self._be_in(one.mode)
         self.clock = min(each.clock for each in joined)
         return joined
 
-    def change_mode(self, mode: Mode, staleness: int, last: int) -> Program[None]:
+    def change_mode(self, mode: ConsistencyMode, last: int) -> Program[None]:
         """Go on in another mode. All workers have met with nothing under way, and all do this.
 
         A change that the fleet had behind it when this life began is passed over. `last` is the highest push
@@ -158,7 +157,7 @@ class Session:
         self.changes += 1
         if self.changes > self._switches:
             had_rounds = self.declared.has_rounds
-            self._be_in(mode, staleness)
+            self._be_in(mode)
             self.turns += self.declared.has_rounds != had_rounds
             yield from self.join(self.changes, last)
 
@@ -193,5 +192,5 @@ class Session:
         self.changes += changes
 
 
-def _mode_of(joined: ServerJoined) -> tuple[Mode, int, int]:
-    return joined.mode, joined.staleness, joined.switches
+def _mode_of(joined: ServerJoined) -> tuple[ConsistencyMode, int]:
+    return joined.mode, joined.switches

@@ -7,7 +7,7 @@ from psfleet.consistency import MODES, ConsistencyMode, find_mode
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import Setting, settings_of
 from psfleet.settings.kinds import one_of
-from psfleet.settings.mode import Mode
+from psfleet.settings.mode_names import Mode
 
 __all__ = ["ConsistencySettings", "settings_of_mode"]
 

@@ -3,40 +3,44 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
-from psfleet.consistency import ConsistencyMode, find_mode
+from psfleet.consistency import NO_MODE, ConsistencyMode, find_part
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
-from psfleet.settings.mode import Mode
-from psfleet.shard.events import Join, Pull
+from psfleet.settings.mode_names import Mode
+from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.membership_view import InstallView
+from psfleet.shard.pull_gate import PullGate
 from psfleet.shard.rounds import Rounds
-from psfleet.shard.ssp_clock import WorkerClocks
 
 __all__ = ["ConsistencyState"]
 
 
 @dataclass
 class ConsistencyState:
-    """The mode, and the rounds or clocks that it needs.
+    """The mode, and the rounds or the gate that it needs.
 
     Attributes:
         server: Whose shard it is, for messages.
         rounds: Also says in every mode who runs, rests and has left.
-        clocks: Of a mode that has clocks.
-        mode: Its name; None: no worker has joined.
+        declared: The mode, with the settings that servers know.
         switches: Changes of the mode so far.
-        declared: What is done in the mode.
+        gate: What pulls wait for in a mode without rounds.
     """
 
     server: int
     rounds: Rounds
-    clocks: WorkerClocks = field(default_factory=WorkerClocks)
-    mode: Mode | None = None
+    declared: ConsistencyMode = NO_MODE
     switches: int = 0
-    declared: ConsistencyMode = field(init=False, repr=False, compare=False)
+    gate: PullGate = field(default_factory=PullGate)
 
     def __post_init__(self) -> None:
-        self._be_in(self.mode)
+        self._be_in(self.declared, self.gate)
+
+    @property
+    def mode(self) -> Mode | None:
+        """The name of the mode; None: no worker has joined."""
+        return cast(Mode, self.declared.name) or None
 
     # -- the mode ------------------------------------------------------------------------------
 
@@ -48,7 +52,7 @@ class ConsistencyState:
         """
         if event.switch <= self.switches:
             if self.mode is not None:
-                self._check_same(event, self.mode)
+                self._check_same(event)
         elif event.switch != self.switches + 1 or self.rounds.held or waiting:
             raise ProtocolError(
                 f"worker {event.worker} makes change {event.switch} of the mode, but server "
@@ -62,39 +66,42 @@ class ConsistencyState:
         """
         if self.mode is None or not self.switches or event.switch:
             return event
-        return dataclasses.replace(event, mode=self.mode, staleness=self.clocks.staleness)
+        return dataclasses.replace(event, mode=self.declared)
 
-    def _check_same(self, event: Join, mode: Mode) -> None:
-        if event.mode != mode:
+    def _check_same(self, event: Join) -> None:
+        if event.mode.name != self.mode:
             raise ConfigError(
-                f"worker {event.worker} asks for mode {event.mode!r}, "
-                f"but the fleet runs in mode {mode!r}"
+                f"worker {event.worker} asks for mode {event.mode.name!r}, "
+                f"but the fleet runs in mode {self.mode!r}"
             )
-        if self.declared.has_clocks and event.staleness != self.clocks.staleness:
-            raise ConfigError(
-                f"worker {event.worker} asks for a staleness of {event.staleness}, "
-                f"but the fleet runs with {self.clocks.staleness}"
-            )
+        for name, own in self.declared.agreed_settings.items():
+            asked = event.mode.agreed_settings[name]
+            if asked != own:
+                raise ConfigError(
+                    f"worker {event.worker} asks for a {name} of {asked}, "
+                    f"but the fleet runs with {own}"
+                )
 
     def start(self, event: Join) -> None:
         """The fleet runs in the mode of this worker, which is its own if it has one."""
-        self._be_in(event.mode)
-        self.clocks.staleness = event.staleness
+        self._be_in(event.mode, self.gate)
 
     def switch(self, event: Join, last: int) -> None:
         """Go on in another mode; rounds go on after `last`."""
         self.rounds.go_on_from(last)
-        self._be_in(event.mode)
-        self.switches, self.clocks = event.switch, WorkerClocks(event.staleness)
+        self._be_in(event.mode, PullGate())
+        self.switches = event.switch
 
-    def _be_in(self, mode: Mode | None) -> None:
-        self.mode, self.declared = mode, find_mode(mode)
+    def _be_in(self, mode: ConsistencyMode, before: PullGate) -> None:
+        self.declared = mode.agreed()
+        made = find_part(mode.pull_gate) if mode.pull_gate else PullGate
+        self.gate = made(self.declared, before.at, before.lead)
 
     # -- who runs ------------------------------------------------------------------------------
 
     def begin(self, worker: int) -> None:
         """A life begins: its clock."""
-        self.clocks.begin(worker, self.rounds.running())
+        self.gate.begin(worker, self.rounds.running())
 
     def leave(self, worker: int) -> None:
         """The worker is gone for good."""
@@ -116,28 +123,32 @@ class ConsistencyState:
 
     def _restart_if_met(self, rested: bool) -> None:
         if rested and not self.rounds.resting:  # whoever was to come has come
-            self.clocks.restart()
+            self.gate.restart()
 
     # -- pulls ---------------------------------------------------------------------------------
 
+    def pushed(self, push: Push) -> None:
+        """A push has come, in a mode without rounds."""
+        if self.declared.pull_gate:
+            self.gate.advance(push.worker, push.clock)
+
     def is_ready(self, pull: Pull) -> bool:
         """Whether the pull waits for nothing more."""
-        if self.declared.has_clocks:
-            return not self.clocks.awaited(pull.clock, self.rounds.running())
+        if self.declared.pull_gate:
+            return not self.gate.awaited(pull, self.rounds.running())
         return pull.commit <= self.rounds.closed
 
     def serve(self, pull: Pull) -> None:
         """The pull is answered."""
-        if self.declared.has_clocks:
-            self.clocks.serve(pull.clock, self.rounds.running())
+        if self.declared.pull_gate:
+            self.gate.serve(pull, self.rounds.running())
 
     def late(self, pull: Pull) -> DeadlineExceeded:
         """What a pull is told that has waited for too long."""
-        if self.declared.has_clocks:
-            awaited = self.clocks.awaited(pull.clock, self.rounds.running())
+        if self.declared.pull_gate:
+            awaited = self.gate.awaited(pull, self.rounds.running())
             what = (
-                f"worker {pull.worker} is {self.clocks.staleness + 1} pushes ahead on "
-                f"server {self.server} and was not caught up with in time"
+                f"{self.gate.wait(pull)} on server {self.server} and was not caught up with in time"
             )
         else:
             awaited = self.rounds.awaited()
@@ -145,7 +156,18 @@ class ConsistencyState:
         waiting = ", ".join(f"worker {seat}" for seat in awaited)
         return DeadlineExceeded(f"{what}: it waits for {waiting}")
 
+    # -- time ----------------------------------------------------------------------------------
+
+    def tick_every(self, others: float) -> float:
+        """How many seconds should lie between ticks; 0: none are wanted. `others`: as tables want it."""
+        return min(filter(None, (others, self.gate.tick_every)), default=0.0)
+
+    def tick(self, seconds: float) -> bool:
+        """Time has passed; whether pulls may have waited for it."""
+        self.gate.tick(seconds)
+        return bool(self.gate.tick_every)
+
     def validate(self) -> None:
         """Check what must always hold; for tests."""
         self.rounds.validate()
-        self.clocks.validate()
+        self.gate.validate()

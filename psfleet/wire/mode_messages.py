@@ -1,0 +1,128 @@
+"""Between consistency modes and their messages; a mode travels as its number and the settings of servers.
+
+The messages that hold a mode have the same three fields: `mode`, `staleness` with the first of these
+settings, and `mode_settings` with the others.
+"""
+
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.consistency import MODES, ConsistencyMode, find_mode
+from psfleet.errors import ConfigError, FrameError, ShapeError
+from psfleet.settings.mode_names import Mode
+from psfleet.wire.v1 import shard_pb2
+
+__all__ = [
+    "combined_changes",
+    "mode_fields",
+    "read_change",
+    "read_mode",
+    "read_mode_fields",
+    "write_change",
+    "write_mode",
+]
+
+Change = NDArray[np.int64]
+
+
+class ModeFields(Protocol):
+    """What a message says of a mode."""
+
+    mode: Any
+    staleness: int
+
+    @property
+    def mode_settings(self) -> Any: ...
+
+
+def write_mode(mode: Mode | None) -> shard_pb2.Mode:
+    """The number of a mode in messages; None: no worker has joined."""
+    return cast(shard_pb2.Mode, find_mode(mode).number)
+
+
+def read_mode(number: int) -> Mode:
+    """The mode that a message names."""
+    return cast(Mode, _numbered(number).name)
+
+
+def mode_fields(mode: ConsistencyMode) -> dict[str, Any]:
+    """The fields of a message that say a mode."""
+    first, *more = mode.agreed_settings.values() or (0,)
+    return {"mode": mode.number, "staleness": first, "mode_settings": more}
+
+
+def read_mode_fields(message: ModeFields) -> ConsistencyMode:
+    """The mode that the fields of a message say.
+
+    Raises:
+        FrameError: It is unknown, or has no such settings.
+    """
+    return _with(message.mode, [message.staleness, *message.mode_settings])
+
+
+def write_change(mode: ConsistencyMode, last: int) -> Change:
+    """What a worker brings to a change of the mode.
+
+    Args:
+        mode: In which it wants to go on: a number m, and settings s (0 if it has none).
+        last: Its last push n.
+
+    Returns:
+        [m, s..., -m, -s..., n]. Of the maxima over the workers the first half and the second are opposite if
+        all want the same.
+    """
+    wanted = [mode.number, *(mode.agreed_settings.values() or (0,))]
+    return np.array([*wanted, *(-each for each in wanted), last], np.int64)
+
+
+def combined_changes(one: Change, other: Change) -> Change:
+    """The maxima of what workers bring; of modes with unequal numbers of settings, the longer form."""
+    one, other = (_widened(each, max(len(one), len(other))) for each in (one, other))
+    return np.maximum(one, other)
+
+
+def _widened(change: Change, size: int) -> Change:
+    half, more = len(change) // 2, (size - len(change)) // 2
+    no_setting = np.full(more, -1)  # below every setting: whoever has one wants something else
+    parts = (change[:half], no_setting, change[half:-1], -no_setting, change[-1:])
+    return np.concatenate(parts).astype(np.int64)
+
+
+def read_change(change: Change) -> tuple[ConsistencyMode | None, int]:
+    """The mode that all want, None if they want different things; and the highest push of any.
+
+    Raises:
+        ShapeError: It is no change.
+        FrameError: Its mode is unknown.
+    """
+    if change.dtype != np.int64 or change.ndim != 1 or len(change) < 5 or len(change) % 2 == 0:
+        raise ShapeError(
+            f"a change of the mode is five int64 or more, not {change.dtype.name} of shape {change.shape}"
+        )
+    half = len(change) // 2
+    if (change[:half] != -change[half:-1]).any():
+        return None, int(change[-1])
+    return _with(int(change[0]), [int(each) for each in change[1:half]]), int(change[-1])
+
+
+def _numbered(number: int) -> ConsistencyMode:
+    for mode in MODES.values():
+        if mode.number == number:
+            return mode
+    known = ", ".join(f"{name} ({mode.number})" for name, mode in MODES.items())
+    raise FrameError(f"mode {number} is unknown; this server knows {known}")
+
+
+def _with(number: int, values: list[int]) -> ConsistencyMode:
+    mode = _numbered(number)
+    if any(values[len(mode.agreed_settings) :]):
+        raise FrameError(
+            f"mode {mode.name!r} comes with the settings {values}; "
+            f"servers know {[*mode.agreed_settings]} of it"
+        )
+    try:
+        return mode.agreed(*values)
+    except ConfigError as error:
+        raise FrameError(str(error)) from None
