@@ -107,7 +107,8 @@ TRAINING: tuple[Panel, ...] = (
         "Time of a push, median",
         "s",
         Quantile(0.5, "psfleet_push_seconds", _RANK),
-        "Time from the arrival of a push at a server to its answer.",
+        "Time from the arrival of a push at a server to its answer, or until the pull that travels with it "
+        "may begin.",
         "If one server's is longer, look at its CPU and its log.",
     ),
     Panel(

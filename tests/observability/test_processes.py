@@ -82,8 +82,8 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
         assert own["psfleet_updated_rows_total{rows}"] == STEPS * rows["count"]
         assert own["psfleet_admitted_rows_total{rows}"] == rows["count"]
         assert own["psfleet_staleness_pushes_count{ssp}"] == STEPS
-        calls = ("push", "exchange")
-        assert sum(own[f"psfleet_{call}_seconds_count"] for call in calls) == STEPS
+        assert own["psfleet_push_seconds_count"] == STEPS  # however they travel
+        assert own["psfleet_exchange_seconds_count"] > 0
         assert own["psfleet_log_sync_seconds_count"] >= 1
         assert own["psfleet_log_bytes_total"] > STEPS * 16
     worker = found["worker", "0"]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.faults.crash_points import CrashFaults
-from psfleet.observability.server_measurements import CallBytes, CallLatencies, WorkerReports
 from psfleet.runtime.interface import Read
 from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import (
@@ -42,6 +41,7 @@ from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
 from psfleet_server.engine.memory_budget import resident
+from psfleet_server.engine.server_measurements import CallBytes, CallLatencies, WorkerReports
 from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
 from psfleet_server.rpc.pull_response import PullResponse, lay_out
@@ -237,6 +237,7 @@ class ShardHost:
                 instructions += self._handle(pull, reply)
             else:
                 instructions.append(answer)
+        reply.measure(self.latencies.push)
         self._follow(instructions, reply)
 
     def _values(self, serve: SendValues, reply: DeferredReply) -> bytes:
@@ -423,8 +424,7 @@ def _seated(seating: Registration) -> bytes:
         progress=seating.progress,
         **changed,
     )
-    encoded: bytes = reply.SerializeToString()
-    return encoded
+    return bytes(reply.SerializeToString())
 
 
 def _met(release: CollectiveReply) -> bytes:
@@ -434,8 +434,7 @@ def _met(release: CollectiveReply) -> bytes:
     elif release.wish is not None:
         reply.wish.mode = release.wish.mode
         reply.wish.settings.update(release.wish.settings)
-    encoded: bytes = reply.SerializeToString()
-    return encoded
+    return bytes(reply.SerializeToString())
 
 
 def _table_status(table: Any) -> shard_pb2.TableStatus:

@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from psfleet.observability.exposition import counter, gauge, histogram, latency
@@ -57,19 +58,13 @@ class ServerMetrics:
 
     def _calls(self) -> "Iterator[Metric]":
         host = self._host
-        yield latency("push_seconds", "Time to answer a push", host.latencies.push)
-        yield latency("pull_seconds", "Time to answer a pull, with waiting", host.latencies.pull)
-        yield latency(
-            "exchange_seconds",
-            "Time to answer a push with the pull behind it",
-            host.latencies.exchange,
-        )
+        mode = host.shard.mode or "none"
+        for one in fields(host.latencies):
+            measured = getattr(host.latencies, one.name)
+            labels = {"mode": mode} if one.metadata["by_mode"] else {}
+            yield latency(f"{one.name}_seconds", one.metadata["help"], measured, **labels)
         yield gauge("waiting_calls", "Calls that wait for other workers", host.parked)
         yield gauge("waiting_calls_limit", "Calls that may wait at once", host.limits.parked)
-        mode = host.shard.mode or "none"
-        yield latency(
-            "waited_seconds", "Time of pulls that waited", host.latencies.waited, mode=mode
-        )
         sizes = host.bytes
         yield counter("received_bytes", "Bytes of calls of the training that came", sizes.received)
         yield counter("push_bytes", "Bytes of pushes, and of gradients in memory", sizes.push)

@@ -80,6 +80,12 @@ class DeferredReply:
             error_status.failure(self._context, error)
             self._send(None)
 
+    def measure(self, latency: LatencyHistogram) -> None:
+        """Count the time since the call came."""
+        spent = time.perf_counter_ns() - self._began
+        latency.counts[spent.bit_length()] += 1
+        latency.total += spent
+
     def park(self, deadlines: "Deadlines", expire: Callable[[], None]) -> None:
         """Defer the reply; call `expire` when its deadline passes or its client is gone."""
         self._parked = deadlines

@@ -1,13 +1,15 @@
-"""The gRPC methods of a server, by name."""
+"""The gRPC methods of a server, by name. Each is declared once; its handlers are made of that."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from psfleet.consistency import NO_MODE
+from psfleet.observability.latency import LatencyHistogram
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.deferred_reply import immediate, parkable, prompt
+from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable, prompt
 from psfleet_server.rpc.http2_listener import MeasuredMethod
 from psfleet_server.services.coordinator_service import CoordinatorService
 from psfleet_server.services.membership_service import MembershipService
@@ -16,65 +18,127 @@ from psfleet_server.services.shard_service import ShardService
 __all__ = ["handlers", "tensor_methods"]
 
 
+@dataclass(frozen=True)
+class PromptMethod:
+    """A method that returns its answer.
+
+    Attributes:
+        name: Within its service.
+        behavior: Takes a request and returns the answer.
+        measured: Gets the time from each call to its answer.
+        over_http2: It carries tensors of the training, and is answered over psfleet's own HTTP/2 too.
+    """
+
+    name: str
+    behavior: Callable[[bytes], bytes]
+    measured: LatencyHistogram = field(default_factory=LatencyHistogram)
+    over_http2: bool = False
+
+    @property
+    def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Answers it over gRPC."""
+        return immediate(self.behavior, self.measured)
+
+    @property
+    def measured_method(self) -> MeasuredMethod:
+        """Answers it over HTTP/2."""
+        return (lambda request, reply: reply.answer(self.behavior(request))), self.measured
+
+
+@dataclass(frozen=True)
+class WaitingMethod:
+    """A method whose answer may have to wait for other workers. See PromptMethod."""
+
+    name: str
+    behavior: Callable[[bytes, DeferredReply], None]
+    measured: LatencyHistogram = field(default_factory=LatencyHistogram)
+    over_http2: bool = False
+
+    @property
+    def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
+        """See PromptMethod."""
+        return parkable(self.behavior, self.measured)
+
+    @property
+    def prompt_handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Answers it over gRPC where it never waits."""
+        return prompt(self.behavior, self.measured)
+
+    @property
+    def measured_method(self) -> MeasuredMethod:
+        """See PromptMethod."""
+        return self.behavior, self.measured
+
+
+Method = PromptMethod | WaitingMethod
+
+
+def _shard_methods(host: ShardHost) -> tuple[Method, ...]:
+    """Of the service Shard. Those that wait do so in some modes only."""
+    shard, times = _shard_service(host), host.latencies
+    return (
+        PromptMethod("Push", shard.push, times.push, over_http2=True),
+        WaitingMethod("Pull", shard.pull, times.pull, over_http2=True),
+        WaitingMethod("Exchange", shard.exchange, times.exchange, over_http2=True),
+        PromptMethod("Attach", shard.attach),
+        PromptMethod("Join", shard.join),
+        PromptMethod("Leave", shard.leave),
+        PromptMethod("CreateTable", shard.create_table),
+        PromptMethod("ReadState", shard.read_state),
+        PromptMethod("WriteState", shard.write_state),
+        PromptMethod("Load", shard.load),
+        PromptMethod("Shrink", shard.shrink),
+        PromptMethod("Evictions", shard.evictions),
+        PromptMethod("Status", shard.status),
+        PromptMethod("Transport", shard.transport),
+    )
+
+
+def _membership_methods(host: ShardHost) -> tuple[Method, ...]:
+    members = MembershipService(host)
+    return PromptMethod("Freeze", members.freeze), PromptMethod("Install", members.install)
+
+
+def _coordinator_methods(host: ShardHost) -> tuple[Method, ...]:
+    coordinator = CoordinatorService(host)
+    return (
+        WaitingMethod("Register", coordinator.register),
+        WaitingMethod("Barrier", coordinator.barrier),
+        WaitingMethod("AllReduce", coordinator.all_reduce),
+        PromptMethod("Beat", coordinator.beat),
+        PromptMethod("Deal", coordinator.deal),
+    )
+
+
 def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     """What a server with this host answers."""
-    shard, coordinator = _shard_service(host), CoordinatorService(host)
-    found: list[grpc.GenericRpcHandler[Any, Any]] = [
+    shard = _shard_methods(host)
+    found = [
         _ImmediateHandlers(host, shard),
-        grpc.method_handlers_generic_handler(
-            "psfleet.v1.Shard",
-            {
-                "Push": immediate(shard.push, host.latencies.push),
-                "Pull": parkable(shard.pull, host.latencies.pull),
-                "Exchange": parkable(shard.exchange, host.latencies.exchange),
-                "Attach": immediate(shard.attach),
-                "Join": immediate(shard.join),
-                "Leave": immediate(shard.leave),
-                "CreateTable": immediate(shard.create_table),
-                "ReadState": immediate(shard.read_state),
-                "WriteState": immediate(shard.write_state),
-                "Load": immediate(shard.load),
-                "Shrink": immediate(shard.shrink),
-                "Evictions": immediate(shard.evictions),
-                "Status": immediate(shard.status),
-                "Transport": immediate(shard.transport),
-            },
-        ),
+        _service("Shard", shard),
+        _service("Membership", _membership_methods(host)),
     ]
-    members = MembershipService(host)
-    found.append(
-        grpc.method_handlers_generic_handler(
-            "psfleet.v1.Membership",
-            {"Freeze": immediate(members.freeze), "Install": immediate(members.install)},
-        )
-    )
     if host.coordinator is not None:
-        found.append(
-            grpc.method_handlers_generic_handler(
-                "psfleet.v1.Coordinator",
-                {
-                    "Register": parkable(coordinator.register),
-                    "Barrier": parkable(coordinator.barrier),
-                    "AllReduce": parkable(coordinator.all_reduce),
-                    "Beat": immediate(coordinator.beat),
-                    "Deal": immediate(coordinator.deal),
-                },
-            )
-        )
+        found.append(_service("Coordinator", _coordinator_methods(host)))
     return found
 
 
 def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
-    """The methods that carry tensors, by path: Push, Pull and Exchange."""
-    shard = _shard_service(host)
+    """The methods that carry tensors of the training, by path: Push, Pull and Exchange."""
     return {
-        "/psfleet.v1.Shard/Push": (
-            lambda request, reply: reply.answer(shard.push(request)),
-            host.latencies.push,
-        ),
-        "/psfleet.v1.Shard/Pull": (shard.pull, host.latencies.pull),
-        "/psfleet.v1.Shard/Exchange": (shard.exchange, host.latencies.exchange),
+        _path("Shard", method.name): method.measured_method
+        for method in _shard_methods(host)
+        if method.over_http2
     }
+
+
+def _service(name: str, methods: Sequence[Method]) -> "grpc.GenericRpcHandler[Any, Any]":
+    by_name = {method.name: method.handler for method in methods}
+    return grpc.method_handlers_generic_handler(f"psfleet.v1.{name}", by_name)
+
+
+def _path(service: str, method: str) -> str:
+    return f"/psfleet.v1.{service}/{method}"
 
 
 def _shard_service(host: ShardHost) -> ShardService:
@@ -91,11 +155,12 @@ class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # n
     The mode of a call is that of its lookup: it changes only while no call is under way.
     """
 
-    def __init__(self, host: ShardHost, shard: ShardService) -> None:
+    def __init__(self, host: ShardHost, methods: Sequence[Method]) -> None:
         self._host = host
         self._methods = {
-            "/psfleet.v1.Shard/Pull": prompt(shard.pull, host.latencies.pull),
-            "/psfleet.v1.Shard/Exchange": prompt(shard.exchange, host.latencies.exchange),
+            _path("Shard", method.name): method.prompt_handler
+            for method in methods
+            if isinstance(method, WaitingMethod)
         }
 
     def service(

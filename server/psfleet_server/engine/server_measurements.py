@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from psfleet.observability.latency import LatencyHistogram
 
@@ -12,18 +13,29 @@ _WATCHED = 60.0  # seconds after a look during which workers send their metrics
 _LONGEST = 256 << 10  # bytes of one worker's metrics; longer ones are dropped
 
 
+def _shown(help: str, *, by_mode: bool = False) -> dict[str, Any]:
+    """What metrics say of a histogram; `by_mode`: with the consistency mode as its label."""
+    return {"help": help, "by_mode": by_mode}
+
+
 @dataclass
 class CallLatencies:
-    """Time from the arrival of a call to its answer; of a pull it includes waiting for other workers.
+    """Times from the arrival of a call, which metrics call psfleet_<field>_seconds."""
 
-    Attributes:
-        waited: Of the pulls and exchanges alone that had to wait; they are in the others too.
-    """
-
-    push: LatencyHistogram = field(default_factory=LatencyHistogram)
-    pull: LatencyHistogram = field(default_factory=LatencyHistogram)
-    exchange: LatencyHistogram = field(default_factory=LatencyHistogram)
-    waited: LatencyHistogram = field(default_factory=LatencyHistogram)
+    push: LatencyHistogram = field(
+        default_factory=LatencyHistogram,
+        metadata=_shown("Time to take a push; in an exchange, until the pull behind it may begin"),
+    )
+    pull: LatencyHistogram = field(
+        default_factory=LatencyHistogram, metadata=_shown("Time to answer a pull, with waiting")
+    )
+    exchange: LatencyHistogram = field(
+        default_factory=LatencyHistogram,
+        metadata=_shown("Time to answer a push with the pull behind it"),
+    )
+    waited: LatencyHistogram = field(
+        default_factory=LatencyHistogram, metadata=_shown("Time of pulls that waited", by_mode=True)
+    )
 
 
 @dataclass
