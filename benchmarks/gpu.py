@@ -21,7 +21,7 @@ from reporting import Report, arguments, finish, torch_missing
 
 from psfleet.rules import Adam
 from psfleet.schema.table import DecaySpec, TableSpec
-from psfleet.tables.devices import why_no_gpu
+from psfleet.tables.cuda_memory import why_no_gpu
 
 BATCHES = (65_536, 1_048_576)  # ids: of a worker's step, and of the literature on hash tables
 Rows = list[dict[str, Any]]

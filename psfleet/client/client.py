@@ -98,7 +98,7 @@ class Client:
             seed: Of the initializer, if it has none of its own.
             entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
                 and none.
-            device: Whose memory holds it on the servers, "cpu" or "cuda"; None: as their setting says.
+            device: Whose memory holds it on the servers, named as by --device; None: as that says.
             servers: How many servers hold it, 1 to 1024, so that a step calls fewer; None: all. A table that
                 is there stays where it is.
             precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),

@@ -37,7 +37,7 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.compression import GradientCompressor, repacked, value_format
 
@@ -76,7 +76,7 @@ class EmbeddedRuntime:
         watch: NonFiniteCheck | None = None,
     ) -> None:
         self._shard = Shard()
-        self._shard.tables.devices = DeviceChoice(has_gpu=True)
+        self._shard.tables.choice = MemoryChoice(has_devices=True)
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
         self._packer = GradientCompressor(self.worker_index, self.wire.gradients)

@@ -1,9 +1,9 @@
 """Groups of settings: what a process is told, and what a job and its processes have in common."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from psfleet.settings.choices import Device
+from psfleet.settings.choices import DEVICE_PLACES
 from psfleet.settings.declaration import setting
 from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, URL, SettingKind, one_of
 from psfleet.settings.limits import ServerLimits
@@ -141,9 +141,9 @@ class JobSettings:
     )
     device: str = setting(
         "cpu",
-        "Where servers hold tables that name no device: in host memory, in the memory of an NVIDIA "
-        "GPU, or there if there is one",
-        one_of(*get_args(Device), "auto"),
+        f"Where servers hold tables that name no device: {', '.join(DEVICE_PLACES.values())}, or there "
+        "if there is one",
+        one_of(*DEVICE_PLACES, "auto"),
         names="--device PSFLEET_DEVICE servers.device",
     )
     device_memory: int = setting(

@@ -38,7 +38,7 @@ def find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> lis
     Raises:
         UsageError: Rows of one table are to go, and another that may let none go has no room for its part.
     """
-    if tables.budget.limit is None:
+    if all(budget.limit is None for budget in tables.budgets.values()):
         return []
     wanted = list(_wanted(tables, parts, held))
     if not any(table.evicts for table, _ in wanted):

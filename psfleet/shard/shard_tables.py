@@ -12,15 +12,15 @@ from psfleet.errors import ShapeError, TableConflict, UnknownTable, UsageError
 from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import check_elements
-from psfleet.schema.table import LARGEST, Device, TableSpec
+from psfleet.schema.table import LARGEST, TableSpec
 from psfleet.shard.counters import MOST
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import PartState, Shrink
 from psfleet.shard.server_group import group_size
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.dense_memory import dense_bytes
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.memory_choice import HOST, KINDS, MemoryChoice
+from psfleet.tables.memory_kind import MemoryKind
 from psfleet.tables.packed_rows import check_rows
 from psfleet.tables.sparse import SparseTable
 
@@ -35,9 +35,8 @@ class ShardTables(dict[int, Table]):
 
     Attributes:
         makers: By key the worker that made a table, if one did.
-        budget: The host memory that they share.
-        device_budget: The device's memory that they share.
-        devices: Which memory each gets.
+        budgets: The memory that they share, by its kind.
+        choice: Which memory each gets.
     """
 
     def __init__(self, index: int, servers: int) -> None:
@@ -45,15 +44,23 @@ class ShardTables(dict[int, Table]):
         self.index = index
         self.servers = servers
         self.makers: dict[int, int] = {}
-        self.budget = MemoryBudget()
-        self.device_budget = MemoryBudget(
-            place="the GPU's memory",
-            advice="Use device='cpu' or more servers, or give tables more of it (--device-memory)",
-        )
-        self.devices = DeviceChoice()
+        self.budgets: dict[str, MemoryBudget] = {HOST.name: HOST.budget()}
+        self.choice = MemoryChoice()
 
     def __missing__(self, key: int) -> NoReturn:
         raise UnknownTable(f"table {key:#x} is unknown to server {self.index}; create it first")
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The host memory that they share."""
+        return self.budgets[HOST.name]
+
+    @property
+    def device_limit(self) -> int | None:
+        """Bytes that tables may take of memories that are not the host's; None: there is no limit."""
+        limits = [one.limit for name, one in self.budgets.items() if not KINDS[name].is_host]
+        known = [limit for limit in limits if limit is not None]
+        return sum(known) if known else None
 
     def sparse(self) -> Iterator[tuple[int, SparseTable]]:
         """The sparse ones."""
@@ -89,20 +96,20 @@ class ShardTables(dict[int, Table]):
         Raises:
             UsageError: There is too little memory for it.
         """
-        device = self.devices.of(spec, may_refuse)
+        kind = self.choice.of(spec, may_refuse)
         try:
-            return self._made(spec, value, device)
+            return self._made(spec, value, kind)
         except UsageError:
-            if device == "cpu" or not self.devices.may_be_moved(spec, may_refuse):
+            if kind.is_host or not self.choice.may_be_moved(spec, may_refuse):
                 raise
-        return self._made(spec, value, "cpu")
+        return self._made(spec, value, HOST)
 
-    def _made(self, spec: TableSpec, value: Floats, device: Device) -> Table:
-        budget = self._budget_of(device)
+    def _made(self, spec: TableSpec, value: Floats, kind: MemoryKind) -> Table:
+        budget = self._budget_of(kind)
         if spec.kind == "sparse":
             parts = group_size(spec, self.servers)
             return SparseTable(
-                spec, servers=parts, budget=self.budget, device=device, device_budget=budget
+                spec, servers=parts, budget=self.budget, device=kind.name, device_budget=budget
             )
         low, high = dense_range(spec, self.index, self.servers)
         if value.shape != (high - low,):
@@ -110,17 +117,18 @@ class ShardTables(dict[int, Table]):
                 f"table {spec.name!r}: server {self.index} holds {high - low} values, "
                 f"the first value has {value.shape}"
             )
-        budget.check(spec.name, dense_bytes(spec, len(value), device), "be made")
-        made = DenseTable(spec, value, device)
+        budget.check(spec.name, kind.dense_bytes(spec, len(value)), "be made")
+        made = DenseTable(spec, value, kind.name)
         budget.take(spec.name, made.bytes)
         return made
 
-    def _budget_of(self, device: Device) -> MemoryBudget:
-        if device == "cpu":
-            return self.budget
-        if self.device_budget.limit is None:  # nothing of psfleet's is there yet
-            self.device_budget.limit = self.devices.memory_limit()
-        return self.device_budget
+    def _budget_of(self, kind: MemoryKind) -> MemoryBudget:
+        budget = self.budgets.get(kind.name)
+        if budget is None:
+            budget = self.budgets[kind.name] = kind.budget()
+        if budget.limit is None:  # nothing of psfleet's is there yet
+            budget.limit = self.choice.limit(kind)
+        return budget
 
     # -- read ----------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """The memory that the tables of one server share."""
 
+import math
 from dataclasses import dataclass, field
 
 from psfleet.errors import UsageError
 
-__all__ = ["MemoryBudget"]
+__all__ = ["MemoryBudget", "tables_share"]
 
 
 @dataclass
@@ -51,6 +52,18 @@ class MemoryBudget:
                 f"table {table!r} was asked to {wanted}, for which it needs {_mib(total)} of {self.place}; "
                 f"this server may give it {_mib(max(self.room(table), 0))}. {self.advice}"
             )
+
+
+def tables_share(free: float, asked: int) -> float:
+    """Bytes that tables may take of so many that are free.
+
+    An eighth is left for the gradients, ids and sums of the calls under way.
+
+    Args:
+        free: Bytes.
+        asked: Bytes that they are allowed at most; 0: it is not said.
+    """
+    return min(free * 7 / 8, asked or math.inf)
 
 
 def _mib(count: int) -> str:

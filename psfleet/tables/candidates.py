@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from psfleet.schema.entry import CountFilterEntry
 from psfleet.tables import expiry
-from psfleet.tables.index import RowIndex
+from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.row_data import CandidateData
 
 __all__ = ["CandidateIds"]
@@ -24,7 +24,7 @@ class CandidateIds:
     def __init__(self, entry: CountFilterEntry, servers: int) -> None:
         self._needed = entry.count_filter
         self.capacity = -(-entry.candidates // servers)
-        self.index = RowIndex(1, self.capacity, marks=False)
+        self.index = HostRowMemory(1, self.capacity, marks=False)
 
     @property
     def room(self) -> int:

@@ -11,7 +11,7 @@ from psfleet.kernels.rule_text import scalars_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.copy_on_write import FrozenArrays
 from psfleet.tables.dense_memory import unit_width
-from psfleet.tables.memory_kinds import KINDS
+from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.row_snapshot import FrozenDenseTable
 
 __all__ = ["DenseTable"]
@@ -39,10 +39,11 @@ class DenseTable:
         self.step = 0
         self.count = len(value)
         self._width = unit_width(spec, len(value))
-        self._memory = KINDS[device].dense(spec, value, self._width)
+        kind = KINDS[device]
+        self._memory = kind.dense(spec, value, self._width)
         self.device = device
         self.bytes = self._memory.bytes
-        self.device_bytes = 0 if device == "cpu" else self.bytes
+        self.device_bytes = 0 if kind.is_host else self.bytes
         self._views: list[FrozenArrays] = []
         self._lock = threading.Lock()
 

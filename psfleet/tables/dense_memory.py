@@ -11,7 +11,7 @@ from psfleet.kernels.generate import dense_kernels
 from psfleet.kernels.initial_values import address_of
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.kernels.streaming import copy_over
-from psfleet.schema.table import MAX_DIM, Device, TableSpec
+from psfleet.schema.table import MAX_DIM, TableSpec
 
 __all__ = [
     "DenseMemory",
@@ -34,12 +34,10 @@ class DenseMemory(Protocol):
     thread-safe. The memory is given back with the object.
 
     Attributes:
-        device: Where it is.
         lengths: Of the planes.
         bytes: That it takes there.
     """
 
-    device: Device
     lengths: list[int]
     bytes: int
 
@@ -63,9 +61,7 @@ class DenseMemory(Protocol):
 
 
 class HostDenseMemory:
-    """See DenseMemory. Arguments as for psfleet.tables.memory_kinds.MemoryKind."""
-
-    device: Device = "cpu"
+    """See DenseMemory. Arguments as for psfleet.tables.memory_kind.MemoryKind."""
 
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         rule, decay, count = spec.rule, spec.decay, len(value)
@@ -114,14 +110,13 @@ class HostDenseMemory:
         self._planes[plane][start : start + len(values)] = values
 
 
-def dense_bytes(spec: TableSpec, count: int, device: Device) -> int:
-    """Memory that a part of `count` weights takes with its state; on a device with room for gradients."""
-    places = 0 if device == "cpu" else gradient_places(count)
-    return 4 * ((1 + places) * count + sum(slot_sizes(spec, count, unit_width(spec, count))))
+def dense_bytes(spec: TableSpec, count: int, gradients: int = 0) -> int:
+    """Memory that a part of `count` weights takes with its state, and with room for so many gradients."""
+    return 4 * ((1 + gradients) * count + sum(slot_sizes(spec, count, unit_width(spec, count))))
 
 
 def gradient_places(count: int) -> int:
-    """For how many gradients of so many weights a device has room."""
+    """For how many gradients of so many weights a GPU has room."""
     return 2 if count <= _SHORT else 1
 
 

@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.cuda import CudaUpdate
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
-from psfleet.schema.table import Device, TableSpec
+from psfleet.schema.table import TableSpec
+from psfleet.tables.cuda_memory import check_device_memory
 from psfleet.tables.dense_memory import dense_bytes, gradient_places, slot_sizes
-from psfleet.tables.devices import check_device_memory
 
 __all__ = ["DeviceDenseMemory"]
 
@@ -25,12 +25,11 @@ class DeviceDenseMemory:
         UsageError: The device has too little memory.
     """
 
-    device: Device = "cuda"
-
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         sizes = slot_sizes(spec, len(value), width)
         self.lengths = [len(value), *sizes]
-        self.bytes = dense_bytes(spec, len(value), "cuda")
+        places = gradient_places(len(value))
+        self.bytes = dense_bytes(spec, len(value), places)
         check_device_memory(spec.name, self.bytes)
         self._queue = DeviceQueue()
         self._planes = [cuda.to_device(np.ascontiguousarray(value, np.float32))]
@@ -38,7 +37,7 @@ class DeviceDenseMemory:
             cuda.to_device(np.full(size, slot.initial, np.float32))
             for slot, size in zip(spec.rule.slots, sizes, strict=True)
         ]
-        self._gradients = DeviceBuffers(self._queue, gradient_places(len(value)))
+        self._gradients = DeviceBuffers(self._queue, places)
         self._gradients.reserve("gradient", len(value), np.float32)
         self._width = width
         self._update = CudaUpdate(spec.rule, spec.decay, self._queue)

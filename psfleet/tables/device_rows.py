@@ -10,9 +10,10 @@ from psfleet.errors import UsageError
 from psfleet.kernels.cuda import table_kernels
 from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.hash_index import SEGMENT_COUNT
+from psfleet.schema.table import TableSpec
 from psfleet.tables.device_arena import DeviceArena
 from psfleet.tables.device_index import DeviceIndex
-from psfleet.tables.row_memory import EVERY, Listed, RowStore
+from psfleet.tables.row_memory import EVERY, Listed, RowStore, StoreScores
 
 __all__ = ["DeviceRowMemory"]
 
@@ -212,6 +213,12 @@ class DeviceRowMemory(RowStore):
         """See RowMemory."""
         self.keep_segments(0, SEGMENT_COUNT)
         return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
+
+    def scores(self, spec: TableSpec, place: int) -> StoreScores:
+        """See RowStore."""
+        from psfleet.tables.device_scores import DeviceScores
+
+        return DeviceScores(spec, self, place)
 
     def rank(
         self, kernels: ModuleType, place: int, step: int, least: int, most: int

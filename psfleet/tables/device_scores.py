@@ -7,19 +7,17 @@ from psfleet.kernels.eviction import device_eviction_kernels
 from psfleet.kernels.hashing import ids_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.device_rows import DeviceRowMemory
-from psfleet.tables.row_memory import RowStore
+from psfleet.tables.row_memory import Keys
 
 __all__ = ["DeviceScores"]
 
 Ids = NDArray[np.int64]
-Keys = NDArray[np.uint64]
 
 
 class DeviceScores:
-    """See psfleet.tables.eviction_ranking.StoreScores. The keys are sorted out by the host."""
+    """See psfleet.tables.row_memory.StoreScores. The keys are sorted out by the host."""
 
-    def __init__(self, spec: TableSpec, memory: RowStore, place: int) -> None:
-        assert isinstance(memory, DeviceRowMemory)
+    def __init__(self, spec: TableSpec, memory: DeviceRowMemory, place: int) -> None:
         self._memory = memory
         self._place = place
         self._kernels = device_eviction_kernels(spec.policy, spec.pushed_scores)

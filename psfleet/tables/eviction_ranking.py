@@ -6,18 +6,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.eviction import eviction_kernels
 from psfleet.kernels.hashing import hash_ids
-from psfleet.kernels.initial_values import address_of
 from psfleet.schema.table import TableSpec
-from psfleet.tables.index import RowIndex
-from psfleet.tables.row_memory import RowMemory, RowStore
+from psfleet.tables.row_memory import Keys, RowMemory, StoreScores
 
-__all__ = ["AgeRanking", "EvictionRanking", "ScoreRanking", "StoreScores", "eviction_ranking"]
+__all__ = ["AgeRanking", "EvictionRanking", "ScoreRanking", "eviction_ranking"]
 
 Ids = NDArray[np.int64]
-Keys = NDArray[np.uint64]
-"""Of rows: the lower the sooner a row goes. Score, then age."""
 
 _NO_KEY = 2**64 - 1
 
@@ -45,28 +40,7 @@ def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionR
     """
     if spec.policy.score() is None:
         return AgeRanking(index)
-    return ScoreRanking([_scores(spec, store, place) for store in index.stores])
-
-
-class StoreScores(Protocol):
-    """The scores of the rows in one memory."""
-
-    def keys(self, step: int, least: int, most: int) -> Keys:
-        """The keys up to `most` of rows at least `least` old."""
-
-    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Ids and keys of these rows, of which there are `count`."""
-
-    def use(self, ids: Ids, step: int) -> None:
-        """See EvictionRanking."""
-
-
-def _scores(spec: TableSpec, store: RowStore, place: int) -> StoreScores:
-    if isinstance(store, RowIndex):
-        return HostScores(spec, store, place)
-    from psfleet.tables.device_scores import DeviceScores
-
-    return DeviceScores(spec, store, place)
+    return ScoreRanking([store.scores(spec, place) for store in index.stores])
 
 
 class AgeRanking:
@@ -132,56 +106,6 @@ class ScoreRanking:
             for scores, keys in zip(self._scores, found, strict=True)
         ]
         return _joined([ids for ids, _ in pairs]), _joined([keys for _, keys in pairs])
-
-
-class HostScores:
-    """Of rows in host memory. See StoreScores."""
-
-    def __init__(self, spec: TableSpec, index: RowIndex, place: int) -> None:
-        self._index = index
-        self._place = place
-        self._kernels = eviction_kernels(spec.policy, spec.pushed_scores)
-        self._scratch = np.zeros(1, np.int64)
-
-    def keys(self, step: int, least: int, most: int) -> Keys:
-        """See StoreScores."""
-        keys = np.empty(len(self._index), np.uint64)
-        return keys[: self._rank(step, least, most, keys)]
-
-    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """See StoreScores."""
-        ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
-        if count:
-            self._rank(step, least, most, keys, ids)
-        return ids, keys
-
-    def use(self, ids: Ids, step: int) -> None:
-        """See StoreScores."""
-        self._index.keep(ids)
-        slots, ages = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
-        self._kernels.use(
-            self._index.address,
-            address_of(ids),
-            len(ids),
-            step,
-            self._place,
-            address_of(slots),
-            address_of(ages),
-        )
-
-    def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
-        """Write the keys of these rows to `keys`, and their ids to `ids`; returns how many there are."""
-        count: int = self._kernels.rank(
-            self._index.address,
-            self._place,
-            step,
-            least,
-            most,
-            address_of(self._scratch),
-            0 if ids is None else address_of(ids),
-            address_of(keys),
-        )
-        return count
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

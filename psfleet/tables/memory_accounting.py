@@ -59,6 +59,11 @@ class MemoryAccount:
         """How many rows pushes may add before others have to go."""
         return max(self.limit - len(self._index), 0)
 
+    @property
+    def evicts_for_memory(self) -> bool:
+        """Whether rows go when there is no memory for others."""
+        return self.evicts and self._budget.limit is not None
+
     def surely_fit(self, count: int) -> bool:
         """Whether so many ids fit, whichever they are. Any thread may ask."""
         index = self._index

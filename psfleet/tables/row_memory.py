@@ -9,13 +9,26 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import hash_ids
+from psfleet.schema.table import TableSpec
 
-__all__ = ["EVERY", "ROW_BYTES", "Listed", "RowMemory", "RowStore", "RowView"]
+__all__ = [
+    "EVERY",
+    "ROW_BYTES",
+    "Keys",
+    "Listed",
+    "RowMemory",
+    "RowStore",
+    "RowView",
+    "StoreScores",
+]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Listed = tuple[Ids, Ids, Ids]
 """Ids, slots, and the step of each row's last push."""
+
+Keys = NDArray[np.uint64]
+"""Of rows: the lower the sooner a row goes. Score, then age."""
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
@@ -31,6 +44,19 @@ class RowView(Protocol):
 
     def keep_segments(self, first: int, last: int) -> None:
         """Any row of segments first to last - 1 may be about to change."""
+
+
+class StoreScores(Protocol):
+    """The scores of the rows in one memory, by the eviction policy of their table."""
+
+    def keys(self, step: int, least: int, most: int) -> Keys:
+        """The keys up to `most` of rows at least `least` old."""
+
+    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
+        """Ids and keys of these rows, of which there are `count`."""
+
+    def use(self, ids: Ids, step: int) -> None:
+        """The update of this step names these ids; those that have a row count as pushed at it."""
 
 
 class RowMemory(ABC):
@@ -233,6 +259,14 @@ class RowStore(RowMemory):
     @abstractmethod
     def free_slots(self) -> Ids:
         """The slots below `next_slot` that have no row; slot 0 is not among them."""
+
+    @abstractmethod
+    def scores(self, spec: TableSpec, place: int) -> StoreScores:
+        """Of these rows; `place`: where within a stored row they begin.
+
+        Raises:
+            RuleError: The compiler does not take the policy's score function.
+        """
 
     def listed(self, first: int, last: int, step: int) -> Listed:
         """The rows of segments first to last - 1. `step`: of the table."""

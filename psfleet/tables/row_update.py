@@ -12,7 +12,7 @@ from psfleet.kernels.initial_values import address_of, initializer_arguments
 from psfleet.kernels.row_format import RowFormat
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.schema.table import TableSpec
-from psfleet.tables.index import RowIndex
+from psfleet.tables.host_rows import HostRowMemory
 
 __all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues"]
 
@@ -68,7 +68,7 @@ class RowUpdate(Protocol):
 class HostRowUpdate:
     """See RowUpdate."""
 
-    def __init__(self, spec: TableSpec, index: RowIndex) -> None:
+    def __init__(self, spec: TableSpec, index: HostRowMemory) -> None:
         rule, decay = spec.rule, spec.decay
         self._index = index
         self._dim = spec.dim

@@ -32,7 +32,7 @@ from psfleet.tables.eviction_ranking import eviction_ranking
 from psfleet.tables.eviction_stream import EvictionStream
 from psfleet.tables.lifetime import RowLifetime
 from psfleet.tables.memory_accounting import MemoryAccount
-from psfleet.tables.memory_kinds import KINDS
+from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.packed_rows import PackedRows, check_rows
 from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableChanges, TableClock
 from psfleet.tables.row_limits import RowLimits
@@ -78,7 +78,7 @@ class SparseTable:
             servers: How many parts the table has; limits of the entry are dealt to them.
             budget: The host memory that this table shares with others; None: it takes what there is.
             device: Whose memory holds it.
-            device_budget: The same of the device. Rows for which it has no room are in host memory.
+            device_budget: The same of the device.
 
         Raises:
             UsageError: There is no memory for it.
@@ -90,7 +90,8 @@ class SparseTable:
         self._packed = packed = PackedRows(spec)
         limits = RowLimits.of(spec, packed.width, servers, max_rows)
         budget = MemoryBudget() if budget is None else budget
-        index, self._rule = KINDS[device].sparse(spec, limits.held, budget, device_budget)
+        own = device_budget or MemoryBudget()
+        index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
         self._index = index
         self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
         filter_ = part_of(spec.entry, CountFilterEntry)
@@ -244,7 +245,7 @@ class SparseTable:
         Ids of the rows pushed the longest time ago, a sixteenth of the table at least, none of `parts`. Empty
         if memory suffices, if the table does not let rows go, or if letting all others go were not enough.
         """
-        if not self._room.evicts or self._room.surely_fit(sum(map(len, parts))):
+        if not self._room.evicts_for_memory or self._room.surely_fit(sum(map(len, parts))):
             return _NONE
         with self._lock:
             return self._admission.surplus(parts, self.step)

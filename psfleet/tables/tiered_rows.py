@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from psfleet.schema.table import TableSpec
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.device_rows import DeviceRowMemory
-from psfleet.tables.index import RowIndex
+from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.packed_rows import PackedRows
 from psfleet.tables.row_memory import EVERY, Listed, RowMemory, RowStore
@@ -32,7 +32,7 @@ class TieredRowMemory(RowMemory):
 
     Args:
         spec: Of the table.
-        host: Has no row yet.
+        max_rows: The most that the table can hold.
         budget: The host memory that the table shares with others.
         device_budget: The device's likewise.
 
@@ -41,11 +41,12 @@ class TieredRowMemory(RowMemory):
     """
 
     def __init__(
-        self, spec: TableSpec, host: RowIndex, budget: MemoryBudget, device_budget: MemoryBudget
+        self, spec: TableSpec, max_rows: int, budget: MemoryBudget, device_budget: MemoryBudget
     ) -> None:
-        self.host = host
-        self.max_rows = host.max_rows
-        self.device = DeviceRowMemory(PackedRows(spec).width, self.max_rows, spec.every_row)
+        width = PackedRows(spec).width
+        self.host = HostRowMemory(width, max_rows, spec.every_row)
+        self.max_rows = self.host.max_rows
+        self.device = DeviceRowMemory(width, self.max_rows, spec.every_row)
         self._account = MemoryAccount(spec, self.device, None, 0, device_budget, self.max_rows)
         self._budget = budget
 

@@ -6,6 +6,7 @@ import sys
 import click
 
 from psfleet.errors import PsfleetError
+from psfleet.settings.choices import DEVICE_PLACES
 from psfleet.settings.environment import read_environment
 
 __all__ = ["main"]
@@ -32,7 +33,9 @@ _UNUSED = ("scipy", "cffi")
 )
 @click.option("--workers", help="How many workers will come.")
 @click.option("--ready-file", help="Write endpoint and process id here, as JSON, when ready.")
-@click.option("--device", help="Hold tables in memory of this: cpu, cuda or auto.")
+@click.option(
+    "--device", help=f"Hold tables in memory of this: {', '.join(DEVICE_PLACES)} or auto."
+)
 @click.option(
     "--insecure", is_flag=True, help="Listen on TCP in the clear: no certificates, no token."
 )

@@ -23,7 +23,7 @@ from psfleet.rules import import_rules
 from psfleet.settings.durations import SnapshotInterval
 from psfleet.settings.environment import Environment
 from psfleet.shard.shard import Shard
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import server_options
 from psfleet.wire.v1.membership_pb2 import BeatRequest
@@ -234,9 +234,7 @@ class Server:
 
     def _prepare(self) -> None:
         warm_up()
-        self._shard.tables.devices = DeviceChoice.of_setting(
-            self.environment.device, self.environment.device_memory
-        )
+        self._shard.tables.choice = MemoryChoice.of_settings(self.environment)
         self._shard.tables.budget.limit = table_limit(self.environment.memory)
         self._log = open_log(self.environment, self._tell, self._make_log)
         if self._log is not None:

@@ -84,7 +84,11 @@ def test_tables_use_a_driver_as_it_asks(tmp_path: Path) -> None:
         LD_LIBRARY_PATH=str(tmp_path),
     )
     told = subprocess.run(
-        [sys.executable, "-c", "from psfleet.tables import devices; print(devices.why_no_gpu())"],
+        [
+            sys.executable,
+            "-c",
+            "from psfleet.tables import cuda_memory; print(cuda_memory.why_no_gpu())",
+        ],
         cwd=ROOT,
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "DRIVER_REFUSES": "46"},
         capture_output=True,

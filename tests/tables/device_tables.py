@@ -10,8 +10,7 @@ from psfleet.rules import ASGD, RULES, SGD, Adam, Ftrl, Momentum, RMSProp, Rule
 from psfleet.schema.table import DecaySpec, Device, TableSpec
 from psfleet.shard.shard_tables import ShardTables
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.dense_memory import dense_bytes
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.memory_choice import KINDS, MemoryChoice
 
 SHAPE = (3, 4)
 RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
@@ -64,7 +63,7 @@ def same(rule: Rule) -> bool:
 def tables_with(memory: int, is_auto: bool) -> ShardTables:
     """Tables of a server that may take so many bytes of its device."""
     tables = ShardTables(0, 1)
-    tables.devices = DeviceChoice("cuda", True, memory, is_auto)
+    tables.choice = MemoryChoice("cuda", True, {"cuda": memory}, is_auto)
     return tables
 
 
@@ -92,11 +91,11 @@ def shares_its_budget() -> bool:
     tables = tables_with(need + 40_000, is_auto=False)
     rows = tables.make(TableSpec("rows", "sparse", (2,), SGD()), zeros[:0])
     there = tables.make(spec, zeros)
-    counted = there.bytes == there.device_bytes == need == dense_bytes(spec, 1000, "cuda")
-    counted = counted and tables.device_budget.room() == 40_000 - rows.device_bytes
+    counted = there.bytes == there.device_bytes == need == KINDS["cuda"].dense_bytes(spec, 1000)
+    counted = counted and tables.budgets["cuda"].room() == 40_000 - rows.device_bytes
     ids = np.arange(3000)
     rows.push(ids, np.ones((3000, 2), np.float32), 0.1)  # type: ignore[call-arg, arg-type]
-    spills = rows.spilled > 1000 and tables.device_budget.room() >= 0  # type: ignore[union-attr]
+    spills = rows.spilled > 1000 and tables.budgets["cuda"].room() >= 0  # type: ignore[union-attr]
     return counted and spills and is_refused(tables, dense("second", 1000))
 
 
@@ -111,7 +110,7 @@ def moves_to_the_host() -> bool:
     right = right and automatic.make(dense("small", 500), zeros[:500]).device == "cuda"
     right = right and is_refused(automatic, dense("named", 1000, "cuda"))
     right = right and is_refused(strict, dense("any", 1000))
-    return right and strict.device_budget.room() == 16_000
+    return right and strict.budgets["cuda"].room() == 16_000
 
 
 if __name__ == "__main__":

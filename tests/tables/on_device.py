@@ -14,7 +14,7 @@ import numba.cuda  # noqa: F401  # it starts a program when it is first imported
 import pytest
 
 from psfleet.kernels.cuda_arithmetic import SIMULATED
-from psfleet.tables.devices import why_no_gpu
+from psfleet.tables.cuda_memory import why_no_gpu
 from tests import starter
 from tests.tables import compiled_kernels
 
@@ -63,12 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
     compiled_kernels.start_threads()
 
     from psfleet.tables.dense import DenseTable
-    from psfleet.tables.devices import DeviceChoice
+    from psfleet.tables.memory_choice import MemoryChoice
     from psfleet.tables.sparse import SparseTable
 
     SparseTable.__init__.__defaults__ = (2**28, 1, None, "cuda", None)
     DenseTable.__init__.__defaults__ = ("cuda",)
-    DeviceChoice.__init__.__defaults__ = ("cuda", True, room, False)
+    MemoryChoice.__init__.__defaults__ = ("cuda", True, {"cuda": room}, False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,23 +7,23 @@ import pytest
 from psfleet.errors import ConfigError
 from psfleet.rules import SGD
 from psfleet.schema.table import TableSpec
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.memory_choice import MemoryChoice
 
 
 def test_a_table_made_before_comes_back_in_host_memory() -> None:
     """A process without a GPU refuses a new table that names one, and keeps one of a log on the CPU."""
-    choice, spec = DeviceChoice(), TableSpec("w", "dense", (4,), SGD(), device="cuda")
+    choice, spec = MemoryChoice(), TableSpec("w", "dense", (4,), SGD(), device="cuda")
     with pytest.raises(ConfigError, match="table 'w' asks for device='cuda', but this process"):
         choice.of(spec)
-    assert choice.of(spec, may_refuse=False) == "cpu"
+    assert choice.of(spec, may_refuse=False).name == "cpu"
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_the_setting_is_for_every_table_that_names_none(kind: Literal["dense", "sparse"]) -> None:
     """A server that is told cuda holds dense and sparse tables there, but not those that name the CPU."""
-    choice = DeviceChoice("cuda", has_gpu=True)
-    assert choice.of(TableSpec("w", kind, (4,), SGD())) == "cuda"
-    assert choice.of(TableSpec("w", kind, (4,), SGD(), device="cpu")) == "cpu"
+    choice = MemoryChoice("cuda", has_devices=True)
+    assert choice.of(TableSpec("w", kind, (4,), SGD())).name == "cuda"
+    assert choice.of(TableSpec("w", kind, (4,), SGD(), device="cpu")).name == "cpu"
 
 
 def test_an_unknown_device_is_refused() -> None:

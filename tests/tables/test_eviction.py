@@ -33,7 +33,7 @@ from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.assigned_weights import add_rows, set_rows
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
 
@@ -352,12 +352,12 @@ class Powered(Blend):
 
 def test_a_policy_that_a_device_would_round_otherwise_is_in_host_memory() -> None:
     """Also where other tables are on a GPU; one that asks for the GPU is refused. Other policies go there."""
-    choice = DeviceChoice("cuda", has_gpu=True)
+    choice = MemoryChoice("cuda", has_devices=True)
     other, lfu = (
         dataclasses.replace(SPEC, entry=CapacityEntry(10, policy=policy))
         for policy in (Powered(), "lfu")
     )
-    assert [choice.of(spec) for spec in (other, lfu)] == ["cpu", "cuda"]
+    assert [choice.of(spec).name for spec in (other, lfu)] == ["cpu", "cuda"]
     with pytest.raises(
         ConfigError, match="its eviction policy 'powered' takes powers or remainders, whose last"
     ):

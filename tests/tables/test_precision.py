@@ -17,7 +17,7 @@ from psfleet.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
 from psfleet.schema.entry import CapacityEntry, ShowClickEntry
 from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
 from psfleet.tables.assigned_weights import add_rows, rows_of, set_rows
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.packed_rows import PackedRows
 from psfleet.tables.restore import refill
 from psfleet.tables.row_data import HistoryPoint
@@ -273,8 +273,8 @@ def test_weights_that_are_set_become_the_nearest_and_state_stays() -> None:
 
 def test_a_table_without_a_device_is_where_the_others_are() -> None:
     """On a server whose tables are on a GPU, whatever its precision."""
-    choice = DeviceChoice("cuda", has_gpu=True)
-    assert {choice.of(spec(precision=precision)) for precision in PRECISIONS} == {"cuda"}
+    choice = MemoryChoice("cuda", has_devices=True)
+    assert {choice.of(spec(precision=precision)).name for precision in PRECISIONS} == {"cuda"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import JobSettings, UserSettings
-from psfleet.tables.devices import tables_share
+from psfleet.tables.budget import tables_share
 from psfleet_launch.agent.machine import describe_gpus, gpu_drivers, gpu_memory
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.addresses import own_address

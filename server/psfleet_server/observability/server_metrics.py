@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from psfleet.observability.exposition import counter, gauge, histogram, latency
 from psfleet.shard.shard import Shard
+from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.sparse import SparseTable
 from psfleet_server.engine.memory_budget import resident
 from psfleet_server.engine.shard_host import ShardHost
@@ -136,6 +137,7 @@ def _shard(shard: Shard) -> "Iterator[Metric]":
 def _tables(shard: Shard) -> "Iterator[Metric]":
     tables = {table.spec.name: table for table in shard.tables.values()}
     sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
+    on_device = {n: t.device_bytes for n, t in tables.items() if not KINDS[t.device].is_host}
     on_host = sum(table.bytes - table.device_bytes for table in tables.values())
     used = on_host + shard.tables.budget.held
     yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
@@ -155,15 +157,14 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
     )
     yield gauge(
         "spilled_rows",
-        "Rows of a table on a GPU that are in host memory, for which the GPU has no room",
-        {n: t.spilled for n, t in sparse.items() if t.device == "cuda"},
+        "Rows of a table on a device that are in host memory, for which the device has no room",
+        {n: t.spilled for n, t in sparse.items() if n in on_device},
     )
-    of_gpu = {n: t.device_bytes for n, t in tables.items() if t.device == "cuda"}
-    yield gauge("table_device_bytes", "GPU memory of a table, of its table_bytes", of_gpu)
-    if of_gpu:
-        yield gauge("device_memory_used_bytes", "GPU memory of tables", sum(of_gpu.values()))
-    if (most := shard.tables.device_budget.limit) is not None:
-        yield gauge("device_memory_limit_bytes", "GPU memory that tables may take", most)
+    yield gauge("table_device_bytes", "Device memory of a table, of its table_bytes", on_device)
+    if on_device:
+        yield gauge("device_memory_used_bytes", "Device memory of tables", sum(on_device.values()))
+    if (most := shard.tables.device_limit) is not None:
+        yield gauge("device_memory_limit_bytes", "Device memory that tables may take", most)
     yield gauge("memory_used_bytes", "Host memory of tables and of pushes that are held", used)
     yield gauge(
         "held_bytes", "Memory of pushes that wait for their round", shard.tables.budget.held

@@ -1,4 +1,4 @@
-"""The memory of one sparse table: index lines, rows, and the descriptor that kernels read."""
+"""The rows of a sparse table in host memory: index lines, rows, and the descriptor that kernels read."""
 
 import mmap
 import os
@@ -32,10 +32,11 @@ from psfleet.kernels.hash_index import (
     STRIDE,
 )
 from psfleet.kernels.initial_values import address_of
+from psfleet.schema.table import TableSpec
 from psfleet.tables.arena import AHEAD, Arena
-from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowStore, RowView
+from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowStore, RowView, StoreScores
 
-__all__ = ["RowIndex"]
+__all__ = ["HostRowMemory"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -47,7 +48,7 @@ _CHUNK_BYTES = CHUNK_LINES * 64
 _LINES = 8  # reserved for each row; a table whose hashes are not alike takes half of one
 
 
-class RowIndex(RowStore):
+class HostRowMemory(RowStore):
     """See RowStore.
 
     Attributes:
@@ -233,6 +234,12 @@ class RowIndex(RowStore):
             self.address, address_of(ids), len(ids), step, address_of(slots), address_of(touched)
         )
         return ids, slots, touched
+
+    def scores(self, spec: TableSpec, place: int) -> StoreScores:
+        """See RowStore."""
+        from psfleet.tables.host_scores import HostScores
+
+        return HostScores(spec, self, place)
 
     def gather(self, slots: NDArray[np.int64]) -> Floats:
         """See RowMemory."""

@@ -1,0 +1,40 @@
+"""The memory of the host, for tables."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.schema.table import Device, TableSpec
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.dense_memory import DenseMemory, HostDenseMemory
+from psfleet.tables.host_rows import HostRowMemory
+from psfleet.tables.memory_kind import MemoryKind
+from psfleet.tables.packed_rows import PackedRows
+from psfleet.tables.row_memory import RowMemory
+from psfleet.tables.row_update import HostRowUpdate, RowUpdate
+
+__all__ = ["HostMemory"]
+
+Floats = NDArray[np.float32]
+
+
+class HostMemory(MemoryKind):
+    """See MemoryKind. How much of it a server's tables may take follows from all that the server may."""
+
+    name: Device = "cpu"
+    label = "memory"
+    is_host = True
+
+    def budget(self) -> MemoryBudget:
+        """See MemoryKind."""
+        return MemoryBudget()
+
+    def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
+        """See MemoryKind."""
+        return HostDenseMemory(spec, value, width)
+
+    def sparse(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        """See MemoryKind."""
+        rows = HostRowMemory(PackedRows(spec).width, max_rows, spec.every_row)
+        return rows, HostRowUpdate(spec, rows), host
