@@ -1,13 +1,16 @@
 """Engine slurm on a real Slurm: its batch job is requeued, ends in time, or never starts."""
 
+import shlex
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from psfleet.checkpoint import compare
-from psfleet_launch.engines.remote.slurm_job import fields_of, script
+from psfleet_launch.engines.remote.batch_job import BatchJob, BatchQueue, BatchState
+from psfleet_launch.engines.remote.slurm_queue import SlurmQueue, fields_of
 from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.resources import Resources
 from tests.agents.conftest import TRAINER, TWO, Site
@@ -133,9 +136,9 @@ def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     launch = Launch(
         "slurm", tmp_path / "my logs", nodes=3, sbatch_options=("--nodes=4", "--mem=1G")
     )
-    text = script(
-        "j", launch, ["--config", "my job.toml", "train.py", "it's"], Resources(3, 1 << 30)
-    )
+    words, needs = ["--config", "my job.toml", "train.py", "it's"], Resources(3, 1 << 30)
+    output = BatchJob(SlurmQueue(), tmp_path / "my logs" / "j").output
+    text = SlurmQueue().script("j", launch, words, needs, output)
     assert f"#SBATCH '--output={tmp_path}/my logs/j/slurm.out'\n" in text
     assert text.index("--nodes=3") < text.index("--nodes=4") < text.index("exec ")
     assert "#SBATCH --signal=B:USR1@120\n" in text
@@ -150,3 +153,59 @@ def test_fields_of_a_state() -> None:
     line = "JobId=5 JobName=a JobState=RUNNING Reason=None Dependency=(null) ExitCode=0:9 Comment= "
     found = fields_of(line)
     assert (found["JobState"], found["ExitCode"], found["Comment"]) == ("RUNNING", "0:9", "")
+
+
+class ShellQueue(BatchQueue):
+    """A queue of the test: a job is a shell that starts at once, and says when it is over."""
+
+    label, prefix, suffix = "Shell job", "shell", "sh"
+
+    def __init__(self, ready: Path) -> None:
+        self.running: subprocess.Popen[bytes] | None = None
+        self.ready = ready
+        self.cancelled: list[signal.Signals | None] = []
+
+    def script(
+        self,
+        name: str,
+        launch: Launch,
+        words: Sequence[str],
+        needs: Resources,
+        output: tuple[Path, Path],
+    ) -> str:
+        out, err = map(str, output)
+        return f"exec >{shlex.quote(out)} 2>{shlex.quote(err)}\n{words[0]}\n"
+
+    def submit(self, script: Path) -> str:
+        self.running = subprocess.Popen(["sh", str(script)])
+        return "7"
+
+    def state(self, job: str) -> BatchState:
+        assert self.running is not None
+        assert job == "7"
+        if self.ready.exists():
+            self.ready.unlink()
+            signal.raise_signal(signal.SIGINT)  # as if a user said Ctrl-C
+        code = self.running.poll()
+        return BatchState(code, "" if code in (None, 3) else "LOST")
+
+    def cancel(self, job: str, by: signal.Signals | None) -> None:
+        assert self.running is not None
+        self.cancelled.append(by)
+        self.running.send_signal(by or signal.SIGKILL)
+
+
+def test_another_queue_needs_no_more_than_its_own_file(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """What a job of any queue writes is shown, its exit code is returned, and signals are passed on."""
+    queue, launch = ShellQueue(tmp_path / "ready"), Launch("shell", tmp_path)
+    job = BatchJob.submit(queue, "j", launch, ["echo out; echo err >&2; exit 3"], Resources())
+    assert job.follow() == 3
+    out, err = capfdbinary.readouterr()
+    assert out == b"out\n"
+    assert err == f"Shell job 7, from {tmp_path}/j/job.sh\nerr\n".encode()
+    stops = f"trap 'exit 5' INT; touch {tmp_path}/ready; while :; do sleep 0.1; done"
+    assert BatchJob.submit(queue, "j", launch, [stops], Resources()).follow() == 5
+    assert queue.cancelled == [signal.SIGINT]
+    assert b"Shell job 7 has ended: LOST\n" in capfdbinary.readouterr().err

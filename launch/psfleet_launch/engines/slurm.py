@@ -1,7 +1,7 @@
 """The engine of Slurm: one batch job, whose first node runs the launcher and one `srun` for all agents.
 
 Outside an allocation `psfleet-launch --engine slurm` submits itself as a batch job and follows its output;
-see slurm_job. Inside, the nodes of the allocation are the machines. There is only one step, and it lives as
+see batch_job. Inside, the nodes of the allocation are the machines. There is only one step, and it lives as
 long as the job: Slurm may let a later step wait without end after it has lost a node.
 """
 
@@ -15,9 +15,10 @@ from pathlib import Path
 from psfleet.errors import ConfigError
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
+from psfleet_launch.engines.remote.batch_job import BatchJob
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
-from psfleet_launch.engines.remote.slurm_job import ask_slurm, fields_of, follow, submit
+from psfleet_launch.engines.remote.slurm_queue import SlurmQueue, ask_slurm, fields_of
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest, Launch
 
@@ -61,7 +62,8 @@ class SlurmEngine(RemoteEngine):
             return None
         nodes = [f"node {number}" for number in range(1, launch.nodes + 1)]
         job = Job(request, name, "", Path(), launch.log_dir / name)
-        return follow(submit(name, launch, words, MachinePlacement(job, nodes).largest))
+        needs = MachinePlacement(job, nodes).largest
+        return BatchJob.submit(SlurmQueue(), name, launch, words, needs).follow()
 
     @classmethod
     def is_requeued(cls) -> bool:

@@ -10,7 +10,10 @@ __all__ = ["EngineSettings"]
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Of all engines; each help begins with the name of its own."""
+    """Of all engines; each help begins with the name of its own.
+
+    `nodes` and `stop_before` mean the same for every batch queue (psfleet_launch.engines.remote.batch_job).
+    """
 
     agents: int = setting(
         1,

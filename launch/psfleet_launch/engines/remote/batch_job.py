@@ -1,0 +1,196 @@
+"""A batch job of any queue: submitted, and followed to its end. What a queue is like: slurm_queue.py."""
+
+import contextlib
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+from psfleet.errors import ConfigError
+from psfleet_launch.job.job_folder import is_claimed
+from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.resources import Resources
+
+__all__ = ["BatchJob", "BatchQueue", "BatchState", "launcher_command"]
+
+_LOOK = 0.2  # seconds between looks at the output
+_FIRST, _LAST = 0.5, 10.0  # seconds between questions to the queue: first few, then many
+_PATIENCE = 60.0  # seconds without an answer of the queue
+
+
+@dataclass(frozen=True)
+class BatchState:
+    """What a queue says of a job.
+
+    Attributes:
+        exit_code: None: it is not over.
+        ended_by: What else than its own end has ended it, in the queue's words; empty: nothing.
+    """
+
+    exit_code: int | None = None
+    ended_by: str = ""
+
+
+class BatchQueue(ABC):
+    """What takes batch jobs.
+
+    Attributes:
+        label: What a job is called, as messages begin with it.
+        prefix: Of the names of files that belong to the queue.
+        suffix: Of the script's name.
+    """
+
+    label: ClassVar[str]
+    prefix: ClassVar[str]
+    suffix: ClassVar[str]
+
+    @abstractmethod
+    def script(
+        self,
+        name: str,
+        launch: Launch,
+        words: Sequence[str],
+        needs: Resources,
+        output: tuple[Path, Path],
+    ) -> str:
+        """The batch script: it becomes the launcher (`launcher_command`) on the job's first node.
+
+        It says how to be told that the time limit is near: by SIGUSR1, launch.stop_before ahead.
+
+        Args:
+            words: The arguments of psfleet-launch.
+            needs: What each node must have; nothing of what the queue is to decide.
+            output: The files of its standard output and standard error.
+        """
+
+    @abstractmethod
+    def submit(self, script: Path) -> str:
+        """Hand a job to the queue; its number there.
+
+        Raises:
+            ConfigError: It is refused; the text is the queue's.
+        """
+
+    @abstractmethod
+    def state(self, job: str) -> BatchState:
+        """What is known of a job that was submitted.
+
+        Raises:
+            ConfigError: The queue does not answer; the text is its own.
+        """
+
+    @abstractmethod
+    def cancel(self, job: str, by: signal.Signals | None) -> None:
+        """End a job: by this signal to its launcher, or at once if it waits; None: at once in any case."""
+
+
+class BatchJob:
+    """A job that was submitted.
+
+    Args:
+        queue: Takes it.
+        folder: Holds what it writes.
+
+    Attributes:
+        id: The queue's number.
+        output: The files of its standard output and standard error.
+    """
+
+    def __init__(self, queue: BatchQueue, folder: Path) -> None:
+        self.id = ""
+        self.output = folder / f"{queue.prefix}.out", folder / f"{queue.prefix}.err"
+        self._queue = queue
+        self._folder = folder
+
+    @classmethod
+    def submit(
+        cls, queue: BatchQueue, name: str, launch: Launch, words: Sequence[str], needs: Resources
+    ) -> "BatchJob":
+        """Hand a job to the queue. Arguments as for BatchQueue.script.
+
+        Raises:
+            ConfigError: The queue refuses it, or a job of this name runs.
+        """
+        folder = (launch.log_dir / name).absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_claimed(folder):
+            raise ConfigError(f"job {name!r} is running; choose another --job, or wait for its end")
+        job, path = cls(queue, folder), folder / f"job.{queue.suffix}"
+        path.write_text(queue.script(name, launch, words, needs, job.output))
+        for old in job.output:
+            old.unlink(missing_ok=True)
+        job.id = queue.submit(path)
+        print(f"{queue.label} {job.id}, from {path}", file=sys.stderr, flush=True)
+        return job
+
+    def follow(self) -> int:
+        """Show what the job writes until it is over; its exit code. Ctrl-C and SIGTERM are passed on."""
+        streams = (sys.stdout.buffer, sys.stderr.buffer)
+        shown = [0, 0]
+        with self._passes_signals_on():
+            for state in self._states():  # noqa: B007  # the last one counts
+                for number, (path, stream) in enumerate(zip(self.output, streams, strict=True)):
+                    shown[number] += _show(path, shown[number], stream)
+        if state.ended_by:
+            print(f"{self._queue.label} {self.id} has ended: {state.ended_by}", file=sys.stderr)
+        assert state.exit_code is not None
+        return state.exit_code
+
+    def _states(self) -> Iterator[BatchState]:
+        """What is known of the job, again and again; the last one is its end."""
+        state = BatchState()
+        pause, asked = _FIRST, time.monotonic()
+        answered = asked
+        while state.exit_code is None:
+            yield state
+            time.sleep(_LOOK)
+            if time.monotonic() - asked < pause:
+                continue
+            pause, asked = min(pause * 1.2, _LAST), time.monotonic()
+            try:
+                state = self._queue.state(self.id)
+                answered = time.monotonic()
+            except ConfigError as error:
+                if time.monotonic() - answered > _PATIENCE:
+                    raise ConfigError(
+                        f"{self._queue.label} {self.id} can be followed no more: {error}"
+                    ) from None
+        yield state
+
+    @contextlib.contextmanager
+    def _passes_signals_on(self) -> Iterator[None]:
+        """Within, SIGINT and SIGTERM end the job: the first in order, the next at once."""
+        asked: list[int] = []
+
+        def end(number: int, frame: object) -> None:
+            asked.append(number)
+            self._queue.cancel(self.id, signal.Signals(number) if len(asked) == 1 else None)
+
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def launcher_command(name: str, words: Sequence[str]) -> list[str]:
+    """What a batch script runs."""
+    return [sys.executable, "-m", "psfleet_launch", "--job", name, *words]
+
+
+def _show(path: Path, start: int, stream: BinaryIO) -> int:
+    """Write on what a file has from some byte on; how many bytes these were."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return 0
+    stream.write(data)
+    stream.flush()
+    return len(data)
