@@ -1,4 +1,7 @@
-"""Layers as the older face has them: all of psfleet.layers, some of them with its habits."""
+"""Layers as the older face has them: all of psfleet.layers, some of them with its habits.
+
+Those below take the place of the ones that are not imported.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,70 +11,19 @@ from numpy.typing import DTypeLike
 from psfleet import layers
 from psfleet.fluid import learning_rate_scheduler
 from psfleet.fluid.learning_rate_scheduler import autoincreased_step_counter
-from psfleet.layers import (
-    abs,
-    accuracy,
-    argmax,
-    auc,
-    batch_norm,
-    cast,
-    clip,
-    concat,
-    cos_sim,
-    create_parameter,
-    cross_entropy,
-    dot,
-    dropout,
-    elementwise_add,
-    elementwise_div,
-    elementwise_max,
-    elementwise_min,
-    elementwise_mul,
-    elementwise_pow,
-    elementwise_sub,
-    exp,
-    expand,
-    fc,
-    fill_constant,
-    flatten,
-    gather,
-    l2_normalize,
-    layer_norm,
-    log,
-    log_loss,
-    log_softmax,
-    matmul,
-    mean,
-    one_hot,
-    ones,
-    pow,
-    reduce_max,
-    reduce_mean,
-    reduce_min,
-    reduce_sum,
-    relu,
-    reshape,
-    scale,
-    sequence_first_step,
-    sequence_last_step,
-    sigmoid,
-    sigmoid_cross_entropy_with_logits,
-    slice,
-    softmax,
-    softmax_with_cross_entropy,
-    split,
-    sqrt,
-    square,
-    square_error_cost,
-    squeeze,
-    stack,
-    sum,
-    sums,
-    tanh,
-    transpose,
-    unsqueeze,
-    zeros,
-)
+from psfleet.layers.activations import *
+from psfleet.layers.arithmetic import *
+from psfleet.layers.evaluation import *
+from psfleet.layers.feature_inputs import *
+from psfleet.layers.inputs import fill_constant as fill_constant
+from psfleet.layers.inputs import ones as ones
+from psfleet.layers.inputs import zeros as zeros
+from psfleet.layers.losses import *
+from psfleet.layers.manipulation import *
+from psfleet.layers.parametric import *
+from psfleet.layers.reductions import *
+from psfleet.layers.sequences import sequence_first_step as sequence_first_step
+from psfleet.layers.sequences import sequence_last_step as sequence_last_step
 from psfleet.optimizer.lr import (
     cosine_decay,
     exponential_decay,
@@ -87,83 +39,19 @@ from psfleet.program.variable import Variable, apply
 from psfleet.schema.entry import Entry
 
 __all__ = [
-    "abs",
-    "accuracy",
-    "argmax",
-    "auc",
     "autoincreased_step_counter",
-    "batch_norm",
-    "cast",
-    "clip",
-    "concat",
-    "cos_sim",
     "cosine_decay",
     "create_global_var",
-    "create_parameter",
-    "cross_entropy",
-    "data",
-    "dot",
-    "dropout",
-    "elementwise_add",
-    "elementwise_div",
-    "elementwise_max",
-    "elementwise_min",
-    "elementwise_mul",
-    "elementwise_pow",
-    "elementwise_sub",
-    "embedding",
-    "exp",
-    "expand",
     "exponential_decay",
-    "fc",
-    "fill_constant",
-    "flatten",
-    "gather",
     "inverse_time_decay",
-    "l2_normalize",
-    "layer_norm",
     "learning_rate_scheduler",
     "linear_lr_warmup",
-    "log",
-    "log_loss",
-    "log_softmax",
-    "matmul",
-    "mean",
     "natural_exp_decay",
     "noam_decay",
-    "one_hot",
-    "ones",
     "piecewise_decay",
     "polynomial_decay",
-    "pow",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_sum",
-    "relu",
-    "reshape",
-    "scale",
-    "sequence_first_step",
-    "sequence_last_step",
-    "sequence_pool",
-    "sigmoid",
-    "sigmoid_cross_entropy_with_logits",
-    "slice",
-    "softmax",
-    "softmax_with_cross_entropy",
-    "split",
-    "sqrt",
-    "square",
-    "square_error_cost",
-    "squeeze",
-    "stack",
-    "sum",
-    "sums",
-    "tanh",
-    "transpose",
-    "unsqueeze",
-    "zeros",
 ]
+__all__ += layers.__all__
 
 
 def data(

@@ -6,8 +6,8 @@ from psfleet import layers
 from psfleet.errors import IdError
 from psfleet.fluid import layer_modules
 from psfleet.fluid.layer_modules import Layer, Sequential
-from psfleet.layers.activations import activate
-from psfleet.layers.parametric import channel_axis, moving_average
+from psfleet.layers.moving_statistics import channel_axis, moving_average
+from psfleet.layers.named_activation import activate
 from psfleet.parameters import initializer
 from psfleet.parameters.moving_average import note
 from psfleet.program.ops import normalize
@@ -111,7 +111,7 @@ class BatchNorm(layer_modules.Layer):
 
     Args:
         num_channels: Extent of the channels' axis.
-        act: relu, sigmoid, tanh, softmax or None.
+        act: The name of an activation (psfleet.layers.activations), or None.
         param_attr, bias_attr: Of scale and shift, False for none.
         data_layout: NCHW or NHWC.
         momentum, epsilon, is_test, use_global_stats, moving_mean_name, moving_variance_name: As in

@@ -5,140 +5,44 @@ at once if one has a value (`psfleet.to_variable`).
 
 A layer that has weights owns the parameters `name.w_0`, `name.b_0`. Without `name` it gets a number
 (`fc_0`, `fc_1`, ...) at each call; called again with the same `name` it uses the same parameters.
+
+The layers are those that these modules name in their `__all__`.
 """
 
-from psfleet.layers.activations import log_softmax, relu, sigmoid, softmax, tanh
-from psfleet.layers.arithmetic import (
-    abs,
-    clip,
-    cos_sim,
-    dot,
-    elementwise_add,
-    elementwise_div,
-    elementwise_max,
-    elementwise_min,
-    elementwise_mul,
-    elementwise_pow,
-    elementwise_sub,
-    exp,
-    l2_normalize,
-    log,
-    pow,
-    scale,
-    sqrt,
-    square,
+from psfleet.layers import (
+    activations,
+    arithmetic,
+    evaluation,
+    feature_inputs,
+    inputs,
+    losses,
+    manipulation,
+    parametric,
+    reductions,
+    row_lookup,
+    sequences,
 )
-from psfleet.layers.evaluation import accuracy, auc
-from psfleet.layers.feature_inputs import features
-from psfleet.layers.inputs import data, fill_constant, ones, zeros
-from psfleet.layers.losses import (
-    cross_entropy,
-    log_loss,
-    sigmoid_cross_entropy_with_logits,
-    softmax_with_cross_entropy,
-    square_error_cost,
-)
-from psfleet.layers.manipulation import (
-    cast,
-    concat,
-    expand,
-    flatten,
-    gather,
-    one_hot,
-    reshape,
-    slice,
-    split,
-    squeeze,
-    stack,
-    transpose,
-    unsqueeze,
-)
-from psfleet.layers.parametric import (
-    batch_norm,
-    create_parameter,
-    dropout,
-    embedding,
-    fc,
-    layer_norm,
-    matmul,
-)
-from psfleet.layers.reductions import (
-    argmax,
-    mean,
-    reduce_max,
-    reduce_mean,
-    reduce_min,
-    reduce_sum,
-    sum,
-    sums,
-)
-from psfleet.layers.sequences import sequence_first_step, sequence_last_step, sequence_pool
+from psfleet.layers.activations import *
+from psfleet.layers.arithmetic import *
+from psfleet.layers.evaluation import *
+from psfleet.layers.feature_inputs import *
+from psfleet.layers.inputs import *
+from psfleet.layers.losses import *
+from psfleet.layers.manipulation import *
+from psfleet.layers.parametric import *
+from psfleet.layers.reductions import *
+from psfleet.layers.row_lookup import *
+from psfleet.layers.sequences import *
 
-__all__ = [
-    "abs",
-    "accuracy",
-    "argmax",
-    "auc",
-    "batch_norm",
-    "cast",
-    "clip",
-    "concat",
-    "cos_sim",
-    "create_parameter",
-    "cross_entropy",
-    "data",
-    "dot",
-    "dropout",
-    "elementwise_add",
-    "elementwise_div",
-    "elementwise_max",
-    "elementwise_min",
-    "elementwise_mul",
-    "elementwise_pow",
-    "elementwise_sub",
-    "embedding",
-    "exp",
-    "expand",
-    "fc",
-    "features",
-    "fill_constant",
-    "flatten",
-    "gather",
-    "l2_normalize",
-    "layer_norm",
-    "log",
-    "log_loss",
-    "log_softmax",
-    "matmul",
-    "mean",
-    "one_hot",
-    "ones",
-    "pow",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_sum",
-    "relu",
-    "reshape",
-    "scale",
-    "sequence_first_step",
-    "sequence_last_step",
-    "sequence_pool",
-    "sigmoid",
-    "sigmoid_cross_entropy_with_logits",
-    "slice",
-    "softmax",
-    "softmax_with_cross_entropy",
-    "split",
-    "sqrt",
-    "square",
-    "square_error_cost",
-    "squeeze",
-    "stack",
-    "sum",
-    "sums",
-    "tanh",
-    "transpose",
-    "unsqueeze",
-    "zeros",
-]
+__all__: list[str] = []
+__all__ += activations.__all__
+__all__ += arithmetic.__all__
+__all__ += evaluation.__all__
+__all__ += feature_inputs.__all__
+__all__ += inputs.__all__
+__all__ += losses.__all__
+__all__ += manipulation.__all__
+__all__ += parametric.__all__
+__all__ += reductions.__all__
+__all__ += row_lookup.__all__
+__all__ += sequences.__all__

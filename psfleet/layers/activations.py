@@ -1,12 +1,9 @@
-"""Activations."""
+"""Activations: all that the `act` of a layer may name."""
 
-from collections.abc import Callable
-
-from psfleet.errors import ConfigError
 from psfleet.program.ops import activation
 from psfleet.program.variable import Variable, apply
 
-__all__ = ["activate", "log_softmax", "relu", "sigmoid", "softmax", "tanh"]
+__all__ = ["log_softmax", "relu", "sigmoid", "softmax", "tanh"]
 
 
 def relu(x: Variable, name: str | None = None) -> Variable:
@@ -34,21 +31,3 @@ def softmax(
 def log_softmax(input: Variable, axis: int = -1, name: str | None = None) -> Variable:
     """The logarithm of softmax along an axis."""
     return apply(activation.LogSoftmax(axis), input, name=name)
-
-
-_BY_NAME: dict[str, Callable[..., Variable]] = {
-    "relu": relu,
-    "sigmoid": sigmoid,
-    "tanh": tanh,
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-}
-
-
-def activate(x: Variable, act: str | None, name: str | None = None) -> Variable:
-    """The activation that a layer's `act` names; None: x itself."""
-    if act is None:
-        return x
-    if act not in _BY_NAME:
-        raise ConfigError(f"act is {act!r}; use {', '.join(_BY_NAME)} or None")
-    return _BY_NAME[act](x, name=name)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from psfleet.errors import ShapeError
-from psfleet.layers.activations import activate
+from psfleet.layers.named_activation import activate
 from psfleet.program.dtypes import dtype_of
 from psfleet.program.ops import manipulate
 from psfleet.program.shapes import axis_of

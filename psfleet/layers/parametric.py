@@ -4,45 +4,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
-from psfleet.layers.activations import activate
+from psfleet.errors import ShapeError
 from psfleet.layers.arithmetic import scale as scaled
+from psfleet.layers.moving_statistics import channel_axis, moving_average
+from psfleet.layers.named_activation import activate
 from psfleet.layers.reductions import sum as summed
 from psfleet.parameters import initializer
-from psfleet.parameters.moving_average import promise
-from psfleet.parameters.parameter import Parameter
 from psfleet.program import names
-from psfleet.program.attribute import (
-    Attribute,
-    ParamAttr,
-    attribute,
-    create_parameter,
-    make_parameter,
-)
+from psfleet.program.attribute import Attribute, attribute, create_parameter, make_parameter
 from psfleet.program.ops import dropout as dropping
 from psfleet.program.ops.arithmetic import Add
 from psfleet.program.ops.batch_norm import BatchNorm
-from psfleet.program.ops.embedding import DenseEmbedding, Embedding
 from psfleet.program.ops.matmul import Affine, MatMul
 from psfleet.program.ops.normalize import LayerNorm
-from psfleet.program.program import default_main_program
-from psfleet.program.shapes import axis_of, extents, size_of
+from psfleet.program.shapes import axis_of, size_of
 from psfleet.program.variable import Variable, apply, as_variable, leaf
-from psfleet.schema.entry import Entry, ShowClickEntry, part_of
 
-__all__ = [
-    "batch_norm",
-    "channel_axis",
-    "create_parameter",
-    "dropout",
-    "embedding",
-    "fc",
-    "layer_norm",
-    "matmul",
-    "moving_average",
-]
+__all__ = ["batch_norm", "create_parameter", "dropout", "fc", "layer_norm", "matmul"]
 
 
 def fc(
@@ -62,7 +41,7 @@ def fc(
         num_flatten_dims: So many leading axes stay; the others are flattened into the inputs.
         param_attr: Of the weights (one, or a list for several inputs). Default start: Xavier.
         bias_attr: Of the bias `name.b_0`, False for none. Default start: zeros.
-        act: relu, sigmoid, tanh, softmax or None.
+        act: The name of an activation (psfleet.layers.activations), or None.
     """
     label = name or names.generate("fc")
     if not isinstance(size, int | np.integer) or size < 1:
@@ -104,90 +83,6 @@ def _bias(size: int, name: str, said: Attribute) -> Variable | None:
     if attr is None:
         return None
     return leaf(make_parameter((size,), name, attr, initializer.Constant(0.0)))
-
-
-def embedding(
-    input: Variable,
-    size: Sequence[int | None],
-    is_sparse: bool = False,
-    is_distributed: bool = False,
-    padding_idx: int | None = None,
-    param_attr: Any = None,
-    dtype: DTypeLike = "float32",
-    name: str | None = None,
-    entry: Entry | None = None,
-) -> Variable:
-    """Rows of a table by id: [*input.shape, dim].
-
-    Args:
-        input: int64 ids of any shape.
-        size: [rows, dim]; rows may be None with `is_distributed`.
-        is_sparse: The gradient holds the batch's rows only, and they alone are updated.
-        is_distributed: Ids are any int64; rows appear when first updated. Implies is_sparse.
-        padding_idx: This id gives zeros and its row is never updated.
-        param_attr: Of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the same whether
-            sparse or not.
-        entry: With `is_distributed`: which unknown ids of a push get a row, see psfleet.entry. The two
-            inputs that a ShowClickEntry names must be there already: layers.data of any dtype, of the
-            shape of `input` or with one value for each sample. Runs that do not train need no value of
-            them. Computed at once (eager), each id counts one show and no click.
-    """
-    if np.dtype(dtype) != np.float32:
-        raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
-    label = name or names.generate("embedding")
-    rows, dim = _table_size(size, is_distributed, label)
-    sparse = is_sparse or is_distributed
-    attr = attribute(param_attr)
-    if attr is None:
-        raise ShapeError(f"embedding {label!r}: param_attr is False, but weights there must be")
-    if padding_idx is not None and rows > 0 and not -rows <= padding_idx < rows:
-        raise IdError(
-            f"embedding {label!r}: padding_idx is {padding_idx}, it must be in [{-rows}, {rows})"
-        )
-    parameter = make_parameter(
-        (rows, dim),
-        f"{label}.w_0",
-        attr,
-        None,
-        sparse=sparse,
-        distributed=is_distributed,
-        by_row=not sparse,
-        entry=entry,
-    )
-    padding = padding_idx
-    if padding is not None and padding < 0 and rows > 0:
-        padding += rows
-    op = Embedding(padding) if sparse else DenseEmbedding(padding)
-    return apply(op, input, leaf(parameter), *_scores(input, entry, label), name=label)
-
-
-def _scores(ids: Variable, entry: Entry | None, label: str) -> list[Variable]:
-    """The inputs of the program that a ShowClickEntry names."""
-    counting = part_of(entry, ShowClickEntry)
-    if counting is None or ids.value is not None:
-        return []
-    known = default_main_program().variables
-    found = [known.get(name) for name in (counting.show_name, counting.click_name)]
-    for name, variable in zip((counting.show_name, counting.click_name), found, strict=True):
-        if variable is None or not variable.is_data:
-            raise UsageError(
-                f"embedding {label!r}: its ShowClickEntry names the input {name!r}, which the program "
-                f"does not have; call layers.data({name!r}, [None, 1]) before"
-            )
-    return [variable for variable in found if variable is not None]
-
-
-def _table_size(size: Sequence[int | None], distributed: bool, label: str) -> tuple[int, int]:
-    shape = extents(size)
-    if len(shape) != 2 or not shape[1]:
-        raise ShapeError(f"embedding {label!r}: size is {tuple(size)}, it must be [rows, dim]")
-    rows = shape[0]
-    if rows is None and not distributed:
-        raise IdError(
-            f"embedding {label!r}: size is {tuple(size)}; the number of rows may be left "
-            "open with is_distributed=True only"
-        )
-    return -1 if rows is None else rows, shape[1]
 
 
 def matmul(
@@ -304,7 +199,7 @@ def batch_norm(
 
     Args:
         input: [batch, channels], [batch, channels, ...] or, with NHWC, [batch, ..., channels].
-        act: relu, sigmoid, tanh, softmax or None.
+        act: The name of an activation (psfleet.layers.activations), or None.
         is_test: True: as in a program cloned for tests.
         momentum: In [0, 1].
         epsilon: At least 0.
@@ -346,18 +241,3 @@ def batch_norm(
         axis, momentum, epsilon, is_test, use_global_stats, "w_0" in weights, "b_0" in weights
     )
     return activate(apply(op, input, *moving, *weights.values(), name=label), act, label)
-
-
-def channel_axis(data_layout: str, rank: int) -> int:
-    """Where the channels of an input are: NCHW and NC have them second, NHWC last."""
-    if data_layout not in ("NCHW", "NHWC"):
-        raise ConfigError(f"batch_norm: data_layout is {data_layout!r}, use NCHW or NHWC")
-    return rank - 1 if data_layout == "NHWC" else 1
-
-
-def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: float) -> Parameter:
-    """A parameter that no optimizer trains: a moving average of what batches show."""
-    said = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
-    parameter = make_parameter(shape, name, said, initializer.Constant(start))
-    promise(parameter, momentum)
-    return parameter

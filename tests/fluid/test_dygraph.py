@@ -132,3 +132,12 @@ def test_sequential_and_layer_norm() -> None:
     assert out.shape == (32, 6)
     assert len(net.parameters()) == 4
     assert next(iter(net.state_dict())) == "0.weight"
+
+
+def test_the_older_face_has_every_layer() -> None:
+    """A layer is in psfleet.fluid.layers by itself; three there have habits of their own."""
+    others = {
+        name for name in layers.__all__ if getattr(fluid.layers, name) is not getattr(layers, name)
+    }
+    assert others == {"data", "embedding", "sequence_pool"}
+    assert set(fluid.layers.__all__) > set(layers.__all__)

@@ -86,7 +86,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         r"cannot combine the shapes \(None, 3\) and \(None",
     ),
     (lambda: layers.fc(x(None, None), 2), ShapeError, "extents from axis 1 on must be known"),
-    (lambda: layers.fc(x(None, 2), 2, act="swish"), ConfigError, "act is 'swish'; use relu"),
+    (lambda: layers.fc(x(None, 2), 2, act="swish"), ConfigError, "act is 'swish'; use log_softmax"),
     (lambda: layers.matmul(x(2, 3), x(4, 5)), ShapeError, "the inner extents 3 and 4 differ"),
     (lambda: layers.reshape(x(2, 3), [4, -1]), ShapeError, "6 values do not fill it"),
     (lambda: layers.reshape(x(2, 3), [-1, -1]), ShapeError, "only one extent may be -1"),
