@@ -11,16 +11,7 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.initial_values import address_of
 
-__all__ = [
-    "RowBags",
-    "bags_at",
-    "chosen_bags",
-    "narrowed",
-    "pool_bags",
-    "pool_parts",
-    "spread_gradient",
-    "spread_parts",
-]
+__all__ = ["RowBags", "bags_at", "chosen_bags", "narrowed", "pool_parts", "spread_parts"]
 
 Floats = NDArray[np.float32]
 Lengths = NDArray[np.int64]
@@ -74,7 +65,17 @@ class RowBags:
         return RowBags(self.lengths.copy(), weights, self._mean)
 
     def pool(self, rows: Floats) -> Floats:
-        """See `pool_bags`."""
+        """One row for each bag: the sum of its rows, added in order. An empty bag gives zeros.
+
+        Args:
+            rows: float32 [n, dim], those of the first bag, then those of the second one, ...
+
+        Returns:
+            float32 [bags, dim]; `rows` itself where every bag has exactly one row and no weight.
+
+        Raises:
+            ShapeError: There are not as many rows as the lengths say.
+        """
         if len(rows) != self.rows:
             raise ShapeError(f"bags of {self.rows} ids in all got {len(rows)} rows")
         if self.are_rows:
@@ -86,7 +87,12 @@ class RowBags:
         return out
 
     def spread(self, gradient: Floats, out: Floats | None = None) -> Floats:
-        """See `spread_gradient`."""
+        """The gradient of each row, float32 [n, dim], from those of the bags, float32 [bags, dim].
+
+        Args:
+            gradient: Of the bags.
+            out: Takes it; None: it is a new array, or `gradient` itself where `pool` returns `rows`.
+        """
         if self.are_rows and out is None:
             return gradient
         if out is None:
@@ -107,39 +113,6 @@ class RowBags:
         self._factors = weights, scales
         first, second = (0 if array is None else address_of(array) for array in self._factors)
         return address_of(self._ends), len(self), first, second
-
-
-def pool_bags(
-    rows: Floats, lengths: Lengths, weights: Floats | None = None, mean: bool = False
-) -> Floats:
-    """One row for each bag: the sum of its rows, added in order. An empty bag gives zeros.
-
-    Args:
-        rows: float32 [n, dim], those of the first bag, then those of the second one, ...
-        lengths, weights, mean: See RowBags.
-
-    Returns:
-        float32 [bags, dim]; `rows` itself where every bag has exactly one row and no weight.
-
-    Raises:
-        ShapeError: There are not as many rows as the lengths say.
-    """
-    return RowBags(lengths, weights, mean).pool(rows)
-
-
-def spread_gradient(
-    gradient: Floats, lengths: Lengths, weights: Floats | None = None, mean: bool = False
-) -> Floats:
-    """The gradient of each row, float32 [n, dim], from those of the bags, float32 [bags, dim].
-
-    Args:
-        gradient: Of the bags.
-        lengths, weights, mean: As for `pool_bags`.
-
-    Returns:
-        A new array, or `gradient` itself where `pool_bags` returns `rows`.
-    """
-    return RowBags(lengths, weights, mean).spread(gradient)
 
 
 def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:

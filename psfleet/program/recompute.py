@@ -5,7 +5,7 @@ later segments take from it stays. The backward pass computes it again, with the
 the same values, and goes back through it. So gradients are the same bits, dropout masks included.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import UsageError
-from psfleet.parameters.parameter import fetch
 from psfleet.program.backward import Automatic, Backward
-from psfleet.program.feed import check_feed
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
-from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses, make_plan
-from psfleet.program.program import Program
+from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses
 from psfleet.program.recompute_cuts import choose_cuts, owner_of, profile
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
 
-__all__ = ["ActivationMeter", "RecomputePlan", "RecomputingRun", "Segment", "peak_activation_bytes"]
+__all__ = ["ActivationMeter", "RecomputePlan", "RecomputingRun", "Segment"]
 
 
 @dataclass
@@ -195,19 +192,3 @@ def _owners(run: ProgramRun) -> Iterable[Any]:
         for value in context.saved:
             if isinstance(value, np.ndarray):
                 yield owner_of(value)
-
-
-def peak_activation_bytes(program: Program, feed: Mapping[str, Any]) -> int:
-    """The most that activations take at once in a training step, recomputing as the program says.
-
-    The step is run forward and backward, and updates nothing.
-    """
-    plan, meter = make_plan(program, []), ActivationMeter()
-    kind = RecomputingRun if plan.recomputes else ProgramRun
-    run = kind(program, plan, check_feed(program, plan.feeds, feed), meter)
-    run.forward(plan.early)
-    fetch([v.parameter for v in plan.dense if v.parameter], plan.asked(run.values))
-    run.take_parameters()
-    run.main()
-    run.backward()
-    return meter.peak_bytes

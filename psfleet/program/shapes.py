@@ -7,7 +7,7 @@ import numpy as np
 from psfleet.errors import ShapeError
 from psfleet.program.operation import Shape
 
-__all__ = ["axis_of", "broadcast", "concrete", "extents", "same", "size_of"]
+__all__ = ["axis_of", "broadcast", "extents", "same", "size_of"]
 
 
 def extents(shape: Iterable[int | None]) -> Shape:
@@ -67,10 +67,3 @@ def size_of(shape: Shape) -> int | None:
             return None
         size *= extent
     return size
-
-
-def concrete(shape: Shape, what: str) -> tuple[int, ...]:
-    """The shape if every extent is known."""
-    if any(extent is None for extent in shape):
-        raise ShapeError(f"{what} needs known extents, its shape is {shape}")
-    return tuple(extent for extent in shape if extent is not None)

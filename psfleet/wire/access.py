@@ -14,7 +14,7 @@ from psfleet.errors import ConfigError
 from psfleet.settings.environment import Environment
 from psfleet.wire.credentials import SERVER_NAME, Credentials
 
-__all__ = ["INSECURE", "TOKEN_KEY", "Access", "is_tcp"]
+__all__ = ["TOKEN_KEY", "Access", "is_tcp"]
 
 TOKEN_KEY = "authorization"
 # The first channel begins gRPC's core, so one thread at a time opens a channel.
@@ -97,7 +97,3 @@ class Access:
                 "where every host on the network is trusted"
             )
         return self.credentials is None
-
-
-INSECURE = Access(insecure=True)
-"""Plain TCP, said aloud."""

@@ -45,9 +45,7 @@ __all__ = [
     "read_states",
     "read_values",
     "write_gradient",
-    "write_read",
     "write_state",
-    "write_values",
     "written",
 ]
 
@@ -166,13 +164,6 @@ def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: byt
     return message
 
 
-def write_read(read: Read) -> OutgoingSegment:
-    """A pull from one table."""
-    if read.ids is None:
-        return OutgoingSegment(Segment(table=read.table, content=WHOLE))
-    return OutgoingSegment(Segment(table=read.table, content=IDS, count=len(read.ids)), (read.ids,))
-
-
 def write_gradient(gradient: Gradient) -> OutgoingSegment:
     """A push to one table: rows with their ids, or this server's part of a dense gradient.
 
@@ -189,12 +180,6 @@ def write_gradient(gradient: Gradient) -> OutgoingSegment:
     if ids is None:
         return OutgoingSegment(segment, (values,))
     return OutgoingSegment(segment, (ids if content == ID_ROWS else ids.astype(np.uint32), values))
-
-
-def write_values(table: int, values: Floats) -> OutgoingSegment:
-    """The answer to a pull: rows [n, dim] or this server's dense part [n]."""
-    content = ROWS if values.ndim == 2 else VALUES
-    return OutgoingSegment(Segment(table=table, content=content, count=len(values)), (values,))
 
 
 def write_state(state: PartState) -> OutgoingSegment:

@@ -17,7 +17,7 @@ from psfleet.runtime.interface import load_runtime
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import TrainingWorkload
-from psfleet.wire.access import INSECURE, Access
+from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
 from psfleet.wire.socket_probe import closes_at_once
 from psfleet.wire.v1.shard_pb2 import StatusRequest
@@ -234,10 +234,10 @@ def test_a_server_that_hangs_up_at_once_is_only_away(forge: Forge, folder: Path)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         pool.submit(close, listener)
-        for own in (access, INSECURE):
+        for own in (access, Access(insecure=True)):
             assert closes_at_once(endpoint, tls=own is access)
             assert why_refused(endpoint, own) == ""
         listener.shutdown(socket.SHUT_RDWR)
-    for own in (access, INSECURE):
+    for own in (access, Access(insecure=True)):
         assert not closes_at_once(endpoint, tls=own is access)
         assert why_refused(endpoint, own) == ""

@@ -13,7 +13,7 @@ from zmq.utils import z85
 
 from psfleet.errors import ConfigError, DeadlineExceeded
 from psfleet.stages.links import StagePosition
-from psfleet.wire.access import INSECURE, Access
+from psfleet.wire.access import Access
 from psfleet.wire.certificates import make_credentials
 from psfleet.wire.credentials import Credentials
 from psfleet_worker.stages.stage_links import StageLinks
@@ -109,6 +109,6 @@ def test_tcp_in_the_clear_must_be_said_aloud() -> None:
         stages(where, Access(), Access()),
     ):
         pass
-    with stages(where, INSECURE, INSECURE) as (first, second):
+    with stages(where, Access(insecure=True), Access(insecure=True)) as (first, second):
         first.send(1, "forward", [np.arange(2)])
         assert second.receive(0, "forward")[0].tolist() == [0, 1]

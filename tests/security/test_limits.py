@@ -18,7 +18,7 @@ from psfleet.schema.table import MAX_AXES, MAX_NAME, TableSpec
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.limits import ServerLimits
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.access import INSECURE
+from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
 from psfleet.wire.error_status import error_of
 from psfleet.wire.shared_memory import SharedMemory
@@ -169,7 +169,7 @@ def test_too_many_calls_that_wait(tmp_path: Path) -> None:
 def test_too_many_connections() -> None:
     """One more is closed at once; those that are there go on, and a place that is left is free."""
     with LocalFleet(1, 1, "plain tcp", limits="connections=2") as fleet:
-        access = INSECURE
+        access = Access(insecure=True)
         host, _, port = fleet.endpoints[0].rpartition(":")
         with contextlib.ExitStack() as stack:
             channels = [

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
-from psfleet.wire.access import INSECURE
+from psfleet.wire.access import Access
 from psfleet.wire.channel import GRACE, open_channel
 from psfleet.wire.error_status import error_of
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply, immediate, parkable
@@ -78,7 +78,7 @@ def channel(station: Station) -> Iterator[grpc.Channel]:
     port = server.add_insecure_port("127.0.0.1:0")
     station.deadlines.start()
     server.start()
-    with open_channel(f"127.0.0.1:{port}", INSECURE) as channel:
+    with open_channel(f"127.0.0.1:{port}", Access(insecure=True)) as channel:
         yield channel
     server.stop(None).wait()
     station.deadlines.stop()

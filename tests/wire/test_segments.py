@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from psfleet.errors import FrameError, PsfleetError, UnknownTable
 from psfleet.rules.adam import Adam
@@ -29,6 +30,20 @@ def spec_of(key: int) -> TableSpec:
     if key not in SPECS:
         raise UnknownTable(f"table {key:#x} is unknown")
     return SPECS[key]
+
+
+def write_read(read: Read) -> OutgoingSegment:
+    """A pull from one table, as a worker lays it out."""
+    if read.ids is None:
+        return OutgoingSegment(Segment(table=read.table, content=segments.WHOLE))
+    piece = Segment(table=read.table, content=segments.IDS, count=len(read.ids))
+    return OutgoingSegment(piece, (read.ids,))
+
+
+def write_values(table: int, values: NDArray[np.float32]) -> OutgoingSegment:
+    """The answer to a pull, as a server lays it out: rows [n, dim] or this server's dense part [n]."""
+    content = segments.ROWS if values.ndim == 2 else segments.VALUES
+    return OutgoingSegment(Segment(table=table, content=content, count=len(values)), (values,))
 
 
 def through(pieces: list[OutgoingSegment], read: Callable[..., Any]) -> Any:
@@ -56,14 +71,13 @@ def test_gradients_come_back() -> None:
 def test_reads_and_values_come_back() -> None:
     """A pull's reads and its answer come back equal."""
     sparse, dense = through(
-        [segments.write_read(Read(SPARSE.key, IDS)), segments.write_read(Read(DENSE.key))],
-        segments.read_request,
+        [write_read(Read(SPARSE.key, IDS)), write_read(Read(DENSE.key))], segments.read_request
     ).reads
     assert dense == Read(DENSE.key)
     np.testing.assert_array_equal(sparse.ids, IDS)
     values = [ROWS, np.arange(4, dtype=np.float32)]
     got = through(
-        [segments.write_values(SPARSE.key, values[0]), segments.write_values(DENSE.key, values[1])],
+        [write_values(SPARSE.key, values[0]), write_values(DENSE.key, values[1])],
         segments.read_values,
     )
     for before, after in zip(values, got, strict=True):
@@ -147,14 +161,14 @@ def test_a_segment_of_the_wrong_kind_is_refused() -> None:
             segments.read_gradients,
         )
     with pytest.raises(FrameError, match=r"'sparse' is sparse; .* expected CONTENT_IDS"):
-        through([segments.write_read(Read(SPARSE.key))], segments.read_request)
+        through([write_read(Read(SPARSE.key))], segments.read_request)
 
 
 def test_a_pull_whose_answer_could_not_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of the answer is checked before a row of it is made."""
     monkeypatch.setattr(frame, "MAX_MESSAGE", 40 + 19)
     with pytest.raises(FrameError, match="asks for 60 bytes of rows"):
-        through([segments.write_read(Read(SPARSE.key, IDS))], segments.read_request)
+        through([write_read(Read(SPARSE.key, IDS))], segments.read_request)
 
 
 @given(
@@ -188,8 +202,8 @@ def test_an_exchange_comes_apart() -> None:
     """Gradients and reads of one message, of the same table too, come back as what they were."""
     pieces = [
         segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS, 0.1)),
-        segments.write_read(Read(SPARSE.key, IDS[:2])),
-        segments.write_read(Read(DENSE.key)),
+        write_read(Read(SPARSE.key, IDS[:2])),
+        write_read(Read(DENSE.key)),
     ]
     found = through(pieces, segments.read_request)
     np.testing.assert_array_equal(found.gradients[0].values, ROWS)

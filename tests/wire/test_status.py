@@ -8,7 +8,7 @@ import pytest
 
 from psfleet import errors
 from psfleet.errors import PsfleetError
-from psfleet.wire.access import INSECURE
+from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
 from psfleet.wire.error_status import CODES, error_of, failure, status_of
 from tests.pools import started_pool
@@ -59,7 +59,7 @@ def error_from(endpoint: str, word: str, method: str = "Fail", timeout: float = 
     with (
         grpc.insecure_channel(endpoint, options)
         if word == "large"
-        else open_channel(endpoint, INSECURE)
+        else open_channel(endpoint, Access(insecure=True))
     ) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(f"/test/{method}", None, None)(word.encode(), timeout=timeout)
