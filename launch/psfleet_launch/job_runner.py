@@ -35,8 +35,9 @@ from psfleet_launch.supervision.job_events import (
     StartProcesses,
     StopRequested,
 )
+from psfleet_launch.supervision.job_phases import Phase
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
-from psfleet_launch.supervision.supervisor import Phase, Supervisor
+from psfleet_launch.supervision.supervisor import Supervisor
 
 __all__ = ["JobRunner"]
 

@@ -22,7 +22,8 @@ from psfleet_launch.supervision.job_events import (
     StopRequested,
     causes_first,
 )
-from psfleet_launch.supervision.supervisor import Failure, Phase, Supervisor, Timeouts
+from psfleet_launch.supervision.job_phases import Failure, Phase, Timeouts
+from psfleet_launch.supervision.supervisor import Supervisor
 
 S0, S1 = Member("server", 0), Member("server", 1)
 W0, W1 = Member("worker", 0), Member("worker", 1)

@@ -75,44 +75,80 @@ def schedule(
     that push, where those are started again. Machines are lost where standbys and restarts of workers cover
     it, until two are left. Between two faults lie 0.5 to 1.5 times `pace` seconds.
     """
-    dice = random.Random(seed)
-    keeps_log = request.keeps_log
-    servers = [Member("server", rank) for rank in range(request.servers)]
-    workers = [Member("worker", rank) for rank in range(request.workers)]
-    left = request.worker_restarts
-    spare = machines - _MACHINES if request.replicas else 0
-    back = _ROLL_BACKS if request.durability == "snapshot" else 0
+    dice, cover = random.Random(seed), _Cover.of(request, machines)
     at = _FIRST
     while True:
-        kinds: list[tuple[Kind, Member]] = [("pause", dice.choice(servers + workers))]
-        if keeps_log or back or request.replicas:
-            kinds += [("kill", dice.choice(servers))] * 2
-        if request.watches:
-            kinds += [("hang", dice.choice(servers))] * 2
-        if left:
-            kinds += [("kill", dice.choice(workers))]
-        if keeps_log and left >= 2:
-            kinds += [("full", dice.choice(servers))]
-        if spare > 0 and left:
-            kinds += [("lose", dice.choice(servers))] * 2
-        kind, member = dice.choice(kinds)
-        seconds = 0.0
-        if kind == "full":
-            seconds, left = _FULL, left - 2
-        elif kind == "pause":
-            seconds = _pause(dice, request)
-        elif kind == "hang":
-            seconds = request.hung_after + dice.uniform(*_HANG)
-        elif kind == "lose":
-            spare, left = spare - 1, left - 1
-        elif member.role == "worker":
-            left -= 1
-        elif back and not request.replicas:
-            back -= 1
+        kind, member = dice.choice(cover.kinds(dice))
+        seconds = _lasting(kind, dice, request)
+        cover.take(kind, member)
         has_standby = bool(request.replicas) and member.role == "server" and kind in _OF_PAIRS
         yield ProcessFault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
         rests = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
         at += pace * dice.uniform(0.5, 1.5) + rests
+
+
+@dataclass
+class _Cover:
+    """What a job's settings cover still.
+
+    Attributes:
+        restarts: Of workers.
+        machines: That may be lost.
+        returns: To the last snapshot.
+    """
+
+    request: JobRequest
+    restarts: int
+    machines: int
+    returns: int
+
+    @classmethod
+    def of(cls, request: JobRequest, machines: int) -> "_Cover":
+        spare = machines - _MACHINES if request.replicas else 0
+        returns = _ROLL_BACKS if request.durability == "snapshot" else 0
+        return cls(request, request.worker_restarts, spare, returns)
+
+    def kinds(self, dice: random.Random) -> list[tuple[Kind, Member]]:
+        """Faults that are covered now, each as often as it is likely."""
+        request = self.request
+        servers = [Member("server", rank) for rank in range(request.servers)]
+        workers = [Member("worker", rank) for rank in range(request.workers)]
+        found: list[tuple[Kind, Member]] = [("pause", dice.choice(servers + workers))]
+        if request.keeps_log or self.returns or request.replicas:
+            found += [("kill", dice.choice(servers))] * 2
+        if request.watches:
+            found += [("hang", dice.choice(servers))] * 2
+        if self.restarts:
+            found += [("kill", dice.choice(workers))]
+        if request.keeps_log and self.restarts >= 2:
+            found += [("full", dice.choice(servers))]
+        if self.machines > 0 and self.restarts:
+            found += [("lose", dice.choice(servers))] * 2
+        return found
+
+    def take(self, kind: Kind, member: Member) -> None:
+        """This fault happens: less is covered then."""
+        if kind == "full":
+            self.restarts -= 2
+        elif kind == "lose":
+            self.machines, self.restarts = self.machines - 1, self.restarts - 1
+        elif kind == "kill" and member.role == "worker":
+            self.restarts -= 1
+        elif kind == "kill" and self.returns and not self.request.replicas:
+            self.returns -= 1
+
+
+def _lasting(kind: Kind, dice: random.Random, request: JobRequest) -> float:
+    """Seconds for which a fault of this kind lasts."""
+    match kind:
+        case "full":
+            return _FULL
+        case "pause":
+            return _pause(dice, request)
+        case "hang":
+            return request.hung_after + dice.uniform(*_HANG)
+        case _:
+            return 0.0
 
 
 def _pause(dice: random.Random, request: JobRequest) -> float:

@@ -49,8 +49,9 @@ from psfleet_launch.observability.recorder import Recorder
 from psfleet_launch.observability.watch_port import WatchPort
 from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.job_events import FinishJob
+from psfleet_launch.supervision.job_phases import Timeouts
 from psfleet_launch.supervision.standbys import Standbys
-from psfleet_launch.supervision.supervisor import Supervisor, Timeouts
+from psfleet_launch.supervision.supervisor import Supervisor
 
 __all__ = ["main"]
 

@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from psfleet_launch.job.job_plan import Job, Member, listed
-from psfleet_launch.supervision.supervisor import Failure, Supervisor
+from psfleet_launch.supervision.job_phases import Failure
+from psfleet_launch.supervision.supervisor import Supervisor
 
 __all__ = ["CHAINS", "HEADER", "FailureCause", "find_cause", "report", "tail"]
 

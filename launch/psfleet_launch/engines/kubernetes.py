@@ -44,7 +44,7 @@ from psfleet_launch.supervision.job_events import (
     Shown,
     causes_first,
 )
-from psfleet_launch.supervision.supervisor import Timeouts
+from psfleet_launch.supervision.job_phases import Timeouts
 
 __all__ = ["ENGINE", "KubernetesEngine"]
 

@@ -26,7 +26,7 @@ from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.supervision.job_events import Event, Shown
-from psfleet_launch.supervision.supervisor import Timeouts
+from psfleet_launch.supervision.job_phases import Timeouts
 
 __all__ = ["Engine", "Told", "load_engine"]
 

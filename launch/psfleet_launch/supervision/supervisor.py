@@ -9,7 +9,6 @@ Pure: no process, no clock, no signal handler. Times are seconds of whatever clo
 
 import signal
 from dataclasses import dataclass, field
-from enum import Enum
 
 from psfleet_launch.job.job_plan import Member, listed
 from psfleet_launch.supervision.hang_detection import HangDetector
@@ -32,59 +31,10 @@ from psfleet_launch.supervision.job_events import (
     StartProcesses,
     StopRequested,
 )
+from psfleet_launch.supervision.job_phases import Failure, Phase, Timeouts
 from psfleet_launch.supervision.standbys import Standbys
 
-__all__ = ["Failure", "Phase", "Supervisor", "Timeouts"]
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long each stage may take, in seconds.
-
-    Attributes:
-        start: Until all servers are ready.
-        leave: For servers to end by themselves after the last worker.
-        grace: Between asking processes to stop and killing them; workers first, then servers.
-    """
-
-    start: float = 120.0
-    leave: float = 5.0
-    grace: float = 4.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong first. `code` None: it did not end, it was not ready in time or out of reach.
-
-    Attributes:
-        cause: Why it ended, where the engine knows that for certain.
-        usage: What it had used.
-    """
-
-    member: Member
-    code: int | None
-    why: str = ""
-    cause: str = ""
-    usage: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """The job's exit code; for a signal 128 and its number, as shells say it."""
-        if self.code is None:
-            return 1
-        return 128 - self.code if self.code < 0 else self.code or 1
-
-
-class Phase(Enum):
-    """Where the job stands."""
-
-    STARTING = "starting"
-    TRAINING = "training"
-    GOING_BACK = "going back"
-    LEAVING = "leaving"
-    STOPPING_WORKERS = "stopping workers"
-    STOPPING_SERVERS = "stopping servers"
-    DONE = "done"
+__all__ = ["Supervisor"]
 
 
 _STOPPING = (Phase.STOPPING_WORKERS, Phase.STOPPING_SERVERS)
@@ -115,7 +65,7 @@ class Supervisor:
 
     servers: tuple[Member, ...]
     workers: tuple[Member, ...]
-    timeouts: Timeouts = Timeouts()
+    timeouts: Timeouts = field(default_factory=Timeouts)
     restarts: int = 0
     rollbacks: int = 0
     worker_restarts: int = 0
@@ -194,7 +144,7 @@ class Supervisor:
         return [*self._start(tuple(following)), *self._start(self.workers)]
 
     def _exited(self, exited: ProcessExited, at: float) -> list[Action]:
-        member, code = exited.member, exited.code
+        member = exited.member
         if member not in self.alive:
             return []  # it was given up before
         self.alive.discard(member)
@@ -206,34 +156,58 @@ class Supervisor:
             return self._stopping_goes_on(at)
         if self.phase is Phase.GOING_BACK:
             return self._going_back(at)
+        if awaited:
+            return self._died(exited, at, "ended before it was ready")
         if self.phase is Phase.LEAVING and (self._follows(member) or self._was_killed(exited)):
-            code = 0  # it is not needed any more
-            orphan = self._orphan(member)
-            if orphan is not None:  # nobody else tells it that all is over
-                return [SendSignal((orphan,), signal.SIGTERM)]
-        if code and (found := self._taken_over(member)):
-            return found
-        if code and self._had_left(exited):
-            lost = ReportLostWorker(member, code, left=True)
-            return [lost] if self._living("worker") else [lost, *self._leave(at)]
-        if code and self._may_go_back(member):
-            self.generation += 1
-            self.phase, self.failure = Phase.GOING_BACK, None
-            living = self._living()
-            return [SendSignal(living, signal.SIGKILL)] if living else self._going_back(at)
-        if code and not (exited.left or exited.is_final) and self._may_restart(member):
-            self.restarted[member] = self.restarted.get(member, 0) + 1
-            return self._start((member,))
-        if code and self._may_lose(member):
-            return [ReportLostWorker(member, code)]
-        if code or awaited:
-            why = "ended before it was ready" if awaited else ""
-            return self._fail(Failure(member, code, why, exited.cause, exited.usage), at)
+            orphan = self._orphan(member)  # nobody else tells it that all is over
+            return [SendSignal((orphan,), signal.SIGTERM)] if orphan else self._ended(exited, at)
+        return self._died(exited, at) if exited.code else self._ended(exited, at)
+
+    def _ended(self, exited: ProcessExited, at: float) -> list[Action]:
+        """A process has ended by itself, or is not needed any more."""
+        member = exited.member
         if self.phase is Phase.TRAINING and member in self.servers:
             self.over.add(member)
         if not self._living("worker"):
             return self._leave(at)
         return [] if exited.left or member.role == "server" else [ReportMissingLeave(member)]
+
+    def _died(self, exited: ProcessExited, at: float, why: str = "") -> list[Action]:
+        """What covers the death of a process, the first of these that does; else the job has failed."""
+        covers = (self._take_over, self._count_as_left, self._go_back, self._restart, self._spare)
+        for cover in covers:
+            if exited.code and (found := cover(exited, at)) is not None:
+                return found
+        failure = Failure(exited.member, exited.code, why, exited.cause, exited.usage)
+        return self._fail(failure, at)
+
+    def _take_over(self, exited: ProcessExited, at: float) -> list[Action] | None:
+        return self._taken_over(exited.member) or None
+
+    def _count_as_left(self, exited: ProcessExited, at: float) -> list[Action] | None:
+        if not self._had_left(exited):
+            return None
+        lost = ReportLostWorker(exited.member, exited.code, left=True)
+        return [lost] if self._living("worker") else [lost, *self._leave(at)]
+
+    def _go_back(self, exited: ProcessExited, at: float) -> list[Action] | None:
+        if not self._may_go_back(exited.member):
+            return None
+        self.generation += 1
+        self.phase, self.failure = Phase.GOING_BACK, None
+        living = self._living()
+        return [SendSignal(living, signal.SIGKILL)] if living else self._going_back(at)
+
+    def _restart(self, exited: ProcessExited, at: float) -> list[Action] | None:
+        member = exited.member
+        if exited.left or exited.is_final or not self._may_restart(member):
+            return None
+        self.restarted[member] = self.restarted.get(member, 0) + 1
+        return self._start((member,))
+
+    def _spare(self, exited: ProcessExited, at: float) -> list[Action] | None:
+        may = self._may_lose(exited.member)
+        return [ReportLostWorker(exited.member, exited.code)] if may else None
 
     def _had_left(self, exited: ProcessExited) -> bool:
         """Whether a worker that has died is done: nobody waits for it, nor could it come back.
