@@ -99,11 +99,7 @@ class Server:
         self._lingers = self._stopped = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
-        coordinator = None
-        if environment.rank == 0:
-            coordinator = Coordinator(
-                environment.workers, len(environment.servers), environment.dead_after
-            )
+        coordinator = _coordinator_of(environment)
         self.host = ShardHost(self._shard, coordinator, self._deadlines, environment.limits)
         self.host.parts.tell = self._tell
         self._make_log: Callable[..., ServerLog] = ServerLog
@@ -115,13 +111,8 @@ class Server:
         self._ticker = Ticker(self.host)
         self.beats = ServerHeartbeat(self._beat, environment.beat, self._access)
         self.views = ViewInstaller(self.host, self._access, environment.beat)
-        # Calls that wait hold no thread, so a few are enough for any number of workers.
-        # A standby that follows holds one.
-        threads = environment.workers + 2 + environment.replicas
         self._door = ConnectionLimit(environment.limits) if is_tcp(self.endpoint) else None
-        if self._door is not None:
-            threads += _INCOMING  # which calls hold whose message is on its way
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._pool = self._make_pool()
         self.standby: Standby | None = None
         self._tensors: Http2Listener | None = None
         self._server: grpc.Server | None = None
@@ -164,22 +155,14 @@ class Server:
             options=server_options(self.environment.limits),
             interceptors=self._interceptors(),
         )
-        keeps_log = self.environment.keeps_log or self.standby is not None
-        if keeps_log:
-            # Workers may be waiting for this server to come back. gRPC loses 20 seconds with a
-            # connection that is made after `bind` and before `start`, so little comes between them.
+        if self._is_awaited():
+            # gRPC loses 20 seconds with a connection that is made after `bind` and before `start`, so
+            # little comes between them.
             self._begin()
         self.endpoint = endpoint.bind(server, self.endpoint, self._access)
         try:
-            server.add_generic_rpc_handlers(handlers(self.host))
-            server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
-            metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._door)
-            server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
-            if self.environment.replicas:
-                server.add_generic_rpc_handlers([replica_handler(self.host)])
-            if self._snapshots is not None:
-                self._snapshots.learn((self.endpoint, *self.environment.servers[1:]))
-            if not keeps_log:
+            self._add_services(server)
+            if not self._is_awaited():
                 self._begin()
             if self.environment.transport == "http2":
                 self._tensors = Http2Listener(self.endpoint, self._access, self.environment.limits)
@@ -189,6 +172,29 @@ class Server:
             raise
         if self._log is not None:
             self._log.waits = False
+        self._start_threads()
+        server.start()
+        self._server = server
+        self._join_fleet()  # not before: see above
+        return self
+
+    def _is_awaited(self) -> bool:
+        """Whether workers may be waiting for this server to come back."""
+        return self.environment.keeps_log or self.standby is not None
+
+    def _add_services(self, server: grpc.Server) -> None:
+        """What it answers, now that it knows its endpoint."""
+        server.add_generic_rpc_handlers(handlers(self.host))
+        server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
+        metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._door)
+        server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
+        if self.environment.replicas:
+            server.add_generic_rpc_handlers([replica_handler(self.host)])
+        if self._snapshots is not None:
+            self._snapshots.learn((self.endpoint, *self.environment.servers[1:]))
+
+    def _start_threads(self) -> None:
+        """All that works beside the calls."""
         if self._door is not None:
             self._door.start(self.endpoint)
         self._deadlines.start()
@@ -198,10 +204,6 @@ class Server:
             self._snapshots.start()
         if self._schedule is not None:
             self._schedule.start()
-        server.start()
-        self._server = server
-        self._join_fleet()  # not before: see above
-        return self
 
     def _interceptors(self) -> "list[grpc.ServerInterceptor[Any, Any]]":
         """What stands before the handlers: over TCP whoever has no token is sent away first."""
@@ -251,6 +253,14 @@ class Server:
             go_on_from(self.environment.resume, self._shard, self.host.coordinator)
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
+
+    def _make_pool(self) -> ThreadPoolExecutor:
+        """The threads of calls. Calls that wait hold none, so a few are enough for any number of workers."""
+        environment = self.environment
+        threads = environment.workers + 2 + environment.replicas  # a standby that follows holds one
+        if self._door is not None:
+            threads += _INCOMING  # which calls hold whose message is on its way
+        return ThreadPoolExecutor(threads, thread_name_prefix="rpc")
 
     def _make_schedule(self) -> SnapshotSchedule | None:
         if self._snapshots is None or not self.environment.snapshot_every:
@@ -333,6 +343,13 @@ class Server:
         if self.host.tracing is not None:
             self.host.tracing.close()
         endpoint.release(self.endpoint)
+
+
+def _coordinator_of(environment: Environment) -> Coordinator | None:
+    """That of the fleet, on server 0."""
+    if environment.rank:
+        return None
+    return Coordinator(environment.workers, len(environment.servers), environment.dead_after)
 
 
 def serve(environment: Environment, load_path: str | None = None) -> None:
