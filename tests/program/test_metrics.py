@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss, roc_auc_score
 
 from psfleet import metrics
 from psfleet.errors import ConfigError, ShapeError
@@ -14,6 +13,9 @@ SCORES = np.round(np.clip(R.normal(0.4 + 0.2 * LABELS, 0.2), 0, 1), 2)
 
 def test_auc_and_log_loss_are_scikit_learns() -> None:
     """With many ties."""
+    # Imported here, for each process that collects tests would take 1.3 CPU-s for it.
+    from sklearn.metrics import log_loss, roc_auc_score
+
     assert metrics.auc(LABELS, SCORES) == pytest.approx(roc_auc_score(LABELS, SCORES), abs=1e-12)
     p = np.clip(SCORES, 0.01, 0.99)
     assert metrics.log_loss(LABELS, p) == pytest.approx(log_loss(LABELS, p), abs=1e-9)
