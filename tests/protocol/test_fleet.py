@@ -15,7 +15,7 @@ from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
 from tests.protocol.scheduler import Broken, run, shrink
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
-SEEDS = 12 + MORE
+SEEDS = 10 + MORE
 HAPPENS = {
     "removal": ("silences",),
     "standbys": ("takeovers", "deposed"),

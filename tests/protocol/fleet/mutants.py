@@ -48,7 +48,7 @@ class Mutant:
     Attributes:
         rule: What it says.
         suite: Which runs show that it is missing.
-        first: The seed to begin with, where few of them do.
+        first: The seed to begin with: that of a short run that does.
         remove: Takes the rule from the product's classes.
     """
 
@@ -64,13 +64,16 @@ COVERED: list[Mutant] = []
 """Rules whose absence nothing notices, because another rule is enough for the promises."""
 
 
-def without(
-    rule: str, *suites: str, first: int = 0, into: list[Mutant] = MUTANTS
-) -> Callable[[Remove], Remove]:
-    """The decorated function takes the rule from the product's classes."""
+def without(rule: str, *suites: str, into: list[Mutant] = MUTANTS) -> Callable[[Remove], Remove]:
+    """The decorated function takes the rule from the product's classes.
+
+    suites: Which runs show that it is missing, each with the seed to begin with: "sync@8".
+    """
 
     def note(remove: Remove) -> Remove:
-        into.extend(Mutant(rule, suite, first, remove) for suite in suites)
+        for suite in suites:
+            name, _, first = suite.partition("@")
+            into.append(Mutant(rule, name, int(first or 0), remove))
         return remove
 
     return note
@@ -84,7 +87,7 @@ def replaced(owner: type, name: str, do: Callable[..., Any]) -> Remove:
 # -- durability ---------------------------------------------------------------------------------------
 
 
-@without("a push is answered when its record is logged", "sync", "async")
+@without("a push is answered when its record is logged", "sync@8", "async@1")
 def _forget_pushes(patch: pytest.MonkeyPatch) -> None:
     record = Shard._record
 
@@ -95,7 +98,7 @@ def _forget_pushes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shard, "_record", forgetful)
 
 
-@without("a decision is on disk before it is told", "sync removal", "async removal")
+@without("a decision is on disk before it is told", "sync removal@6", "async removal@17")
 def _forget_views(patch: pytest.MonkeyPatch) -> None:
     def decide(coordinator: Coordinator, decision: Decision) -> Any:
         if coordinator.journal is not None and not isinstance(decision, ViewDecided):
@@ -105,26 +108,22 @@ def _forget_views(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "_decide", decide)
 
 
-without("a push that was applied is not applied again", "async")(
+without("a push that was applied is not applied again", "async@1")(
     replaced(Workers, "is_new_push", lambda workers, push: True)
 )
-without("R1: a record takes effect when the standby has it", "async standbys", first=60)(
+without("R1: a record takes effect when the standby has it", "async standbys@67")(
     replaced(Primary, "_is_settled", lambda primary, end: True)
 )
-without("R9: who is replaced does not say where it stands", "sync standbys machines", first=60)(
+without("R9: who is replaced does not say where it stands", "sync standbys machines@68")(
     replaced(LogShipping, "confirm", lambda feed: feed.end)
 )
-without("R10: a standby that is gone is required no more", "sync standbys", "async standbys")(
+without("R10: a standby that is gone is required no more", "sync standbys@4", "async standbys@7")(
     replaced(LogShipping, "release", lambda feed, attach: None)
 )
 
 
-@without(
-    "R10: who is given up alive waits for its standby for ever", "sync standbys machines", first=55
-)
-@without(
-    "R10: who is given up alive waits for its standby for ever", "async standbys machines", first=96
-)
+@without("R10: who is given up alive waits for its standby for ever", "sync standbys machines@60")
+@without("R10: who is given up alive waits for its standby for ever", "async standbys machines@101")
 def _release_the_deposed(patch: pytest.MonkeyPatch) -> None:
     promote = Fleet._promote
 
@@ -139,7 +138,7 @@ def _release_the_deposed(patch: pytest.MonkeyPatch) -> None:
 # -- rounds and views ---------------------------------------------------------------------------------
 
 
-@without("R6: a frozen server closes no round", "sync removal", first=112)
+@without("R6: a frozen server closes no round", "sync removal@148")
 def _close_while_frozen(patch: pytest.MonkeyPatch) -> None:
     closing = Shard._may_close
 
@@ -149,17 +148,17 @@ def _close_while_frozen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shard, "_may_close", hasty)
 
 
-without("R2: a round closes when all members have committed it", "sync removal", "sync", first=4)(
+without("R2: a round closes when all members have committed it", "sync removal@24", "sync@86")(
     replaced(
         Rounds,
         "awaited",
         lambda rounds: [seat for seat in rounds.members() if seat not in rounds.held],
     )
 )
-without("R5: samples of a push that does not count are dealt again", "sync removal")(
+without("R5: samples of a push that does not count are dealt again", "sync removal@33")(
     lambda patch: patch.setattr(DataDispatch, "change", _without_leftovers(DataDispatch.change))
 )
-without("R8: an empty round closes if somebody counts in a later one", "sync removal")(
+without("R8: an empty round closes if somebody counts in a later one", "sync removal@15")(
     replaced(Rounds, "is_complete", lambda rounds: bool(rounds.held) and not rounds.awaited())
 )
 
@@ -170,7 +169,7 @@ def _without_leftovers(change: Callable[..., None]) -> Callable[..., None]:
     )
 
 
-@without("R4: a life that nobody waits for counts from the round after the next", "sync removal")
+@without("R4: a life that nobody waits for counts from the round after the next", "sync removal@33")
 def _join_at_once(patch: pytest.MonkeyPatch) -> None:
     begin = Membership._begin
 
@@ -183,7 +182,9 @@ def _join_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 @without(
-    "R2: a dead life counts up to the last round that is closed anywhere", "sync removal", "sync"
+    "R2: a dead life counts up to the last round that is closed anywhere",
+    "sync removal@4",
+    "sync@38",
 )
 def _end_at_once(patch: pytest.MonkeyPatch) -> None:
     end = Membership._end
@@ -205,7 +206,7 @@ without(
 )(replaced(Rounds, "sure_of", lambda rounds, seat: rounds.counted.get(seat, 0)))
 
 
-@without("R7: what is for an earlier process of a server, or from one, is ignored", "sync", first=6)
+@without("R7: what is for an earlier process of a server, or from one, is ignored", "sync@24")
 def _confuse_processes(patch: pytest.MonkeyPatch) -> None:
     told, reported = Server._told, Coordinator.reported
 
@@ -219,7 +220,7 @@ def _confuse_processes(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@without("R2: a worker commits when every server holds its push", "sync removal")
+@without("R2: a worker commits when every server holds its push", "sync removal@24")
 def _commit_early(patch: pytest.MonkeyPatch) -> None:
     def pull(stream: Stream) -> Program[Any]:
         yield from stream._arrive()
@@ -231,7 +232,7 @@ def _commit_early(patch: pytest.MonkeyPatch) -> None:
 # -- lives --------------------------------------------------------------------------------------------
 
 
-@without("pushes of a life that is over are refused", "async removal", "async")
+@without("pushes of a life that is over are refused", "async removal@13", "async@32")
 def _admit_the_dead(patch: pytest.MonkeyPatch) -> None:
     admit = Workers.admit
 
@@ -242,7 +243,7 @@ def _admit_the_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Workers, "admit", lenient)
 
 
-@without("pushes of a life that is about to end are refused", "async removal")
+@without("pushes of a life that is about to end are refused", "async removal@1")
 def _admit_the_dying(patch: pytest.MonkeyPatch) -> None:
     freeze = Workers.freeze
 
@@ -256,7 +257,7 @@ def _admit_the_dying(patch: pytest.MonkeyPatch) -> None:
 # -- snapshots ----------------------------------------------------------------------------------------
 
 
-@without("pushes behind a mark wait for the cut", "async snapshots")
+@without("pushes behind a mark wait for the cut", "async snapshots@16")
 def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
     def is_due(cuts: CutState, closed: int, sequences: object, left: object) -> bool:
         now = cuts.under_way
@@ -266,7 +267,7 @@ def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CutState, "is_due", is_due)
 
 
-@without("a mark says what was sent to a server: the cut waits for it", "async groups snapshots")
+@without("a mark says what was sent to a server: the cut waits for it", "async groups snapshots@15")
 def _wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
     mark = CutState.mark
 
@@ -276,7 +277,7 @@ def _wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CutState, "mark", hasty)
 
 
-@without("server 0 knows what was sent to whom", "async groups removal")
+@without("server 0 knows what was sent to whom", "async groups removal@33")
 def _forget_addressed(patch: pytest.MonkeyPatch) -> None:
     pushed = Workers.pushed
 
@@ -286,7 +287,7 @@ def _forget_addressed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Workers, "pushed", forgetful)
 
 
-@without("R12: marks of earlier snapshots are ignored", "async snapshots")
+@without("R12: marks of earlier snapshots are ignored", "async snapshots@16")
 def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
     mark = CutState.mark
 
@@ -298,7 +299,7 @@ def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
 
 
 @without(
-    "R12: no number is used twice, and a server begins no cut before its last", "async snapshots"
+    "R12: no number is used twice, and a server begins no cut before its last", "async snapshots@39"
 )
 def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
     requested = SnapshotCoordinator._requested
@@ -341,7 +342,9 @@ def _hide_marks(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@without("R13: workers that come while servers are asked where to cut are known", "sync snapshots")
+@without(
+    "R13: workers that come while servers are asked where to cut are known", "sync snapshots@19"
+)
 def _overlook_who_comes(patch: pytest.MonkeyPatch) -> None:
     placed = SnapshotCoordinator._placed
 
@@ -355,7 +358,7 @@ def _overlook_who_comes(patch: pytest.MonkeyPatch) -> None:
 # -- data ---------------------------------------------------------------------------------------------
 
 
-@without("a torn step is declared", "async removal")
+@without("a torn step is declared", "async removal@32")
 def _hide_torn_steps(patch: pytest.MonkeyPatch) -> None:
     give_back = DataDispatch.give_back
 
@@ -367,17 +370,17 @@ def _hide_torn_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DataDispatch, "give_back", silent)
 
 
-without("what is left of a dead worker's lease is dealt again", "async removal", "async")(
+without("what is left of a dead worker's lease is dealt again", "async removal@3", "async@2")(
     replaced(Leases, "left", lambda leases, position: [])
 )
 
 
 # -- ssp, and changes of the mode -----------------------------------------------------------------------
 
-without("ssp: a pull waits for the slowest worker", "ssp")(
+without("ssp: a pull waits for the slowest worker", "ssp@16")(
     replaced(SspClock, "awaited", lambda gate, pull, live: [])
 )
-without("R14: a worker that waits for the others holds nobody back", "ssp", "switch")(
+without("R14: a worker that waits for the others holds nobody back", "ssp@3", "switch@2")(
     replaced(Rounds, "running", lambda rounds: sorted(rounds.seats - rounds.left))
 )
 
@@ -400,20 +403,18 @@ def _change_while_busy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "_complete", hasty)
 
 
-without("R15: numbers go on where those of the mode before have ended", "sync wishes", first=4)(
+without("R15: numbers go on where those of the mode before have ended", "sync wishes@8")(
     replaced(Workers, "go_on_from", lambda workers, last: None)
 )
 
 
-@without("a worker that waits for the others says so to the servers", "rests", "ssp")
+@without("a worker that waits for the others says so to the servers", "rests@1", "ssp@3")
 def _wait_in_silence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "rests", False)
 
 
 @without(
-    "a later life passes over the changes of the mode that the fleet has made",
-    "sync wishes",
-    first=55,
+    "a later life passes over the changes of the mode that the fleet has made", "sync wishes@55"
 )
 def _change_again(patch: pytest.MonkeyPatch) -> None:
     change = Session.change_mode
@@ -425,7 +426,7 @@ def _change_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "change_mode", again)
 
 
-@without("W1: who passes a barrier later is told of the same wish", "sync wishes", first=1)
+@without("W1: who passes a barrier later is told of the same wish", "sync wishes@20")
 def _forget_wishes(patch: pytest.MonkeyPatch) -> None:
     take = CollectiveState.take
 
@@ -437,12 +438,12 @@ def _forget_wishes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CollectiveState, "take", forgetful)
 
 
-without(
-    "W2: what is not used when the mode changes is dealt in the new way", "async wishes", first=4
-)(replaced(DataDispatch, "turn", lambda supply, to_rounds, reached: None))
+without("W2: what is not used when the mode changes is dealt in the new way", "async wishes@11")(
+    replaced(DataDispatch, "turn", lambda supply, to_rounds, reached: None)
+)
 
 
-@without("W3: who registers is told of the last change of the mode", "sync wishes", first=64)
+@without("W3: who registers is told of the last change of the mode", "sync wishes@64")
 def _hide_changes(patch: pytest.MonkeyPatch) -> None:
     def silent(call: Any, life: int, first: int, view: int, met: int, *_: object) -> Registration:
         return Registration(call, life, first, view, met)
