@@ -60,6 +60,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=W1_IDS, help="rows of the table before the run")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     parser.add_argument(
+        "--batches", type=int, default=BATCHES, help="the warm-up sees each of them once"
+    )
+    parser.add_argument(
         "--durability",
         choices=["none", "log", "log+fsync"],
         default="none",
@@ -81,7 +84,7 @@ def main() -> None:
     )
     for workers in options.workers:
         with contextlib.ExitStack() as stack:
-            program = [__file__, "--worker", str(rows)]
+            program = [__file__, "--worker", str(rows), str(options.batches)]
             crews = [
                 stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
                 stack.enter_context(
@@ -115,7 +118,7 @@ def main() -> None:
             ]
             crews += attendance.enter(stack, report, options, peers)
             steps = options.steps or (30 if options.short else 60)
-            found = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
+            found = in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
         report.rows += [row(name, workers, steps, summary) for name, summary in found.items()]
     finish(report, options.json)
 
@@ -140,6 +143,7 @@ if __name__ == "__main__":
         from psfleet.settings.environment import read_environment
 
         rank = read_environment().rank
-        work(rank, int(sys.argv[2]), sys.argv[-1] == "ahead", batches_w1(BATCHES, 10 + rank))
+        rows, count = map(int, sys.argv[2:4])
+        work(rank, rows, sys.argv[-1] == "ahead", batches_w1(count, 10 + rank))
     else:
         main()

@@ -15,20 +15,19 @@ from processes import BETWEEN_HOSTS, obey, psfleet_crew
 from reporting import Report, arguments, finish
 
 ARRAYS, LENGTH = 16, 1_000_000
-GIGABYTES = 2 * ARRAYS * LENGTH * 4 / 1e9
 
 
-def work(kind: str) -> None:
+def work(length: int, kind: str) -> None:
     """A worker of psfleet."""
     import psfleet
     from psfleet.runtime.interface import Gradient, Read
 
     with psfleet.connect() as ps:
         optimizer = psfleet.optimizer.SGD(1e-3) if kind == "sgd" else psfleet.optimizer.Adam(1e-3)
-        start = np.zeros(LENGTH, np.float32)
+        start = np.zeros(length, np.float32)
         tables = [ps.dense_table(f"w2.{i}", start, optimizer) for i in range(ARRAYS)]
         reads = [Read(table.spec.key) for table in tables]
-        gradient = np.full(LENGTH, 1e-3, np.float32)
+        gradient = np.full(length, 1e-3, np.float32)
         gradients = [Gradient(table.spec.key, gradient, None, 1e-3) for table in tables]
 
         def step(number: int) -> None:
@@ -41,8 +40,11 @@ def work(kind: str) -> None:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--workers", type=int, nargs="*", default=[1])
+    parser.add_argument("--length", type=int, default=LENGTH, help="of an array")
     options = parser.parse_args()
-    report = Report("w2_dense", f"W2 dense: pull + push {ARRAYS} x {LENGTH:,} float32, 2 servers")
+    report = Report(
+        "w2_dense", f"W2 dense: pull + push {ARRAYS} x {options.length:,} float32, 2 servers"
+    )
     for kind in ("sgd", "adam"):
         for workers in options.workers:
             report.rows += measure(kind, workers, options, report)
@@ -55,7 +57,7 @@ def measure(
     """The lines of one rule and number of workers."""
     steps = options.steps or (6 if options.short else 15)
     with contextlib.ExitStack() as stack:
-        program = [__file__, "--worker", kind]
+        program = [__file__, "--worker", str(options.length), kind]
         crews = [
             stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
             *(
@@ -70,11 +72,12 @@ def measure(
         ]
         crews += attendance.enter(stack, report, options, peers)
         found = in_turn(crews, warm=3, steps=steps, runs=options.runs)
-    return [row(name, kind, workers, steps, summary) for name, summary in found.items()]
+    moved = 2 * ARRAYS * options.length * 4 / 1e9 * steps * workers
+    return [row(name, kind, workers, moved, summary) for name, summary in found.items()]
 
 
-def row(name: str, kind: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:
-    moved = GIGABYTES * steps * workers
+def row(name: str, kind: str, workers: int, moved: float, summary: Summary) -> dict[str, Any]:
+    """A line; moved: gigabytes in both directions."""
     return {
         "contender": name,
         "rule": kind,
@@ -89,6 +92,6 @@ def row(name: str, kind: str, workers: int, steps: int, summary: Summary) -> dic
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        work(sys.argv[-1])
+        work(int(sys.argv[2]), sys.argv[3])
     else:
         main()

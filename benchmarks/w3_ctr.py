@@ -62,7 +62,7 @@ def _flush() -> None:
     interface.active().flush()
 
 
-def work_torch(amp: bool = False) -> None:
+def work_torch(amp: bool = False, count: int = BATCHES) -> None:
     """A worker of psfleet whose dense part is PyTorch."""
     import torch
     from peers.torch_model import Ctr
@@ -78,8 +78,7 @@ def work_torch(amp: bool = False) -> None:
     model, opt = pst.convert(model, (sparse, dense))
     loss_of = torch.nn.BCEWithLogitsLoss()
     batches = [
-        tuple(map(torch.from_numpy, batch))
-        for batch in batches_w3(BATCHES, 5 + fleet.worker_index())
+        tuple(map(torch.from_numpy, batch)) for batch in batches_w3(count, 5 + fleet.worker_index())
     ]
     ahead = pst.prefetch(itertools.cycle(batches))
 
@@ -94,7 +93,7 @@ def work_torch(amp: bool = False) -> None:
     obey(step, _flush)
 
 
-WORK: dict[str, Callable[[], None]] = {
+WORK: dict[str, Callable[..., None]] = {
     "program": work_program,
     "program-bf16": functools.partial(work_program, amp=True),
     "torch": work_torch,
@@ -105,6 +104,9 @@ WORK: dict[str, Callable[[], None]] = {
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--batches", type=int, default=BATCHES, help="the warm-up sees each of them once"
+    )
     parser.add_argument("--psfleet-torch", action="store_true", help="psfleet through torch too")
     parser.add_argument("--bf16", action="store_true", help="contenders that multiply in bfloat16")
     options = parser.parse_args()
@@ -116,7 +118,12 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         crews = [
             stack.enter_context(
-                psfleet_crew(name, [__file__, "--worker", kind], over=over, workers=options.workers)
+                psfleet_crew(
+                    name,
+                    [__file__, "--worker", str(options.batches), kind],
+                    over=over,
+                    workers=options.workers,
+                )
             )
             for name, kind, over in contenders(options.psfleet_torch, options.bf16)
         ]
@@ -130,7 +137,7 @@ def main() -> None:
         ]
         crews += attendance.enter(stack, report, options, peers)
         steps = options.steps or (15 if options.short else 40)
-        found = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
+        found = in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
     for crew in crews:
         report.rows.append(row(crew.name, crew.workers, steps, found[crew.name]))
     finish(report, options.json)
@@ -176,6 +183,6 @@ def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        WORK[sys.argv[-1]]()
+        WORK[sys.argv[3]](count=int(sys.argv[2]))
     else:
         main()

@@ -78,6 +78,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--against", type=Path, help="another checkout, unwatched")
     parser.add_argument("--rows", type=int, default=W1_IDS, help="rows of the table before the run")
+    parser.add_argument(
+        "--batches", type=int, default=BATCHES, help="the warm-up sees each of them once"
+    )
     parser.add_argument("--looks", type=int, default=60, help="steps with a look, one a second")
     options = parser.parse_args()
     rows = min(options.rows, 2_000_000) if options.short else options.rows
@@ -86,7 +89,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
 
         def crew(name: str, root: Path) -> Crew:
-            program = [str(root / "benchmarks/w1_sparse.py"), "--worker", str(rows)]
+            script = str(root / "benchmarks/w1_sparse.py")
+            program = [script, "--worker", str(rows), str(options.batches)]
             with of_checkout(root):
                 entered = psfleet_crew(name, program, workers=options.workers)
                 return stack.enter_context(entered)
@@ -95,7 +99,7 @@ def main() -> None:
         crews: list[Any] = [crew("unwatched", here), Watched(crew("watched", here))]
         if options.against:
             crews.append(crew("the other checkout", options.against.resolve()))
-        found = samples_in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
+        found = samples_in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
         looks = cost_of_looks(crews[0], crews[1], options.looks)
     usual = summarize(found["unwatched"])
     for group, seconds in looks.items():

@@ -44,9 +44,9 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("script", "options", "lines"),
     [
-        ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 4),
-        ("w2_dense.py", ["--steps", "1"], 6),
-        ("w3_ctr.py", ["--steps", "1"], 3),
+        ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1", "--batches", "2"], 4),
+        ("w2_dense.py", ["--steps", "1", "--length", "5000"], 6),
+        ("w3_ctr.py", ["--steps", "1", "--batches", "2"], 3),
     ],
 )
 def test_workloads(script: str, options: list[str], lines: int, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_startup(tmp_path: Path) -> None:
 
 def test_watching(tmp_path: Path) -> None:
     """Both groups of processes have a cost of a look, and each crew one of its steps."""
-    small = ("--steps", "2", "--rows", "5000", "--looks", "1")
+    small = ("--steps", "2", "--rows", "5000", "--batches", "2", "--looks", "1")
     *looks, unwatched, watched = run("watching.py", *small, folder=tmp_path)["rows"]
     assert [one["a look at"] for one in looks] == ["servers", "workers"]
     assert (unwatched["contender"], watched["contender"]) == ("unwatched", "watched")
