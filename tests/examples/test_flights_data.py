@@ -1,6 +1,7 @@
 """The numbers that the flights example trains on."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import flights_data
@@ -9,6 +10,18 @@ import pytest
 from flights_data import FIELDS, NUMBERS, READ, Flights
 
 AFTER_DEPARTURE = {"dep_time", "dep_delay", "arr_time", "air_time"}
+
+
+@cache
+def _read(name: str, names: tuple[str, ...]) -> flights_data.Columns:
+    return flights_data.read_package(name, names)
+
+
+def some(name: str, names: Sequence[str]) -> flights_data.Columns:
+    """What the package's files say, of each 20th flight."""
+    columns = _read(name, tuple(names))
+    every = 20 if "arr_delay" in columns else 1
+    return {key: column[::every] for key, column in columns.items()}
 
 
 def column(flights: Flights, name: str) -> flights_data.Floats:
@@ -38,17 +51,19 @@ def test_nothing_is_read_that_departure_brings() -> None:
     assert not {name for field in FIELDS for name in field} & {"arr_delay", *AFTER_DEPARTURE}
 
 
-def test_numbers_and_ids_do_not_depend_on_what_happened(flights: Flights) -> None:
+@pytest.mark.usefixtures("flights")
+def test_numbers_and_ids_do_not_depend_on_what_happened() -> None:
     """With every delay replaced, ids and numbers are the same bits: only the label changes."""
 
     def all_late(name: str, names: Sequence[str]) -> flights_data.Columns:
-        columns = flights_data.read_package(name, names)
+        columns = some(name, names)
         if "arr_delay" in columns:
             delay = columns["arr_delay"]
             columns["arr_delay"] = np.where(delay == "NA", delay, "99")
         return columns
 
-    made = flights_data.make(all_late)
+    flights, made = flights_data.make(some), flights_data.make(all_late)
+    assert 0 < flights.late.mean() < 1
     assert made.late.all()
     assert made.ids.tobytes() == flights.ids.tobytes()
     assert made.numbers.tobytes() == flights.numbers.tobytes()
@@ -99,14 +114,16 @@ def test_weather_of_one_flight(flights: Flights) -> None:
     assert column(flights, "age")[0] == 2013 - 1999
 
 
-def test_a_cache_is_filled_once_and_read_back(tmp_path: Path, flights: Flights) -> None:
+@pytest.mark.usefixtures("flights")
+def test_a_cache_is_filled_once_and_read_back(tmp_path: Path) -> None:
     """The second load reads the file that the first has written."""
 
     def refuse(name: str, names: Sequence[str]) -> flights_data.Columns:
         raise AssertionError(f"{name} was read although the cache was full")
 
-    first = flights_data.load(tmp_path)
+    first = flights_data.load(tmp_path, some)
     second = flights_data.load(tmp_path, refuse)
     assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
-    assert first.numbers.tobytes() == second.numbers.tobytes() == flights.numbers.tobytes()
-    assert second.dropped == flights.dropped
+    assert first.numbers.tobytes() == second.numbers.tobytes()
+    assert first.ids.tobytes() == second.ids.tobytes()
+    assert first.dropped == second.dropped > 0

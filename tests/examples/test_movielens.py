@@ -47,8 +47,7 @@ def run(way: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(
-    ("way", "ending"),
-    [("embedded", "csv"), ("embedded", "libsvm"), ("async", "csv"), ("sync", "libsvm")],
+    ("way", "ending"), [("embedded", "csv"), ("async", "csv"), ("sync", "libsvm")]
 )
 def test_it_learns(way: str, ending: str, tmp_path: Path) -> None:
     """The error on ratings that it has not seen is under 0.55 of the mean's; the model is saved."""
@@ -56,12 +55,7 @@ def test_it_learns(way: str, ending: str, tmp_path: Path) -> None:
         way,
         tmp_path,
         str(write(tmp_path, ending)),
-        "--epochs",
-        "20",
-        "--batch",
-        "64",
-        "--rate",
-        "0.01",
+        *("--epochs", "6", "--batch", "64", "--rate", "0.02"),
         "--out",
         str(tmp_path / "model"),
     )
