@@ -38,7 +38,7 @@ def check_rule(rule: Rule) -> None:
     - Repeated ids count as their sum; a state that was saved and restored goes on as if it had not been.
     - Its CUDA kernels can be written, and, where numba-cuda finds a device, compiled in float32.
 
-    It compiles about five kernels, in some seconds.
+    It compiles four kernels, in some seconds.
 
     Raises:
         RuleError: A function of the rule cannot become a kernel.
@@ -146,7 +146,7 @@ def _check_states(rule: Rule) -> None:
     one, other, restored = (_Pair(rule) for _ in range(3))
     ids, merged = np.array([5, -3, 5, 9, 5]), np.array([-3, 5, 9])
     for step in range(3):
-        rows, summed = gradients(step, 20).reshape(5, 4), np.zeros((3, 4), np.float32)
+        rows, summed = gradients(step, 25).reshape(5, 5), np.zeros((3, 5), np.float32)
         np.add.at(summed, np.searchsorted(merged, ids), rows)
         one.push(ids, rows)
         other.push(merged, summed)
@@ -165,7 +165,7 @@ class _Pair:
         self.runtime = EmbeddedRuntime()
         start = gradients(1, 30)
         self.dense = self.runtime.create(TableSpec("d", "dense", (30,), rule), start)
-        self.sparse = self.runtime.create(TableSpec("s", "sparse", (4,), rule))
+        self.sparse = self.runtime.create(TableSpec("s", "sparse", (5,), rule))
 
     def push(self, ids: NDArray[np.int64], rows: Floats) -> None:
         """Push these rows, and a gradient for the dense table."""

@@ -75,10 +75,10 @@ def train(runtime: Runtime, rule: Rule) -> list[int]:
     start = np.linspace(-1, 1, 9, dtype=np.float32)
     keys = [
         runtime.create(TableSpec("d", "dense", (9,), rule), start),
-        runtime.create(TableSpec("s", "sparse", (3,), rule, seed=4)),
+        runtime.create(TableSpec("s", "sparse", (5,), rule, seed=4)),
     ]
     for step in range(5):
-        rows = np.full((4, 3), step - 1.5, np.float32)
+        rows = np.full((4, 5), step - 1.5, np.float32)
         ids = np.array([7, -1, 7, step])
         runtime.push(
             [
@@ -112,7 +112,7 @@ def test_servers_give_the_bits_of_one_process(write: Write, tmp_path: Path) -> N
     with LocalFleet(1, 1, rules=["own_rules"], resume=folder) as fleet:
         runtime = fleet.connect(0, "sync")
         runtime.create(TableSpec("d", "dense", (9,), rule), np.zeros(9, np.float32))
-        runtime.create(TableSpec("s", "sparse", (3,), rule, seed=4))
+        runtime.create(TableSpec("s", "sparse", (5,), rule, seed=4))
         assert states(runtime, keys) == wanted
         runtime.close()
     write(SOURCE.replace("SCALE = 1.0", "SCALE = 2.0"))
@@ -135,14 +135,14 @@ def test_a_worker_with_another_definition_is_refused(write: Write) -> None:
         RULES["slowing"] = type(rule)
         runtime = fleet.connect(0, "sync")
         with pytest.raises(RuleError, match="'slowing' is defined differently here"):
-            runtime.create(TableSpec("s", "sparse", (3,), rule))
+            runtime.create(TableSpec("s", "sparse", (5,), rule))
         runtime.close()
     with LocalFleet(1, 1) as fleet:
         runtime = fleet.connect(0, "sync")
         with pytest.raises(
             RuleError, match=r"rule 'slowing' is unknown; .* psfleet-launch --rules"
         ):
-            runtime.create(TableSpec("s", "sparse", (3,), rule))
+            runtime.create(TableSpec("s", "sparse", (5,), rule))
         runtime.close()
 
 
