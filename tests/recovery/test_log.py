@@ -1,4 +1,7 @@
-"""The log of a server: taken again it gives the same server, and damage is never taken for truth."""
+"""The log of a server: taken again it gives the same server, and damage is never taken for truth.
+
+PSFLEET_TORTURE flips all bits of a log; otherwise it is one of each byte.
+"""
 
 import os
 from collections.abc import Callable
@@ -26,6 +29,7 @@ from tests.server.seating import register
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
 SPARSE = TableSpec("s", "sparse", (2,), make_rule("adam", {}), seed=5)
 HEADER = LogHeader(job="j")
+ALL = bool(os.environ.get("PSFLEET_TORTURE"))
 
 
 def kept(path: Path) -> tuple[ServerLog, Shard, Coordinator]:
@@ -195,6 +199,8 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     whole, _ = small(path)
     for bit in range(8 * len(whole)):
+        if not ALL and bit % 8 != bit // 8 % 8:
+            continue
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)

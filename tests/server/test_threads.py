@@ -58,20 +58,25 @@ ELSEWHERE = {
 }
 
 
-def calls(name: str) -> Iterator[tuple[str, ast.Call]]:
-    """Calls of that name in the code of servers and workers, and the file of each."""
+def calls(*names: str) -> Iterator[tuple[str, str, ast.Call]]:
+    """Calls of these names in the code of servers and workers: the file and the name of each."""
     for folder in ("psfleet", "server", "worker"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name:
-                    yield str(path.relative_to(ROOT)), node
+            text = path.read_text()
+            if not any(name in text for name in names):
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func).split(".")[-1]
+                    if name in names:
+                        yield str(path.relative_to(ROOT)), name, node
 
 
 def test_all_threads_are_made_in_one_way() -> None:
     """Servers and workers start threads only in this one way, and each of them is tested here."""
-    plain = {file for name in ("Thread", "Timer", "start_new_thread") for file, _ in calls(name)}
+    plain = {file for file, _, _ in calls("Thread", "Timer", "start_new_thread")}
     assert plain <= ELSEWHERE
-    names = {ast.unparse(call.args[1]) for _, call in calls("ServiceThread")}
+    names = {ast.unparse(call.args[1]) for _, _, call in calls("ServiceThread")}
     numbered = "f'server {index}'"
     plain_names = {*THREADS, ON_MACHINES} - {"server 1"}
     assert names == {*map(repr, plain_names), numbered}
