@@ -22,7 +22,8 @@ def arrays(name: str) -> dict[str, NDArray[Any]]:
 def hyper(name: str) -> dict[str, Any]:
     """The hyperparameters of one recording."""
     index = json.loads((_folder(name) / "index.json").read_text())
-    values: dict[str, Any] = index[name]["hyper"]
+    found = index.get(name) or index[name.rpartition("_")[0]]  # of both shapes
+    values: dict[str, Any] = found["hyper"]
     return values
 
 

@@ -79,11 +79,8 @@ def test_number_of_servers_does_not_change_bits(train: Train, name: str) -> None
 
 
 def test_products_in_bfloat16(train: Train) -> None:
-    """The loss of the first step is that of rounded products; 4 servers end with the bits of 1."""
-    one, four = train("bfloat16", 1, 2), train("bfloat16", 4, 2)
-    assert one["losses"][0] != train("plain", 1, 2)["losses"][0]
-    for key, value in one.items():
-        assert key == "bytes" or value.tobytes() == four[key].tobytes(), key
+    """The loss of the first step is that of rounded products."""
+    assert train("bfloat16", 1, 2)["losses"][0] != train("plain", 1, 2)["losses"][0]
 
 
 def test_bytes(train: Train) -> None:
