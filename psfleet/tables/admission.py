@@ -31,7 +31,7 @@ class AdmissionFilter:
     Args:
         spec: Of the table.
         index: Of its rows.
-        census: Removes those that have to go.
+        scan: Removes those that have to go.
         room: Memory for more.
         waiting: The ids that wait for a row, if the entry lets them.
         ranking: In which rows go.
@@ -41,14 +41,14 @@ class AdmissionFilter:
         self,
         spec: TableSpec,
         index: RowMemory,
-        census: RowScan,
+        scan: RowScan,
         room: MemoryAccount,
         waiting: CandidateIds | None,
         ranking: EvictionRanking,
     ) -> None:
         self._ranking = ranking
         self._index = index
-        self._census = census
+        self._scan = scan
         self._room = room
         self._waiting = waiting
         self._chance = part_of(spec.entry, ProbabilityEntry)
@@ -100,7 +100,7 @@ class AdmissionFilter:
         leaving = expiry.leaving(len(self._index), wanted, most)
         if self._room.evicts and leaving:
             gone = self._ranking.first(step, leaving, least=1)
-            self._census.drop(gone, step, EvictionCause.CAPACITY)
+            self._scan.drop(gone, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
         """Which ids have a row after the next update, if that names them."""

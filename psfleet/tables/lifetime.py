@@ -21,7 +21,7 @@ class RowLifetime:
     Args:
         spec: Of the table.
         index: Of its rows.
-        census: Removes those that have to go.
+        scan: Removes those that have to go.
         waiting: The ids that wait for a row, which go too.
         scores: Where within a stored row its scores begin.
         ranking: In which rows go when the table is full.
@@ -31,14 +31,14 @@ class RowLifetime:
         self,
         spec: TableSpec,
         index: RowMemory,
-        census: RowScan,
+        scan: RowScan,
         waiting: CandidateIds | None,
         scores: int,
         ranking: EvictionRanking,
     ) -> None:
         self._ranking = ranking
         self._index = index
-        self._census = census
+        self._scan = scan
         self._waiting = waiting
         self._ttl = part_of(spec.entry, TTLEntry)
         self._worth = part_of(spec.entry, ShowClickEntry)
@@ -72,7 +72,7 @@ class RowLifetime:
             unseen = self._worth.delete_after_unseen if unseen is None else unseen
         elif isinstance(self._ranking, ScoreRanking) and threshold is not None:
             below = self._ranking.below(threshold, step)
-            gone = self._census.drop(below, step, EvictionCause.SHRUNK)
+            gone = self._scan.drop(below, step, EvictionCause.SHRUNK)
         elif unseen is None and threshold is not None:
             unseen = int(threshold)
         if unseen is not None and 0 < unseen <= len(self._shrinks):
@@ -97,21 +97,21 @@ class RowLifetime:
         """Set it to what it was; `step`: what the table's is until now."""
         if clock.step != step:
             self._restamp(step, clock.step)
-            self._census.restamped()
+            self._scan.restamped()
         self._shrinks, self._ticks = clock.shrinks, clock.ticks
 
     def _decay(self, worth: ShowClickEntry, threshold: float | None, step: int) -> int:
         least = worth.delete_threshold if threshold is None else threshold
         factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
         gone = self._index.decay(self._scores, factors, least)
-        return self._census.drop(gone, step, EvictionCause.SHRUNK)
+        return self._scan.drop(gone, step, EvictionCause.SHRUNK)
 
     def _sweep(self, segments: tuple[int, int], step: int, least: int, cause: EvictionCause) -> int:
         """Forget rows and waiting ids of these segments that are at least so many steps old."""
         if self._waiting is not None:
             waiting = self._waiting.index
             waiting.remove(waiting.aged(step, least, segments)[0])
-        return self._census.drop(self._index.aged(step, least, segments)[0], step, cause)
+        return self._scan.drop(self._index.aged(step, least, segments)[0], step, cause)
 
     def _restamp(self, old: int, new: int) -> None:
         self._index.restamp(old, new)

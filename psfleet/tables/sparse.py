@@ -99,10 +99,10 @@ class SparseTable:
         asked = part_of(spec.entry, EvictionStreamEntry)
         stream = None if asked is None else EvictionStream(spec.name, -(-asked.keep // servers))
         self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
-        self._census = census = RowScan(index, spec.every_row, stream)
+        self._scan = scan = RowScan(index, spec.every_row, stream)
         self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget, limits.pushed)
-        self._admission = AdmissionFilter(spec, index, census, self._room, waiting, ranking)
-        self._lifetime = RowLifetime(spec, index, census, waiting, packed.scores, ranking)
+        self._admission = AdmissionFilter(spec, index, scan, self._room, waiting, ranking)
+        self._lifetime = RowLifetime(spec, index, scan, waiting, packed.scores, ranking)
         self._counts = spec.counts_frequency
         self._lock = threading.Lock()
 
@@ -128,12 +128,12 @@ class SparseTable:
     @property
     def dropped(self) -> int:
         """Rows that were evicted, shrunk or removed so far, for displays."""
-        return self._census.dropped
+        return self._scan.dropped
 
     @property
     def admitted(self) -> int:
         """Rows that pushes have added so far, for displays."""
-        return len(self._index) + self._census.dropped - self.traffic.restored
+        return len(self._index) + self._scan.dropped - self.traffic.restored
 
     @property
     def waiting(self) -> int:
@@ -268,13 +268,13 @@ class SparseTable:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
             slots, _ = self._index.locate(ids)
-            return self._census.drop(np.unique(ids[slots != 0]), self.step, cause)
+            return self._scan.drop(np.unique(ids[slots != 0]), self.step, cause)
 
     def evict(self, count: int) -> int:
         """Remove the `count` rows that go first; returns how many went."""
         with self._lock:
             first = self._ranking.first(self.step, count, 0)
-            return self._census.drop(first, self.step, EvictionCause.CAPACITY)
+            return self._scan.drop(first, self.step, EvictionCause.CAPACITY)
 
     def evicted(self, position: int, limit: int) -> EvictedIds:
         """Up to `limit` of the evictions from a position on.
@@ -324,7 +324,7 @@ class SparseTable:
     def ids(self) -> Ids:
         """Of every row, ascending: int64 [n]."""
         with self._lock:
-            return self._census.ascending().copy()
+            return self._scan.ascending().copy()
 
     def rows(self, ids: Ids) -> RowData:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
@@ -355,7 +355,7 @@ class SparseTable:
                 self._admission.make_places(len(ids), later, index.max_rows)
             slots = index.place(ids, touched)
             index.scatter(slots, packed)
-            self._census.wrote(ids)
+            self._scan.wrote(ids)
             self.traffic.restored += len(new)
             self._room.account()
 
@@ -390,13 +390,13 @@ class SparseTable:
     def page(self, offset: int, limit: int) -> RowData:
         """Some of `rows`, in ascending order of id."""
         with self._lock:
-            ids = self._census.ascending()[offset : offset + limit].copy()
+            ids = self._scan.ascending()[offset : offset + limit].copy()
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
         """A page of ids and `RowData.values`, in ascending order of id."""
         with self._lock:
-            ids = self._census.ascending()[offset : offset + limit].copy()
+            ids = self._scan.ascending()[offset : offset + limit].copy()
             rows = self._index.gather(self._index.locate(ids)[0])
         return ids, self._packed.values(rows)
 
@@ -432,7 +432,7 @@ class SparseTable:
     def mark(self) -> HistoryPoint:
         """A point to which `changed_since` looks back; until its release, removed ids are kept."""
         with self._lock:
-            return self._census.mark(self.step)
+            return self._scan.mark(self.step)
 
     def changed_since(self, mark: HistoryPoint) -> TableChanges:
         """Which rows are new or may differ since the mark, and which are there no more.
@@ -441,9 +441,9 @@ class SparseTable:
         trains. Candidates and the clock are not part of it: they are small, and written whole.
         """
         with self._lock:
-            return self._census.changed_since(mark, self.step)
+            return self._scan.changed_since(mark, self.step)
 
     def release(self, mark: HistoryPoint) -> None:
         """Nobody will ask for changes since this mark again."""
         with self._lock:
-            self._census.release(mark)
+            self._scan.release(mark)

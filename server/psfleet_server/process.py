@@ -32,10 +32,10 @@ from psfleet_server.coordinator.mode_requests import ModeRequestFile
 from psfleet_server.durability.journal import Journal, open_log
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import go_on_from
-from psfleet_server.engine.clock import Ticker
 from psfleet_server.engine.memory_budget import table_limit
 from psfleet_server.engine.server_heartbeat import ServerHeartbeat
 from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.engine.ticker import Ticker
 from psfleet_server.engine.view_changes import ViewInstaller
 from psfleet_server.liveness import LivenessPipe
 from psfleet_server.observability.server_metrics import ServerMetrics
