@@ -10,7 +10,7 @@ from psfleet.platform.interrupts import deferred
 from psfleet.schema.table import TableSpec
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.request import ServerRequest, Values
-from psfleet_worker.sharding.pull_routing import DenseRead, SparseRead
+from psfleet_worker.sharding.pull_splitting import DenseRead, SparseRead
 
 __all__ = ["FleetPull"]
 

@@ -30,8 +30,8 @@ from psfleet_worker.session.instructions import (
     SendPull,
     SendPush,
 )
-from psfleet_worker.sharding.pull_routing import DenseRead, RoutingPlans, SparseRead, deal_read
-from psfleet_worker.sharding.push_routing import add_gradients
+from psfleet_worker.sharding.pull_splitting import DenseRead, RoutingPlans, SparseRead, deal_read
+from psfleet_worker.sharding.push_splitting import add_gradients
 from psfleet_worker.stream.pulls import FleetPull
 from psfleet_worker.stream.pushes import FleetPush, PushQueue
 

@@ -16,7 +16,7 @@ from psfleet.wire import segments
 from psfleet.wire.compression import CompressedValues, GradientCompressor
 from psfleet.wire.v1.frame_pb2 import Content, Segment
 from psfleet_worker.connection.request import ServerRequest
-from psfleet_worker.sharding.pull_routing import RoutingPlans
+from psfleet_worker.sharding.pull_splitting import RoutingPlans
 
 __all__ = ["add_gradients"]
 
