@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 from psfleet.settings.declaration import Setting, settings_of  # noqa: E402
-from psfleet.settings.groups import (  # noqa: E402
+from psfleet.settings.declared_settings import (  # noqa: E402
     FaultSettings,
     FleetSettings,
     JobSettings,

@@ -16,7 +16,7 @@ from pathlib import Path
 from psfleet.errors import FrameError
 from psfleet.formats.document import Format, exact, reading
 from psfleet.settings.declaration import from_variable
-from psfleet.settings.groups import FaultSettings
+from psfleet.settings.declared_settings import FaultSettings
 
 __all__ = ["HELD", "AuditFile", "AuditedPushes", "ChaosSettings", "DiskFullFault", "read_pushed"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.settings.declaration import from_variable
-from psfleet.settings.groups import FaultSettings
+from psfleet.settings.declared_settings import FaultSettings
 
 __all__ = ["CrashFaults", "DeathFault", "MessageFaults", "SimulatedDeath", "ThreadFault"]
 

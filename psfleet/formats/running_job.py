@@ -5,8 +5,8 @@ from pathlib import Path
 from psfleet.errors import ConfigError
 from psfleet.formats.document import Format
 from psfleet.settings.declaration import from_variables, to_variables
+from psfleet.settings.declared_settings import FleetSettings, JobSettings, ProcessSettings
 from psfleet.settings.environment import Environment
-from psfleet.settings.groups import FleetSettings, JobSettings, ProcessSettings
 
 __all__ = ["SERVERS", "read_running_job", "write_running_job"]
 

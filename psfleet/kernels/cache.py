@@ -28,7 +28,7 @@ import numba
 import numpy as np
 
 from psfleet.settings.declaration import from_variable
-from psfleet.settings.groups import UserSettings
+from psfleet.settings.declared_settings import UserSettings
 
 __all__ = ["cache_folder", "forget_compiled", "load_text", "short_rows"]
 

@@ -1,8 +1,8 @@
 """The one place that reads psfleet's variables: which role this process has in which fleet.
 
-The variables are declared in psfleet/settings/groups.py and listed in docs/settings.md. Names of the
-reference framework are accepted as synonyms; where both are set, PSFLEET_* wins. A launched job gets
-them from the launcher, which passes on only the UserSettings of its own environment.
+The variables are declared in psfleet/settings/declared_settings.py and listed in docs/settings.md. Names
+of the reference framework are accepted as synonyms; where both are set, PSFLEET_* wins. A launched job
+gets them from the launcher, which passes on only the UserSettings of its own environment.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, from_variable, from_variables
-from psfleet.settings.groups import (
+from psfleet.settings.declared_settings import (
     FleetSettings,
     JobSettings,
     ProcessSettings,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import ConfigError
 from psfleet.schema.table import Device, TableSpec
-from psfleet.settings.groups import JobSettings
+from psfleet.settings.declared_settings import JobSettings
 from psfleet.tables.cuda_memory import CudaMemory
 from psfleet.tables.host_memory import HostMemory
 from psfleet.tables.memory_kind import MemoryKind

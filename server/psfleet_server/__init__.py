@@ -3,7 +3,7 @@
 import os
 
 from psfleet.settings.declaration import from_variable
-from psfleet.settings.groups import ProcessSettings
+from psfleet.settings.declared_settings import ProcessSettings
 from psfleet.wire import grpc_process
 
 # Who is turned away because of a certificate learns it from gRPC alone, and so does the log: it is

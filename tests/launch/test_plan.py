@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from psfleet.settings.declaration import settings_of
+from psfleet.settings.declared_settings import UserSettings
 from psfleet.settings.environment import Environment
-from psfleet.settings.groups import UserSettings
 from psfleet_launch.job.job_plan import (
     Job,
     Member,

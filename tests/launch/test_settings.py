@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from psfleet.settings.declaration import settings_of, to_variables
+from psfleet.settings.declared_settings import (
+    FleetSettings,
+    JobSettings,
+    ProcessSettings,
+    StageSettings,
+)
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.settings.groups import FleetSettings, JobSettings, ProcessSettings, StageSettings
 from psfleet.settings.limits import ServerLimits
 from psfleet_launch.commands.launch_command import main
 from psfleet_launch.job.job_request import JobRequest, Launch

@@ -14,7 +14,7 @@ from psfleet.runtime.evicted_ids import EvictionCause
 from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.schema.table import TableSpec
 from psfleet.settings.declaration import from_variable
-from psfleet.settings.groups import JobSettings
+from psfleet.settings.declared_settings import JobSettings
 from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Pull, Push, SendOutcome
 from psfleet.shard.shard import Shard

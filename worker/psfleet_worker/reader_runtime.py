@@ -28,7 +28,7 @@ from psfleet_worker.connection.request import ServerRequest, SpecOf, Values
 from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.connection.server_stats import figures_of
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.sharding.pull_routing import RoutingPlans, deal_read
+from psfleet_worker.sharding.pull_splitting import RoutingPlans, deal_read
 from psfleet_worker.sharding.table_reader import TableReader
 from psfleet_worker.stream.pulls import FleetPull
 

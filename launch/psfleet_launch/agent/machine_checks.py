@@ -14,7 +14,7 @@ from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import from_variable
-from psfleet.settings.groups import JobSettings, UserSettings
+from psfleet.settings.declared_settings import JobSettings, UserSettings
 from psfleet.tables.budget import tables_share
 from psfleet_launch.agent.machine import describe_gpus, gpu_drivers, gpu_memory
 from psfleet_launch.engines.launch_engine import Engine

@@ -15,14 +15,14 @@ from typing import Literal
 
 from psfleet.formats.relocations import MOVED
 from psfleet.settings.declaration import settings_of, to_variables
-from psfleet.settings.environment import Environment
-from psfleet.settings.groups import (
+from psfleet.settings.declared_settings import (
     FleetSettings,
     JobSettings,
     NumberSettings,
     ProcessSettings,
     StageSettings,
 )
+from psfleet.settings.environment import Environment
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.job.resources import Resources

@@ -11,7 +11,7 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
-from psfleet.settings.groups import JobSettings, NumberSettings
+from psfleet.settings.declared_settings import JobSettings, NumberSettings
 from psfleet.settings.kinds import SECONDS
 from psfleet_launch.job.engine_settings import EngineSettings
 from psfleet_launch.job.resources import Resources, RoleSettings

@@ -11,7 +11,7 @@ from typing import Any
 from psfleet.errors import ConfigError
 from psfleet.formats.document import Format, exact
 from psfleet.settings.declaration import settings_of
-from psfleet.settings.groups import UserSettings
+from psfleet.settings.declared_settings import UserSettings
 from psfleet.wire.credentials import FILES
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.job.job_plan import Job, Member

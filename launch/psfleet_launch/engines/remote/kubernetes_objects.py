@@ -11,8 +11,13 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of, to_variables
+from psfleet.settings.declared_settings import (
+    FleetSettings,
+    JobSettings,
+    NumberSettings,
+    ProcessSettings,
+)
 from psfleet.settings.environment import Environment
-from psfleet.settings.groups import FleetSettings, JobSettings, NumberSettings, ProcessSettings
 from psfleet_launch.job.exit_codes import USAGE_EXIT
 from psfleet_launch.job.job_plan import Member, Role, strategy_variables, thread_variables
 from psfleet_launch.job.job_request import JobRequest, Launch
