@@ -3,13 +3,14 @@
 import ast
 import collections
 import statistics
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[1]
 HOMES = {"psfleet": ROOT / "psfleet"} | {
@@ -168,9 +169,7 @@ def test_packages_are_typed(package: str) -> None:
 def test_importing_the_library_loads_nothing_heavy() -> None:
     """`import psfleet` costs nothing: neither numba nor gRPC nor NumPy is loaded."""
     program = "import sys, psfleet; print(*({'numba', 'grpc', 'numpy'} & set(sys.modules)))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
+    loaded = ended([sys.executable, "-c", program], check=True, cwd=ROOT).stdout.strip()
     assert not loaded
 
 
@@ -181,9 +180,7 @@ def test_a_server_loads_neither_graph_nor_optimizers() -> None:
         "print(*(m for m in sys.modules if m.startswith(('psfleet.program', "
         "'psfleet.optimizer', 'psfleet.fleet', 'psfleet_launch', 'psfleet_worker'))))"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
+    loaded = ended([sys.executable, "-c", program], check=True, cwd=ROOT).stdout.strip()
     assert not loaded
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ended
+
 __all__ = ["NAMES", "NETWORK", "Lab", "has", "laboratory", "run"]
 
 NETWORK = "198.18.7"  # for benchmarks of networks (RFC 2544), and seen by these namespaces only
@@ -75,7 +77,7 @@ class Lab:
 
 def run(*command: str) -> None:
     """Run a command, which must not fail."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ended(command)
     assert done.returncode == 0, (command, done.stderr)
 
 

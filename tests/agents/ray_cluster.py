@@ -14,6 +14,7 @@ import pytest
 
 from psfleet_launch.job import guard
 from tests.agents.machines import NETWORK, Lab, has, laboratory
+from tests.programs import ended
 from tests.waiting import until
 
 __all__ = ["RAY_HEAD", "RAY_NODES", "RAY_VARIABLES", "ray_cluster"]
@@ -76,13 +77,7 @@ def _living(lab: Lab) -> int:
         f"known = GcsClient(address={RAY_HEAD!r}).get_all_node_info().values()\n"
         "print(sum(node.state == 0 for node in known))\n"
     )
-    done = subprocess.run(
-        [*lab.inside, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | RAY_VARIABLES,
-    )
+    done = ended([*lab.inside, sys.executable, "-c", code], env=os.environ | RAY_VARIABLES)
     said = done.stdout.strip()
     return int(said) if said.isdigit() else 0
 

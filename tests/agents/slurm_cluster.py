@@ -11,6 +11,7 @@ import pytest
 
 from psfleet_launch.job import guard
 from tests.agents.machines import NAMES, NETWORK, Lab, has, laboratory
+from tests.programs import ended
 from tests.waiting import until
 
 __all__ = ["ask", "cancel_all", "slurm_cluster", "slurm_variables"]
@@ -110,13 +111,7 @@ def _start(
 
 def ask(lab: Lab, *command: str) -> str:
     """What a program of Slurm answers; nothing if it fails."""
-    done = subprocess.run(
-        [*lab.inside, *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | slurm_variables(lab),
-    )
+    done = ended([*lab.inside, *command], env=os.environ | slurm_variables(lab))
     return done.stdout.strip()
 
 

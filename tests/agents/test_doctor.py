@@ -17,6 +17,7 @@ from psfleet_launch.engines.launch_engine import load_engine
 from tests.agents.conftest import PSFLEET
 from tests.agents.machines import NETWORK, Lab, has, laboratory
 from tests.launch.conftest import _environment
+from tests.programs import ended
 
 PEERS = (f"{NETWORK}.2", f"{NETWORK}.3")
 KERNEL = {
@@ -123,9 +124,7 @@ def test_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_this_machine() -> None:
     """The command looks at everything, and a machine that runs these tests is fit."""
-    done = subprocess.run(
-        [*PSFLEET, "doctor"], capture_output=True, text=True, check=False, env=_environment()
-    )
+    done = ended([*PSFLEET, "doctor"], env=_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     names = [line[:14].strip() for line in done.stdout.splitlines() if line[0] != " "]
     assert names == [

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from psfleet.wire.certificates import make_credentials
 from psfleet_launch.engines.remote.agent_messages import invitation
 from tests.agents.conftest import PSFLEET, TRAINER, TWO, Site
+from tests.programs import ended
 
 JOIN = ("--engine", "join", "--agents", "2", "--listen", "127.0.0.1")
 
@@ -196,7 +196,7 @@ def test_a_launcher_that_is_not_there(tmp_path: Path) -> None:
         bound.bind(("127.0.0.1", 0))  # nobody listens
         endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
         command = [*PSFLEET, "agent", "--join", endpoint, "--credentials", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = ended(command)
     assert done.returncode == 2
     assert (
         f"psfleet: the launcher at {endpoint} cannot be reached; check the address" in done.stderr

@@ -18,6 +18,7 @@ from tests.agents.machines import Lab
 from tests.agents.slurm_cluster import ask
 from tests.agents.test_engines import LONG
 from tests.launch.conftest import ROOT, Launcher, _environment
+from tests.programs import ended
 
 RESUMING = str(ROOT / "tests" / "launch" / "resuming.py")
 SLOW_AT_FIRST = f"""\
@@ -144,7 +145,7 @@ def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     assert "#SBATCH --signal=B:USR1@120\n" in text
     assert text.index("--cpus-per-task=3\n") < text.index("--mem=1792M") < text.index("--mem=1G")
     printed = text.replace("exec ", "printf '%s\\n' ")
-    done = subprocess.run(["sh", "-c", printed], capture_output=True, text=True, check=True)
+    done = ended(["sh", "-c", printed], check=True)
     assert done.stdout.splitlines()[-4:] == ["--config", "my job.toml", "train.py", "it's"]
 
 

@@ -3,12 +3,13 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import ended
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "dgc.py"
 
@@ -16,7 +17,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "dgc.py"
 def rows(folder: Path, *options: str) -> list[dict[str, Any]]:
     """The lines of the report: without DGC and with it."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run(
+    done = ended(
         [
             sys.executable,
             str(SCRIPT),
@@ -27,10 +28,7 @@ def rows(folder: Path, *options: str) -> list[dict[str, Any]]:
             str(folder / "figures.json"),
         ],
         env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads((folder / "figures.json").read_text())["rows"]

@@ -4,13 +4,14 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = ["--runs", "1", "--no-peers"]
@@ -19,7 +20,7 @@ COMMON = ["--runs", "1", "--no-peers"]
 def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
     """What the script writes as JSON; it must also print a table."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run(
+    done = ended(
         [
             sys.executable,
             str(ROOT / "benchmarks" / script),
@@ -29,10 +30,7 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
             str(folder / "figures.json"),
         ],
         env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
         timeout=570,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     figures: dict[str, Any] = json.loads((folder / "figures.json").read_text())
@@ -146,9 +144,7 @@ def lines_of(script: str, *options: str) -> list[str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
     environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=170, check=True
-    ).stdout.splitlines()
+    return ended(command, env=environment, timeout=170, check=True).stdout.splitlines()
 
 
 def test_memory() -> None:
@@ -234,12 +230,9 @@ def test_run_all_passes_flags_that_every_script_knows(run_all: ModuleType) -> No
     """Each script's help names each flag that `make bench` may pass to it."""
     for name in run_all.SCRIPTS:
         script = str(ROOT / "benchmarks" / f"{name}.py")
-        done = subprocess.run(
+        done = ended(
             [sys.executable, script, "--help"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-            capture_output=True,
-            text=True,
-            timeout=60,
             check=True,
         )
         missing = [flag for flag in (*run_all.FLAGS, "--json") if flag not in done.stdout]

@@ -6,7 +6,6 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import ended
 
 SCRIPTS = Path(__file__).with_name("scripts")
 pytestmark = pytest.mark.timeout(300)  # two jobs, whose servers come back again and again
@@ -26,13 +27,7 @@ def chaos(
     """Exit code, the report and the messages of a job of two servers and two workers."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--chaos", str(seed), "--no-progress", "--job", "job", "--log-dir", str(folder)]
-    done = subprocess.run(
-        [*command, *options, str(SCRIPTS / script[0]), *script[1:]],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = ended([*command, *options, str(SCRIPTS / script[0]), *script[1:]], timeout=280)
     report = json.loads((folder / "job" / "chaos.json").read_text())
     return done.returncode, report, done.stderr
 

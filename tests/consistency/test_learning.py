@@ -1,6 +1,5 @@
 """Every mode learns, on two servers with two workers."""
 
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from psfleet.strategy import ConsistencySettings
 from psfleet.testing.click_model import ClicksWorkload
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
+from tests.programs import ended
 
 MODES = [
     ConsistencySettings("sync"),
@@ -60,13 +60,7 @@ def test_a_script_goes_through_every_mode(tmp_path: Path) -> None:
     all others, and learns in each; with gradients of two steps merged."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--mode", "ssp", "--staleness", "1", "--log-dir", str(tmp_path), "--no-progress"]
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(tmp_path / "losses.npy")],
-        text=True,
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
+    done = ended([*command, str(SCRIPT), str(tmp_path / "losses.npy")], timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = np.load(tmp_path / "losses.npy")
     assert losses.shape == (6,)

@@ -3,11 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "install.md").read_text()
 
@@ -46,12 +47,9 @@ def completed(shell: str, *words: str) -> set[str]:
     )
     begin = "autoload -Uz compinit; compinit -D -u;" if shell == "zsh" else ""
     programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    done = subprocess.run(
+    done = ended(
         [*START[shell], f"{begin}\n{documented(shell, command)}\n{tab}"],
         env={**os.environ, "PATH": programs},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     # zsh and fish show the help behind the word.

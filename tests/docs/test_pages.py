@@ -4,11 +4,12 @@ import ast
 import os
 import pkgutil
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -24,14 +25,8 @@ def run(program: str, folder: Path, *launch: str) -> str:
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch"))
     (folder / "train.py").write_text(program)
     words = ["-m", "psfleet_launch", *launch] if launch else []
-    done = subprocess.run(
-        [sys.executable, *words, "train.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
+    done = ended(
+        [sys.executable, *words, "train.py"], cwd=folder, env={**os.environ, "PYTHONPATH": paths}
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -91,14 +86,8 @@ def test_rules(tmp_path: Path) -> None:
     embedded = run(script, tmp_path)
     launch = ["-m", "psfleet_launch", "--servers", "2", "--no-progress", "--rules", "my_rules"]
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch"))
-    job = subprocess.run(
-        [sys.executable, *launch, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
+    job = ended(
+        [sys.executable, *launch, "train.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}
     )
     assert job.returncode == 0, job.stderr
     assert embedded.strip() in job.stdout

@@ -1,7 +1,6 @@
 """The examples, run as a person runs them: embedded and on a cluster."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import numpy as np
 import pytest
 from flights_data import Flights
 from flights_report import calibration
+
+from tests.programs import ended
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
@@ -18,14 +19,7 @@ WAYS = {"embedded": [sys.executable], "async": [*LAUNCH, "--async"], "sync": [*L
 def run(way: str, script: str, folder: Path, *arguments: str) -> str:
     """What the example prints."""
     logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
-    done = subprocess.run(
-        [*WAYS[way], *logs, str(EXAMPLES / script), *arguments],
-        text=True,
-        capture_output=True,
-        cwd=folder,
-        timeout=150,
-        check=False,
-    )
+    done = ended([*WAYS[way], *logs, str(EXAMPLES / script), *arguments], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -71,14 +65,7 @@ def test_numpy_client_is_short() -> None:
 
 def test_flights_says_no_to_a_month_it_must_not_train_on(tmp_path: Path) -> None:
     """November cannot be trained on by mistake."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "flights.py"), "--train-to", "11"],
-        text=True,
-        capture_output=True,
-        cwd=tmp_path,
-        timeout=60,
-        check=False,
-    )
+    done = ended([sys.executable, str(EXAMPLES / "flights.py"), "--train-to", "11"], cwd=tmp_path)
     assert done.returncode == 2
     assert "invalid choice: 11" in done.stderr
 

@@ -1,7 +1,6 @@
 """The Frappe example on a small made-up log in the benchmark's format."""
 
 import re
-import subprocess
 import sys
 import zipfile
 from collections import Counter
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import compare, read_specs
 from psfleet.errors import UsageError
 from psfleet.schema.table import OWN
+from tests.programs import ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "frappe.py"
 USERS, ITEMS = 6, 30
@@ -95,14 +95,7 @@ def run(folder: Path, place: Path, job: list[str], *arguments: str) -> None:
     place.mkdir(exist_ok=True)
     launch = ["-m", "psfleet_launch", "--no-progress", "--log-dir", str(place / "logs"), *job]
     options = ["--data", str(folder), "--any-data", "--epochs", "2", "--out", str(place / "model")]
-    done = subprocess.run(
-        [sys.executable, *launch, str(EXAMPLE), *options, *arguments],
-        text=True,
-        cwd=place,
-        capture_output=True,
-        timeout=150,
-        check=False,
-    )
+    done = ended([sys.executable, *launch, str(EXAMPLE), *options, *arguments], cwd=place)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"(\w+) AUC ([\d.]+)   log loss ([\d.]+)", done.stdout)
     assert [name for name, _, _ in found] == ["validation", "test"], done.stdout

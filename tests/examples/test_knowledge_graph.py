@@ -1,7 +1,6 @@
 """The knowledge graph example on a small made-up graph in the format of OpenKE."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from psfleet.checkpoint import compare
 from psfleet.errors import UsageError
 from psfleet.schema.table import OWN
+from tests.programs import ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "knowledge_graph.py"
 ENTITIES, RELATIONS = 40, 3
@@ -95,16 +95,12 @@ def run(folder: Path, place: Path, servers: str, *arguments: str) -> str:
     place.mkdir()
     launch = ["-m", "psfleet_launch", "--no-progress", "--log-dir", str(place / "logs"), "--sync"]
     options = ["--data", str(folder), "--any-data", "--epochs", "3", "--dim", "8", "--batch", "60"]
-    done = subprocess.run(
+    done = ended(
         [
             *(sys.executable, *launch, "--servers", servers, "--workers", "2", str(EXAMPLE)),
             *(*options, "--out", str(place / "model"), *arguments),
         ],
-        text=True,
         cwd=place,
-        capture_output=True,
-        timeout=150,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"(\w+ MRR [\d.]+   Hits@10 [\d.]+)", done.stdout)

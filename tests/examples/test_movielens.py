@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.programs import ended
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "movielens.py"
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
 WAYS = {"embedded": [sys.executable], "async": [*LAUNCH, "--async"], "sync": [*LAUNCH, "--sync"]}
@@ -36,14 +38,7 @@ def write(folder: Path, ending: str) -> Path:
 
 def run(way: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
-    return subprocess.run(
-        [*WAYS[way], *logs, str(EXAMPLE), *arguments],
-        text=True,
-        cwd=folder,
-        capture_output=True,
-        timeout=150,
-        check=False,
-    )
+    return ended([*WAYS[way], *logs, str(EXAMPLE), *arguments], cwd=folder)
 
 
 @pytest.mark.parametrize(

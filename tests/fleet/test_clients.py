@@ -1,6 +1,5 @@
 """Clients of psfleet.connect(): one seat with the fleet of their process, saved and loaded with it."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from psfleet.runtime import interface as runtimes
 from psfleet.settings.environment import read_environment
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
+from tests.programs import ended
 
 SCRIPT = Path(__file__).parent / "scripts" / "clients.py"
 IDS, GRADS = np.arange(3), np.ones((3, 2), np.float32)
@@ -41,13 +41,7 @@ def run(tmp_path: Path, what: str, *options: str) -> Values:
     launch = [sys.executable, "-m", "psfleet_launch", *options, "--no-progress"]
     command = [*launch, "--log-dir", str(tmp_path / "logs")] if options else [sys.executable]
     out, folder = tmp_path / "out.npz", tmp_path / "model"
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(out), str(folder), what],
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+    done = ended([*command, str(SCRIPT), str(out), str(folder), what])
     assert done.returncode == 0, done.stdout + done.stderr
     with np.load(out) as arrays:
         return dict(arrays)

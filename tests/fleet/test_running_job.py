@@ -28,6 +28,7 @@ from psfleet.features import Feature, FeatureSet, Table
 from psfleet.optimizer import SGD, Adam
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
+from tests.programs import ended
 from tests.waiting import until
 
 IDS, MISSING = np.arange(-20, 20), np.array([1000, 1001])
@@ -213,7 +214,7 @@ def test_a_script_that_does_not_close() -> None:
     with LocalFleet(1, 1) as fleet, Client(fleet.connect(0, "async")) as ps:
         ps.sparse_table("users", 3, SGD(0.1)).push(IDS, np.ones((40, 3))).wait()
         command = [sys.executable, "-c", script, job(fleet), "users"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = ended(command)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("read") == 3
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import subprocess
 import sys
 import typing
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 
 from psfleet.settings.declaration import settings_of
 from psfleet.strategy import Settings
+from tests.programs import ended
 
 SCRIPT = Path(__file__).parent / "scripts" / "strategies.py"
 STRATEGIES = {
@@ -58,7 +58,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
                 str(SCRIPT),
                 str(folder / "out.npz"),
             ]
-            done = subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
+            done = ended(command)
             assert done.returncode == 0, done.stdout + done.stderr
             with np.load(folder / "out.npz") as arrays:
                 known[name, servers, workers] = dict(arrays)

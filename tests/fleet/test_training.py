@@ -1,6 +1,5 @@
 """One trainer script, run in every way there is, ends with the same bits."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from tests.programs import ended
 
 SCRIPT = Path(__file__).parent / "scripts" / "trainer.py"
 LAUNCH = [sys.executable, "-m", "psfleet_launch"]
@@ -29,13 +30,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
                 if not options
                 else [*LAUNCH, *options, "--log-dir", str(folder), "--no-progress"]
             )
-            done = subprocess.run(
-                [*command, str(SCRIPT), str(folder / "out.npz")],
-                text=True,
-                capture_output=True,
-                timeout=120,
-                check=False,
-            )
+            done = ended([*command, str(SCRIPT), str(folder / "out.npz")])
             assert done.returncode == 0, done.stdout + done.stderr
             with np.load(folder / "out.npz") as arrays:
                 known[options] = dict(arrays)

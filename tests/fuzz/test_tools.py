@@ -1,6 +1,5 @@
 """`psfleet ckpt` and `psfleet log` as a user starts them, on what is not there, not theirs, or broken."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from psfleet_launch.commands.psfleet_cli import main
 from psfleet_server.durability import inspect_log
 from tests.fuzz.chains import LOG, TIP, a_log, some_snapshots
 from tests.fuzz.files import of_folder
+from tests.programs import ended
 
 NOWHERE = ["", "none", "/", ".", "no\0name", "x" * 300, f"{TIP}/{MANIFEST}", "folders/0"]
 CKPT: list[list[str]] = [
@@ -120,13 +120,7 @@ def test_tables_of_names_that_are_one_file_name(
 
 def started(words: Sequence[str]) -> tuple[int, str]:
     """Exit code and messages of the command in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ended([sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *words])
     return done.returncode, done.stdout + done.stderr
 
 

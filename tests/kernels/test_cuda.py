@@ -9,6 +9,8 @@ from shutil import which
 
 import pytest
 
+from tests.programs import ended
+
 ROOT = Path(__file__).parents[2]
 # Each takes some seconds of processor time, in many short turns or in large compilations.
 pytestmark = pytest.mark.timeout(600)
@@ -23,32 +25,21 @@ def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
     Tables on the device say and hold what those in host memory do, whatever is done to both, and in whatever
     order the device does what is asked of it."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-m", f"tests.{module}"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=570,
-        check=False,
-    )
+    run = ended([sys.executable, "-m", f"tests.{module}"], cwd=ROOT, env=environment, timeout=570)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 def passes_on_a_device(tests: list[str], folder: Path, **variables: str) -> None:
     """Check that these tests pass with tables on a device, in a process with these variables."""
     own = {name: said for name, said in os.environ.items() if not name.startswith("PYTEST_")}
-    run = subprocess.run(
+    run = ended(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "tests.tables.on_device"),
             *("-p", "no:cacheprovider", "--basetemp", str(folder / "inner"), *tests),
         ],
         cwd=ROOT,
         env={**own, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
         timeout=570,
-        check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout
@@ -83,7 +74,7 @@ def test_tables_use_a_driver_as_it_asks(tmp_path: Path) -> None:
         tmp_path,
         LD_LIBRARY_PATH=str(tmp_path),
     )
-    told = subprocess.run(
+    told = ended(
         [
             sys.executable,
             "-c",
@@ -91,9 +82,6 @@ def test_tables_use_a_driver_as_it_asks(tmp_path: Path) -> None:
         ],
         cwd=ROOT,
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "DRIVER_REFUSES": "46"},
-        capture_output=True,
-        text=True,
-        timeout=100,
         check=True,
     )
     assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in told.stdout
@@ -103,14 +91,11 @@ def test_tables_use_a_driver_as_it_asks(tmp_path: Path) -> None:
 @needs_numba_cuda
 def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
     """A kernel that was compiled before comes from the disk; what is damaged there is compiled anew."""
-    run = subprocess.run(
+    run = ended(
         [sys.executable, "-m", "tests.kernels.cuda_cache"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PSFLEET_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
         timeout=570,
-        check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -120,13 +105,10 @@ def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
 def test_kernels_compile_to_machine_code(part: str) -> None:
     """Every rule becomes PTX for compute capability 9.0, in float32 throughout its update, and a cubin
     that spills no register. The parts take some 20 s each, beside each other where there are cores."""
-    run = subprocess.run(
+    run = ended(
         [sys.executable, "-m", "tests.kernels.cuda_ptx", part],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=570,
-        check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

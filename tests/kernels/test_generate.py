@@ -15,6 +15,7 @@ from psfleet.kernels.cache import _HELPERS, _surroundings, cache_folder, short_r
 from psfleet.kernels.generate import dense_kernels, sparse_kernels
 from psfleet.kernels.intrinsics import OPTIONS
 from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 RULE_CASES = {
@@ -147,13 +148,8 @@ for sign, name in (("-", "minus"), ("+", "plus")):
     table.push(np.ones(1, np.float32), 1.0)
     print(table.state()[0][0])
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
+    run = ended(
+        [sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert run.stdout.split() == ["-1.0", "1.0"], run.stderr
 

@@ -1,7 +1,6 @@
 """The cluster of docker-compose.yml, with real containers."""
 
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 
 from tests.launch.conftest import Launch, digest
 from tests.launch.docker_engine import Engine, base_image, build, engine
+from tests.programs import ended
 
 TRAINER = Path(__file__).with_name("trainer.py")
 IMAGE = "psfleet-test"
@@ -81,7 +81,5 @@ def test_the_image_runs_a_script_embedded(docker: Engine) -> None:
         "/trainer.py",
         "3",
     )
-    embedded = subprocess.run(
-        [sys.executable, TRAINER, "3"], check=True, capture_output=True, text=True
-    )
+    embedded = ended([sys.executable, TRAINER, "3"], check=True)
     assert digest(ran.stdout) == digest(embedded.stdout)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.launch.conftest import STAND_IN, Launch, job, launch
 from tests.launch.test_modes import wish
+from tests.programs import ended
 
 __all__ = ["job", "launch"]
 
@@ -58,13 +59,9 @@ def test_streams_that_are_closed(tmp_path: Path) -> None:
 
 def test_an_interrupt_while_the_launcher_loads() -> None:
     """Ctrl-C in the first moments ends with 130, without a traceback."""
-    done = subprocess.run(
+    done = ended(
         [sys.executable, "-c", INTERRUPTED],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert (done.returncode, done.stderr) == (130, "")
 
@@ -79,15 +76,7 @@ def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "psfleet_launch", "--no-progress", str(script)]
     limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command]
     # Python would keep what fits of a compiled module, and every later process would find that.
-    done = subprocess.run(
-        limited,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        timeout=120,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = ended(limited, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "line 3999"
     assert done.stderr.count("cannot be written (File too large); the job goes on") == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import Launch, launch
+from tests.programs import ended
 
 __all__ = ["launch"]
 
@@ -16,14 +17,10 @@ SCRIPT = str(Path(__file__).with_name("meeting.py"))
 
 def wish(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """The command, where the job was started."""
-    return subprocess.run(
+    return ended(
         [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "mode", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
 
 

@@ -1,13 +1,13 @@
 """How servers' counts become one line, and how they are asked."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
 from psfleet_launch.console.progress_line import FleetProgress, add_up, line
 from psfleet_launch.job import job_snapshots
+from tests.programs import ended
 
 
 def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, float]) -> StatusReply:
@@ -110,13 +110,9 @@ assert "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
 def test_processes_are_started_beside_the_poller(tmp_path: Path) -> None:
     """gRPC does nothing of its own when the launcher starts a process again, and its variable stays here."""
     variables = {name: said for name, said in os.environ.items() if not name.startswith("GRPC_")}
-    done = subprocess.run(
+    done = ended(
         [sys.executable, "-c", FORKS, str(tmp_path / "silent")],
         env={**variables, "GRPC_VERBOSITY": "info", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "fork" not in done.stderr, done.stderr

@@ -1,8 +1,9 @@
 """Jobs whose workers are killed: what the launcher does, says, and what comes out."""
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.programs import ended
 
 SCRIPT = str(Path(__file__).with_name("scripts") / "dying.py")
 
@@ -12,13 +13,7 @@ def job(folder: Path, *options: str, dies: int = -1, at: int = 4) -> tuple[int, 
     name = f"job{len(list(folder.iterdir()))}"
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--job", name, "--log-dir", str(folder / "logs"), *options]
-    done = subprocess.run(
-        [*command, SCRIPT, "2", str(dies), str(at), str(folder / f"mark-{name}")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ended([*command, SCRIPT, "2", str(dies), str(at), str(folder / f"mark-{name}")])
     return done.returncode, done.stdout, done.stderr
 
 

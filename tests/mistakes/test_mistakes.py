@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from psfleet_worker.session.retries import Patience
 from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = "import numpy as np\nimport psfleet\nfrom psfleet import fleet, layers, optimizer\n"
@@ -37,15 +37,7 @@ def run(tmp_path: Path) -> Run:
         if script:
             (tmp_path / "train.py").write_text(script)
             command = ["train.py"]
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            text=True,
-            capture_output=True,
-            timeout=150,
-            check=False,
-            env=environment() | variables,
-        )
+        done = ended([sys.executable, *command], cwd=tmp_path, env=environment() | variables)
         return done.returncode, done.stderr.splitlines()
 
     return one
@@ -101,13 +93,9 @@ def test_an_option_of_the_launcher(run: Run, tmp_path: Path, name: str) -> None:
 def launched(folder: Path, script: str, *options: str) -> tuple[int, list[str]]:
     """Run a script under a launcher of its own; the exit code and the lines on the screen."""
     (folder / "train.py").write_text(IMPORTS + script + "\n")
-    done = subprocess.run(
+    done = ended(
         [sys.executable, "-m", "psfleet_launch", "--no-progress", *options, "train.py"],
         cwd=folder,
-        text=True,
-        capture_output=True,
-        timeout=150,
-        check=False,
         env=environment(),
     )
     return done.returncode, done.stderr.splitlines()

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psfleet.observability.panels import PANELS
+from tests.programs import ended
 
 RULES = Path(__file__).resolve().parents[2] / "docs" / "alerts.yml"
 RANK_0, RANK_1 = 'rank="0",role="server"', 'rank="1",role="server"'
@@ -110,10 +110,5 @@ def test_alerts_fire(tmp_path: Path) -> None:
         "tests": [case(name) for name in CONDITIONS],
     }
     (tmp_path / "tests.yml").write_text(json.dumps(checked))
-    done = subprocess.run(
-        [promtool, "test", "rules", str(tmp_path / "tests.yml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended([promtool, "test", "rules", str(tmp_path / "tests.yml")])
     assert done.returncode == 0, done.stdout + done.stderr

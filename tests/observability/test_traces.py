@@ -1,7 +1,6 @@
 """Traces of pushes: what a collector gets from the processes of a fleet."""
 
 import dataclasses
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.observability.collector import collecting
+from tests.programs import ended
 from tests.standby.pairs import Pairs
 
 Children = Callable[[Span], list[tuple[str, Span]]]
@@ -150,9 +150,7 @@ def test_nothing_is_loaded_unless_asked() -> None:
         "import sys, psfleet_server.process, psfleet_worker.cluster_runtime; "
         "print(*(name for name in sys.modules if name.startswith('opentelemetry')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = ended([sys.executable, "-c", program], check=True)
     assert not done.stdout.strip()
 
 

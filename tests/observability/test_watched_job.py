@@ -23,6 +23,7 @@ from tests.observability.event_files import scalars
 from tests.observability.prometheus import Prometheus, scraping
 from tests.observability.trainer import ID, STEP, WORKER
 from tests.observability.watched import MOVES, STILL, Watched, expected, shown, training
+from tests.programs import ended
 from tests.waiting import until
 
 _OPTIONS = (
@@ -229,5 +230,5 @@ def test_panels_have_names_of_their_own() -> None:
 def test_the_generated_files_are_fresh() -> None:
     """docs/watch.md, the dashboard of Grafana and the rules are those of the table."""
     tool = [sys.executable, str(ROOT / "tools/generate_panels.py"), "--check"]
-    check = subprocess.run(tool, capture_output=True, text=True, check=False)
+    check = ended(tool)
     assert check.returncode == 0, check.stderr

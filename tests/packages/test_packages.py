@@ -5,11 +5,12 @@
 
 import importlib.metadata
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -33,7 +34,7 @@ pytestmark = [
 def run(folder: Path, *words: str | Path) -> str:
     """What a command prints that must succeed."""
     kept = {name: said for name, said in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(words, cwd=folder, env=kept, capture_output=True, text=True, check=False)
+    done = ended(words, timeout=600, cwd=folder, env=kept)
     if "No matching distribution" in done.stderr or "NewConnectionError" in done.stderr:
         pytest.skip(f"no package index answers: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,6 +17,7 @@ import pytest
 from psfleet.errors import NoRoom
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.durability.log import ServerLog
+from tests.programs import ended
 from tests.waiting import until
 
 SCRIPT = str(Path(__file__).with_name("scripts") / "filled.py")
@@ -59,12 +60,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     """A disk of 64 MB."""
     path = tmp_path / "disk"
     path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "psfleet-test", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    mounted = ended(["mount", "-t", "tmpfs", "-o", "size=64m", "psfleet-test", path])
     if mounted.returncode:
         pytest.skip(f"NOT TESTED: no disk can be mounted here: {mounted.stderr}")
     try:

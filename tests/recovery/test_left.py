@@ -1,8 +1,9 @@
 """A worker that dies after it has left the fleet has nothing to come back to."""
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.programs import ended
 
 SCRIPT = """
 import os, signal
@@ -22,9 +23,7 @@ def test_a_worker_that_was_killed_after_it_had_left_is_done(tmp_path: Path) -> N
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(tmp_path / "logs"), "--restart-workers", "2"]
-    done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = ended([*command, str(script)])
     assert done.returncode == 0, done.stderr
     assert "worker 1 ended with signal 9; it had left the fleet" in done.stderr
     assert "restart" not in done.stderr

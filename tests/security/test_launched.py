@@ -20,6 +20,7 @@ from psfleet_launch.commands.certificates_command import usable
 from psfleet_launch.job.job_plan import Job, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from tests.launch.conftest import Launch, launch
+from tests.programs import ended
 
 __all__ = ["launch"]  # the fixture
 
@@ -101,7 +102,7 @@ def test_what_a_certificate_is_good_for(folders: dict[str, Path]) -> None:
 def certs(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`psfleet certs`."""
     command = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "certs", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended(command)
 
 
 def test_certificates_by_hand(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Signals that end a server, at the moments at which a handler in Python cannot."""
 
-import subprocess
 import sys
+
+from tests.programs import ended
 
 _PROGRAM = """
 import signal, threading
@@ -26,11 +27,5 @@ print("ended")
 def test_a_signal_comes_while_the_main_thread_holds_what_stopping_needs() -> None:
     """It is neither lost nor waited for by the thread that it interrupts; nothing is left behind."""
     for name in ("SIGTERM", "SIGINT"):
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM.format(name=name)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = ended([sys.executable, "-c", _PROGRAM.format(name=name)])
         assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

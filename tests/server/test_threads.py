@@ -3,12 +3,13 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("scripts") / "busy.py")
@@ -87,15 +88,11 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     """An error that nobody expects, in any thread: its process says so in one line and ends with code 1."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(tmp_path), *THREADS[name], SCRIPT]
-    done = subprocess.run(
+    done = ended(
         command,
         env=ENV
         | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)}
         | {"PSFLEET_TRANSPORT": "http2" if name.startswith("http2") else "grpcio"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
     said = rf"^psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: a test wants"
@@ -112,12 +109,6 @@ def test_the_thread_that_looks_for_moved_servers_ends_its_process(tmp_path: Path
         f"RelocatingChannel('unix:a', pathlib.Path({str(tmp_path)!r}), grpc.insecure_channel)\n"
         "time.sleep(100)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=ENV | {"PSFLEET_BROKEN_THREAD": ON_MACHINES},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended([sys.executable, "-c", script], env=ENV | {"PSFLEET_BROKEN_THREAD": ON_MACHINES})
     assert done.returncode == 1
     assert f"psfleet: thread {ON_MACHINES!r} has failed" in done.stderr

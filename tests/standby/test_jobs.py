@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ended
+
 SCRIPT = str(Path(__file__).with_name("scripts") / "killing.py")
 
 
 def job(folder: Path, *blows: str, replicas: int = 1, options: str = "") -> tuple[str, str]:
     """Output and messages of a job of two servers and two workers that ends well."""
     command = [*command_of(folder, replicas, options), SCRIPT, *blows]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = ended(command)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("stopped")), done.stderr

@@ -1,12 +1,13 @@
 """fleet.evaluate: the metrics of one cut, while training goes on."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.programs import ended
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
@@ -18,13 +19,7 @@ def run(tmp_path: Path, what: str) -> dict[str, Any]:
     """What the script leaves, in a job or, to check, embedded."""
     out = tmp_path / f"{what}.npz"
     job = [] if what == "check" else [*JOB, "--log-dir", str(tmp_path / what)]
-    done = subprocess.run(
-        [sys.executable, *job, str(SCRIPT), str(out), str(tmp_path), what],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = ended([sys.executable, *job, str(SCRIPT), str(out), str(tmp_path), what])
     assert done.returncode == 0, done.stdout + done.stderr
     with np.load(out) as saved:
         return dict(saved)

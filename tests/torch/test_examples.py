@@ -3,11 +3,12 @@
 import difflib
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--log-dir", "logs"]
@@ -20,13 +21,9 @@ WAYS = {
 
 def run(command: list[str], script: str, folder: Path, *options: str) -> list[float]:
     """AUC, loss and accuracy that the example prints."""
-    done = subprocess.run(
+    done = ended(
         [*command, str(ROOT / "examples" / script), *(options or ("--flights", "10000"))],
         cwd=folder,
-        text=True,
-        capture_output=True,
-        timeout=150,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [float(number) for number in re.findall(r"(?:AUC|loss|accuracy) ([\d.]+)", done.stdout)]

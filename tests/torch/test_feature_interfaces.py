@@ -1,11 +1,12 @@
 """Programs, PyTorch and clients look features up, and update their rows, to the same bits."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.programs import ended
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
@@ -23,13 +24,7 @@ def test_every_interface_gives_the_same_bits(
     """
     out = tmp_path / "out.npz"
     job = [*JOB, "--log-dir", str(tmp_path / "logs")] if on_servers else []
-    done = subprocess.run(
-        [sys.executable, *job, str(SCRIPT), str(out)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = ended([sys.executable, *job, str(SCRIPT), str(out)])
     assert done.returncode == 0, done.stdout + done.stderr
     with np.load(out) as saved:
         found = dict(saved)

@@ -1,7 +1,6 @@
 """psfleet predict: predictions for Parquet files from a checkpoint, by any number of processes."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa  # after the checks
 import pyarrow.parquet as pq
 
 from psfleet_launch.commands.psfleet_cli import main
+from tests.programs import ended
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROWS, GROUP = 60, 10
@@ -53,13 +53,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         pq.write_table(table, folder / "data" / f"{number}.parquet", row_group_size=GROUP)
     job = [sys.executable, *JOB, "--log-dir", str(folder / "logs")]
-    done = subprocess.run(
+    done = ended(
         [*job, str(SCRIPTS / "predicted.py"), str(folder / "data"), str(folder)],
         env={**os.environ, "PYTHONPATH": PATHS},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

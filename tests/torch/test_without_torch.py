@@ -1,22 +1,16 @@
 """psfleet without torch."""
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(code: str) -> str:
     """What a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = ended([sys.executable, "-c", code], cwd=ROOT, check=True)
     return done.stdout.strip()
 
 

@@ -1,7 +1,8 @@
 """What prepare() settles for a process."""
 
-import subprocess
 import sys
+
+from tests.programs import ended
 
 FAULTS = """
 import os, resource, sys, threading
@@ -24,12 +25,8 @@ print(faults())
 
 def faults(word: str) -> int:
     """Page faults of 20 buffers of 64 MB in another thread than the main one."""
-    run = subprocess.run(
-        [sys.executable, "-c", FAULTS, word],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": "/usr/bin"} | _python_path(),
+    run = ended(
+        [sys.executable, "-c", FAULTS, word], check=True, env={"PATH": "/usr/bin"} | _python_path()
     )
     return int(run.stdout)
 

@@ -65,14 +65,10 @@ COVERED: list[Mutant] = []
 
 
 def without(rule: str, *suites: str, into: list[Mutant] = MUTANTS) -> Callable[[Remove], Remove]:
-    """The decorated function takes the rule from the product's classes.
-
-    suites: Which runs show that it is missing, each with the seed to begin with: "sync@8".
-    """
+    """The decorated function takes the rule from the product's classes; suites: each as "name@first seed"."""
 
     def note(remove: Remove) -> Remove:
-        for suite in suites:
-            name, _, first = suite.partition("@")
+        for name, _, first in (suite.partition("@") for suite in suites):
             into.append(Mutant(rule, name, int(first or 0), remove))
         return remove
 
