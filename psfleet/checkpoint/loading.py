@@ -5,7 +5,7 @@ file that names a row counts, so a reader takes from each what no later one name
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
 from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD
-from psfleet.checkpoint.verification import check_content, read_clock
+from psfleet.checkpoint.verification import check_content
 from psfleet.errors import CheckpointError
 from psfleet.formats.document import exact, reading
 from psfleet.schema.table import TableSpec
@@ -34,6 +34,7 @@ from psfleet.tables.snapshot_columns import (
 )
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
+from psfleet.wire.table_clocks import furthest, read_clock
 
 __all__ = ["Events", "Snapshot", "load_events", "load_shard", "read_specs"]
 
@@ -186,7 +187,7 @@ class Snapshot:
     def _clock(self, spec: TableSpec) -> TableClock:
         """The furthest among the servers: equal on all if the snapshot is one cut."""
         clocks = [file.clocks for file in self._levels[-1] if spec.name in file.clocks]
-        return max((found[spec.name] for found in clocks), key=astuple)
+        return furthest(found[spec.name] for found in clocks)
 
     def _dense(self, spec: TableSpec, server: int, servers: int) -> RestorePart:
         low, high = dense_range(spec, server, servers)

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.checkpoint.leftovers import place_of, put_back
+from psfleet.checkpoint.table_definitions import table_from_json, table_to_json, version_of
 from psfleet.checkpoint.tensors import digest
 from psfleet.checkpoint.worker_state import read_states
 from psfleet.errors import CheckpointError
 from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
-from psfleet.rules import make_rule, reference_of
-from psfleet.schema.entry import make_entry
-from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.schema.table import TableSpec
 
 __all__ = [
     "MANIFEST",
@@ -32,9 +31,7 @@ __all__ = [
     "write_manifest",
 ]
 
-_FORMAT = Format("snapshot", also=2)
-_GROUP = "group"  # of the servers that hold a table; only version 2 has it
-_PRECISION = "precision"  # of a table's rows; likewise
+_FORMAT = Format("snapshot", versions=(1, 2))
 _PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
@@ -140,7 +137,7 @@ class Part:
         return json.dumps(
             _PART.document(
                 file=_file_to_json(self.file),
-                tables=[_table_to_json(spec) for spec in self.tables],
+                tables=[table_to_json(spec) for spec in self.tables],
                 mode=self.mode,
                 round=self.round,
                 pushes=_by_seat(self.pushes),
@@ -158,7 +155,7 @@ class Part:
             kinds = {"file": dict, "tables": list, "mode": str, "round": int, "pushes": dict}
             said = _PART.parse(content)
             file, tables, mode, number, pushes = exact(said, "part of a snapshot", **kinds)
-            specs = tuple(map(_table_from_json, tables))
+            specs = tuple(map(table_from_json, tables))
             return cls(_file_from_json(file), specs, mode, number, _pushes_from_json(pushes))
 
 
@@ -246,10 +243,8 @@ def _text(fields: Mapping[str, Any]) -> bytes:
     """The one way to write these fields: any other bytes are damage."""
     said = _FORMAT.document(**fields)
     tables = fields.get("tables")
-    if isinstance(tables, list) and any(
-        isinstance(t, dict) and not {_GROUP, _PRECISION}.isdisjoint(t) for t in tables
-    ):
-        said["version"] = _FORMAT.also
+    if isinstance(tables, list):
+        said["version"] = max(map(version_of, tables), default=said["version"])
     checksum = hashlib.sha256(json.dumps(said, indent=1, sort_keys=True).encode()).hexdigest()
     return json.dumps({**said, "sha256": checksum}, indent=1, sort_keys=True).encode()
 
@@ -264,7 +259,7 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
             "round": cut.round,
             "pushes": _by_seat(cut.pushes),
         },
-        "tables": [_table_to_json(spec) for spec in manifest.tables],
+        "tables": [table_to_json(spec) for spec in manifest.tables],
         "files": [_file_to_json(file) for file in manifest.files],
         "workers": _by_seat(manifest.workers),
     }
@@ -277,7 +272,7 @@ def _from_json(said: Mapping[str, Any]) -> Manifest:
         read_states(state)
     number, mode, at_round, pushes = exact(cut, "cut", number=int, mode=str, round=int, pushes=dict)
     return Manifest(
-        tuple(map(_table_from_json, tables)),
+        tuple(map(table_from_json, tables)),
         tuple(map(_file_from_json, files)),
         CutPosition(number, mode, at_round, _pushes_from_json(pushes)),
         DeltaBase(*exact(base, "base", path=str, sha256=str)) if base is not None else None,
@@ -311,51 +306,3 @@ def _file_from_json(said: Any) -> ShardFile:
         raise ValueError(f"{name!r} is no name of a file in the folder")
     ranges = {table: (int(low), int(high)) for table, (low, high) in ranges.items()}
     return ShardFile(name, sha256, size, ranges, steps)
-
-
-def _table_to_json(spec: TableSpec) -> dict[str, Any]:
-    start, entry = spec.initializer, spec.entry
-    group = {} if spec.servers is None else {_GROUP: {"servers": spec.servers, "first": spec.first}}
-    stored = {} if spec.precision == "float32" else {_PRECISION: spec.precision}
-    return {
-        **group,
-        **stored,
-        "name": spec.name,
-        "kind": spec.kind,
-        "shape": spec.shape,
-        "rule": reference_of(spec.rule),
-        "hyperparameters": spec.rule.hyperparameters(),
-        "decay": {"l1": spec.decay.l1, "l2": spec.decay.l2},
-        "initializer": {"kind": start.kind, "low": start.low, "high": start.high},
-        "seed": spec.seed,
-        "every_row": spec.every_row,
-        "entry": {"kind": entry.kind, "values": entry.values()} if entry else None,
-    }
-
-
-def _table_from_json(said: Any) -> TableSpec:
-    kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
-    more = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
-    later = {name: of for name, of in ((_GROUP, dict), (_PRECISION, str)) if name in said}
-    name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry, *_ = exact(
-        said, "table", **kinds, **more, entry=dict | None, **later
-    )
-    group = exact(said[_GROUP], _GROUP, servers=int, first=int) if _GROUP in said else (None, 0)
-    servers, first = group
-    if any(type(extent) is not int for extent in shape):
-        raise TypeError(f"table {name!r} has the shape {shape!r}")
-    number = float | int
-    return TableSpec(
-        name,
-        kind,
-        tuple(shape),
-        make_rule(rule, hyperparameters),
-        DecaySpec(*exact(decay, "decay", l1=number, l2=number)),
-        InitializerSpec(*exact(start, "initializer", kind=str, low=number, high=number)),
-        seed,
-        every_row,
-        None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),
-        servers=servers,
-        first=first,
-        precision=said.get(_PRECISION, "float32"),
-    )

@@ -12,12 +12,12 @@ import numpy as np
 
 from psfleet.checkpoint.manifest import Manifest, ShardFile
 from psfleet.checkpoint.tensors import NAMES, SERVER
-from psfleet.formats.document import Misfit, exact, reading
+from psfleet.formats.document import Misfit, reading
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import TableClock
 from psfleet.tables.snapshot_columns import EVICTED, ColumnGroup, column_groups
 
-__all__ = ["check_content", "read_clock"]
+__all__ = ["check_content"]
 
 _MOST = 2**62
 
@@ -112,12 +112,3 @@ def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
         raise ValueError(
             f"tensor {name!r} is {found.get_dtype()} {found.get_shape()}, not {dtype} {list(shape)}"
         )
-
-
-def read_clock(said: Any) -> TableClock:
-    """A table's clock as a file's header has it."""
-    step, shrinks, ticks = exact(said, "clock", step=int, shrinks=list, ticks=list)
-    numbers = [step, *shrinks, *(int(at) for _, at in ticks), *(int(t) for t, _ in ticks)]
-    if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
-        raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")
-    return TableClock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))

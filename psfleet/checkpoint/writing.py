@@ -20,9 +20,9 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, write_state
+from psfleet.wire.table_clocks import clock_to_json
 
 __all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
 
@@ -123,9 +123,5 @@ def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
 
 def _header(frozen: FrozenShard) -> str:
     """What the file says beside the tensors."""
-    clocks = {table.spec.name: _clock(table.clock) for table in frozen.tables}
+    clocks = {table.spec.name: clock_to_json(table.clock) for table in frozen.tables}
     return json.dumps(SHARD.document(clocks=clocks))
-
-
-def _clock(clock: TableClock) -> dict[str, object]:
-    return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}

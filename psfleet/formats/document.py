@@ -32,13 +32,16 @@ class Format:
 
     Attributes:
         name: What its field `format` says.
-        version: What its field `version` says, unless a document needs a later one.
-        also: The later version that is read too; 0: none.
+        versions: Those that are read, ascending. A document has the first one unless it needs a later one.
     """
 
     name: str
-    version: int = 1
-    also: int = 0
+    versions: tuple[int, ...] = (1,)
+
+    @property
+    def version(self) -> int:
+        """That of a document that needs no later one."""
+        return self.versions[0]
 
     def document(self, **fields: Any) -> dict[str, Any]:
         """A document with these fields, for `json.dumps`."""
@@ -75,11 +78,12 @@ class Format:
             found = said.get("format") if isinstance(said, dict) else said
             raise Misfit(f"is damaged or no {self.name} of psfleet: its format is {found!r:.60}")
         version = said.get("version")
-        if type(version) is not int or version not in (self.version, self.also or self.version):
-            also = f" and {self.also}" if self.also else ""
+        if type(version) is not int or version not in self.versions:
+            *others, last = map(str, self.versions)
+            known = f"{', '.join(others)} and {last}" if others else last
             raise Misfit(
                 f"has version {version!r:.60} of the format {self.name!r}, and this psfleet reads "
-                f"version {self.version}{also}; {_ADVICE}"
+                f"version {known}; {_ADVICE}"
             )
         return {name: value for name, value in said.items() if name not in ("format", "version")}
 

@@ -27,12 +27,12 @@ from psfleet.shard.events import (
     WriteState,
 )
 from psfleet.shard.membership_view import InstallView
-from psfleet.tables.row_data import TableClock
 from psfleet.wire import segments
 from psfleet.wire.body import described, pack, read_alone, read_arrays, unpack
 from psfleet.wire.frame import Part
 from psfleet.wire.membership_messages import read_install, write_install
 from psfleet.wire.server_state import ServerState, write_state
+from psfleet.wire.table_clocks import clock_message, read_clock_message
 from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
@@ -129,7 +129,7 @@ def _encode(record: Record) -> tuple[RecordKind, Message, Sequence[Arrays]]:
         case RestorePart(table, clock, columns):
             fill = log_pb2.FillRecord(
                 table=table,
-                clock=_write_clock(clock),
+                clock=clock_message(clock),
                 columns=[described(column, name) for name, column in columns.items()],
             )
             return RecordKind.FILL, fill, [[column] for column in columns.values()]
@@ -143,11 +143,6 @@ def _encode(record: Record) -> tuple[RecordKind, Message, Sequence[Arrays]]:
             return RecordKind.CUT, log_pb2.CutRecord(number=number), ()
         case InstallView():
             return RecordKind.VIEW, write_install(record), ()
-
-
-def _write_clock(clock: TableClock) -> log_pb2.TableClock:
-    ticks = [log_pb2.TableTick(seconds=seconds, step=step) for seconds, step in clock.ticks]
-    return log_pb2.TableClock(step=clock.step, shrinks=clock.shrinks, ticks=ticks)
 
 
 def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
@@ -187,11 +182,9 @@ def _read_create(message: log_pb2.CreateRecord, payload: memoryview, _: SpecOf) 
 
 
 def _read_fill(message: log_pb2.FillRecord, payload: memoryview, _: SpecOf) -> RestorePart:
-    said = message.clock
-    ticks = tuple((tick.seconds, tick.step) for tick in said.ticks)
     arrays = read_arrays(message.columns, payload)
     columns = {each.name: array for each, array in zip(message.columns, arrays, strict=True)}
-    return RestorePart(message.table, TableClock(said.step, tuple(said.shrinks), ticks), columns)
+    return RestorePart(message.table, read_clock_message(message.clock), columns)
 
 
 def _read_evict(message: log_pb2.EvictRecord, payload: memoryview, _: SpecOf) -> Evict:
