@@ -22,7 +22,7 @@ from psfleet.feature_sets.feature_set import FeatureSet, Table
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.parameters.initializer import starting
 from psfleet.rules.rule import Rule
-from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
+from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
 from psfleet.shard.server_group import placed
@@ -333,7 +333,7 @@ def _columns(
     if not after.streams_evictions:
         for name in EVICTED:
             found.pop(name, None)
-    if part_of(after.entry, CountFilterEntry) is None:
+    if not after.keeps_candidates:
         for name in CANDIDATES:
             found.pop(name, None)
     if "rows" in found and after.shape != before.shape:

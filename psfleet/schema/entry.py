@@ -8,8 +8,9 @@ Everything here is a definition. psfleet.tables.sparse does what it says, as a f
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from psfleet.errors import ConfigError
 from psfleet.rules.eviction_policy import LRU, EvictionPolicy, check_policy
@@ -29,15 +30,26 @@ __all__ = [
 
 
 T = TypeVar("T")
+E = TypeVar("E", bound="Entry")
 
 
-class _SingleEntry:
-    """One of several things that an entry says."""
+class Entry:
+    """What gets a row of a sparse table, and what loses it: one such thing, or several joined by `&`.
+
+    A new one is a class below under `stored_as`; what it does is in psfleet.tables.
+
+    Attributes:
+        admits: It decides which unknown ids get a row, see psfleet.tables.admission; of these there is one.
+        keeps_candidates: Tables remember ids without a row; they and snapshots have a place for them.
+    """
 
     __slots__ = ()
+    admits: ClassVar[bool] = False
+    keeps_candidates: ClassVar[bool] = False
+    stored: ClassVar["StoredForm"]
 
     @property
-    def parts(self) -> tuple[Any, ...]:
+    def parts(self) -> tuple["Entry", ...]:
         """What the entry consists of."""
         return (self,)
 
@@ -45,16 +57,61 @@ class _SingleEntry:
         """Both."""
         return Entries((*self.parts, *other.parts))
 
+    @property
+    def kind(self) -> str:
+        """Its name in messages and checkpoints."""
+        return self.stored.name
+
     def values(self) -> dict[str, float]:
-        """What `make_entry` needs beside the kind: by the names of `_NUMBERS`, which files have."""
+        """What `make_entry` needs beside the kind: by the names of its stored form."""
         given: Any = astuple(self)  # type: ignore[call-overload]  # every part is a dataclass
-        names = _NUMBERS[type(self)]
         numbers = [float(value) for value in given if not isinstance(value, str)]
-        return dict(zip(names, numbers, strict=True))
+        return dict(zip(self.stored.numbers, numbers, strict=True))
+
+    @classmethod
+    def read(cls, words: list[str], numbers: dict[str, Any], left: dict[str, float]) -> "Entry":
+        """The entry of a stored form; takes what else belongs to it from what is left of the values."""
+        return cls(*words, *numbers.values())
 
 
 @dataclass(frozen=True, slots=True)
-class ProbabilityEntry(_SingleEntry):
+class StoredForm:
+    """How an entry is stored and travels: its kind, the words after it, and numbers.
+
+    Attributes:
+        entry: The class.
+        name: Of the kind.
+        numbers: By the names that files have the type of each number, in the order of the class. In the
+            class, words and numbers are told apart by their type.
+        words: How many words there may be.
+    """
+
+    entry: type[Entry]
+    name: str
+    numbers: Mapping[str, type]
+    words: tuple[int, ...]
+
+
+FORMS: dict[str, StoredForm] = {}
+"""Every entry that this process knows, by the name of its kind."""
+_POLICY = "policy."  # begins the names of a policy's numbers
+
+
+def stored_as(
+    name: str, *, words: tuple[int, ...] = (0,), **numbers: type
+) -> Callable[[type[E]], type[E]]:
+    """Make an entry known; a decorator above `@dataclass`. See StoredForm."""
+
+    def make_known(entry: type[E]) -> type[E]:
+        entry.stored = FORMS[name] = StoredForm(entry, name, numbers, words)
+        return entry
+
+    return make_known
+
+
+@stored_as("probability", probability=float)
+@dataclass(frozen=True, slots=True)
+class ProbabilityEntry(Entry):
     """Each push that names an id without a row gives it one with this probability.
 
     The draw is a hash of id, table, seed and the table's step: the same on any number of servers,
@@ -65,6 +122,7 @@ class ProbabilityEntry(_SingleEntry):
     """
 
     probability: float
+    admits = True
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
@@ -73,14 +131,10 @@ class ProbabilityEntry(_SingleEntry):
                 "it must be above 0 and at most 1"
             )
 
-    @property
-    def kind(self) -> str:
-        """Its name in messages and checkpoints."""
-        return "probability"
 
-
+@stored_as("count_filter", count_filter=int, candidates=int)
 @dataclass(frozen=True, slots=True)
-class CountFilterEntry(_SingleEntry):
+class CountFilterEntry(Entry):
     """An id gets its row with its `count_filter`-th push, which is the first to update it.
 
     Earlier pushes are counted and otherwise dropped; a pull gives the id's first values. In sync mode
@@ -94,6 +148,8 @@ class CountFilterEntry(_SingleEntry):
 
     count_filter: int
     candidates: int = 1 << 24
+    admits = True
+    keeps_candidates = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.count_filter < 2**31:
@@ -105,14 +161,18 @@ class CountFilterEntry(_SingleEntry):
                 f"the candidates of an entry are {self.candidates}; it must be at least 1"
             )
 
-    @property
-    def kind(self) -> str:
-        """Its name in messages and checkpoints."""
-        return "count_filter"
 
-
+@stored_as(
+    "show_click",
+    words=(2,),
+    nonclk_coeff=float,
+    click_coeff=float,
+    decay_rate=float,
+    delete_threshold=float,
+    delete_after_unseen=int,
+)
 @dataclass(frozen=True, slots=True)
-class ShowClickEntry(_SingleEntry):
+class ShowClickEntry(Entry):
     """Rows know how often they were shown and clicked; `shrink` removes those that are worth little.
 
     A row's score is nonclk_coeff * (shows - clicks) + click_coeff * clicks. Each `shrink` multiplies
@@ -162,8 +222,9 @@ class ShowClickEntry(_SingleEntry):
         return f"show_click:{self.show_name}:{self.click_name}"
 
 
+@stored_as("ttl", steps=int, seconds=float)
 @dataclass(frozen=True, slots=True)
-class TTLEntry(_SingleEntry):
+class TTLEntry(Entry):
     """Rows that no push names for some time go, and so do ids that wait for a row.
 
     Attributes:
@@ -183,14 +244,10 @@ class TTLEntry(_SingleEntry):
         if not self.steps and not self.seconds:
             raise ConfigError("a TTLEntry needs steps or seconds; both are 0")
 
-    @property
-    def kind(self) -> str:
-        """Its name in messages and checkpoints."""
-        return "ttl"
 
-
+@stored_as("capacity", words=(1, 2), rows=int, bytes=int)
 @dataclass(frozen=True, slots=True)
-class CapacityEntry(_SingleEntry):
+class CapacityEntry(Entry):
     """The table holds so many rows at most, or as many as fit into so much memory.
 
     Attributes:
@@ -249,16 +306,26 @@ class CapacityEntry(_SingleEntry):
         )
 
     def values(self) -> dict[str, float]:
-        """What `make_entry` needs beside the kind."""
+        """As of any entry, and the numbers of the policy under their own names."""
         assert isinstance(self.policy, EvictionPolicy)
         numbers = self.policy.hyperparameters()
         return {"rows": float(self.rows), "bytes": float(self.bytes)} | {
             _POLICY + name: number for name, number in numbers.items()
         }
 
+    @classmethod
+    def read(cls, words: list[str], numbers: dict[str, Any], left: dict[str, float]) -> Entry:
+        """See Entry.read."""
+        full, reference, *_ = (*words, "lru")
+        given = {key: left.pop(key) for key in [*left] if key.startswith(_POLICY)}
+        hyperparameters = {key.removeprefix(_POLICY): value for key, value in given.items()}
+        policy = make(POLICIES, EvictionPolicy.word, reference, hyperparameters)
+        return cls(**numbers, full=cast(Any, full), policy=policy)
 
+
+@stored_as("eviction_stream", evicted_ids=int)
 @dataclass(frozen=True, slots=True)
-class EvictionStreamEntry(_SingleEntry):
+class EvictionStreamEntry(Entry):
     """Servers remember the ids that expiry, capacity and `shrink` removed last, for `fleet.evictions`.
 
     Attributes:
@@ -272,33 +339,28 @@ class EvictionStreamEntry(_SingleEntry):
         if not 1 <= self.keep <= 2**28:
             raise ConfigError(f"keep of an EvictionStreamEntry is {self.keep}; use 1 to 2**28")
 
-    @property
-    def kind(self) -> str:
-        """Its name in messages and checkpoints."""
-        return "eviction_stream"
-
 
 @dataclass(frozen=True, slots=True)
-class Entries(_SingleEntry):
+class Entries(Entry):
     """Several at once, made by `&`.
 
     Attributes:
-        several: One of a kind each; ProbabilityEntry and CountFilterEntry exclude each other.
+        several: One of a kind each; those that admit ids exclude each other.
     """
 
-    several: tuple[Any, ...]
+    several: tuple[Entry, ...]
 
     def __post_init__(self) -> None:
         kinds = [type(part) for part in self.several]
-        doubled = len(set(kinds)) < len(kinds)
-        if doubled or {ProbabilityEntry, CountFilterEntry} <= set(kinds):
+        if len(set(kinds)) < len(kinds) or sum(kind.admits for kind in kinds) > 1:
+            admitting = [form.entry.__name__ for form in FORMS.values() if form.entry.admits]
             raise ConfigError(
                 f"an entry joins {', '.join(kind.__name__ for kind in kinds)}; use each at most "
-                "once, and only one of ProbabilityEntry and CountFilterEntry"
+                f"once, and only one of {', '.join(admitting[:-1])} and {admitting[-1]}"
             )
 
     @property
-    def parts(self) -> tuple[Any, ...]:
+    def parts(self) -> tuple[Entry, ...]:
         """What the entry consists of."""
         return self.several
 
@@ -312,55 +374,7 @@ class Entries(_SingleEntry):
         return {name: value for part in self.several for name, value in part.values().items()}
 
 
-Entry = (
-    ProbabilityEntry
-    | CountFilterEntry
-    | ShowClickEntry
-    | TTLEntry
-    | CapacityEntry
-    | EvictionStreamEntry
-    | Entries
-)
-
-# In files and on the wire an entry is its kind, the words after it, and numbers under these names. Words
-# and numbers are told apart by their type and come in the order of the class; those of a capacity are the
-# last ones, and the numbers of its policy follow under their own names.
-_KINDS: dict[str, type[Any]] = {
-    "probability": ProbabilityEntry,
-    "count_filter": CountFilterEntry,
-    "show_click": ShowClickEntry,
-    "ttl": TTLEntry,
-    "capacity": CapacityEntry,
-    "eviction_stream": EvictionStreamEntry,
-}
-_NUMBERS: dict[type[Any], tuple[str, ...]] = {
-    ProbabilityEntry: ("probability",),
-    CountFilterEntry: ("count_filter", "candidates"),
-    ShowClickEntry: (
-        "nonclk_coeff",
-        "click_coeff",
-        "decay_rate",
-        "delete_threshold",
-        "delete_after_unseen",
-    ),
-    TTLEntry: ("steps", "seconds"),
-    CapacityEntry: ("rows", "bytes"),
-    EvictionStreamEntry: ("evicted_ids",),
-}
-_WORDS = {"show_click": (2,), "capacity": (1, 2)}
-_WHOLE = (
-    "count_filter",
-    "candidates",
-    "delete_after_unseen",
-    "steps",
-    "rows",
-    "bytes",
-    "evicted_ids",
-)
-_POLICY = "policy."  # begins the names of a policy's numbers
-
-
-def part_of(entry: "Entry | None", kind: type[T]) -> T | None:
+def part_of(entry: Entry | None, kind: type[T]) -> T | None:
     """The part of that kind, if the entry has one."""
     parts = () if entry is None else entry.parts
     return next((part for part in parts if isinstance(part, kind)), None)
@@ -378,28 +392,25 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
     parts = [_make_part(part, left) for part in kind.split("+")]
     if left:
         raise ConfigError(f"entry {kind!r} has no {sorted(left)}")
-    entry: Entry = functools.reduce(lambda a, b: a & b, parts)
-    return entry
+    return functools.reduce(lambda a, b: a & b, parts)
 
 
-def _make_part(kind: str, values: dict[str, float]) -> Any:
+def _make_part(kind: str, values: dict[str, float]) -> Entry:
     """One part, whose own values are taken away."""
     name, *words = kind.split(":")
-    if name not in _KINDS or len(words) not in _WORDS.get(name, (0,)):
-        raise ConfigError(f"entry {kind!r} is unknown; use one of {', '.join(sorted(_KINDS))}")
-    own = _NUMBERS[_KINDS[name]]
-    found: dict[str, Any] = {key: values.pop(key) for key in own if key in values}
-    if len(found) != len(own):
-        raise ConfigError(f"entry {kind!r} with {sorted(found)} is unknown; it needs {sorted(own)}")
-    for key in set(own).intersection(_WHOLE):
-        if not float(found[key]).is_integer():
-            raise ConfigError(f"{key} of entry {kind!r} is {found[key]}; it must be a whole number")
-        found[key] = int(found[key])
-    numbers = list(found.values())
-    if name != "capacity":
-        return _KINDS[name](*words, *numbers)
-    given = {key: values.pop(key) for key in [*values] if key.startswith(_POLICY)}
-    hyperparameters = {key.removeprefix(_POLICY): value for key, value in given.items()}
-    found["full"], reference, *_ = (*words, "lru")
-    found["policy"] = make(POLICIES, EvictionPolicy.word, reference, hyperparameters)
-    return CapacityEntry(**found)
+    form = FORMS.get(name)
+    if form is None or len(words) not in form.words:
+        raise ConfigError(f"entry {kind!r} is unknown; use one of {', '.join(sorted(FORMS))}")
+    found: dict[str, Any] = {key: values.pop(key) for key in form.numbers if key in values}
+    if len(found) != len(form.numbers):
+        raise ConfigError(
+            f"entry {kind!r} with {sorted(found)} is unknown; it needs {sorted(form.numbers)}"
+        )
+    for key, of in form.numbers.items():
+        if of is int:
+            if not float(found[key]).is_integer():
+                raise ConfigError(
+                    f"{key} of entry {kind!r} is {found[key]}; it must be a whole number"
+                )
+            found[key] = int(found[key])
+    return form.entry.read(words, found, values)

@@ -260,6 +260,11 @@ class TableSpec:
         return f"table {self.name!r}"
 
     @property
+    def keeps_candidates(self) -> bool:
+        """Whether its servers remember ids without a row."""
+        return self.entry is not None and any(part.keeps_candidates for part in self.entry.parts)
+
+    @property
     def streams_evictions(self) -> bool:
         """Whether its servers remember which rows went last."""
         return part_of(self.entry, EvictionStreamEntry) is not None

@@ -1,6 +1,7 @@
 """Who gets a row of a sparse table: decided by its entry, and by the room that there is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial_values import initializer_arguments
 from psfleet.runtime.evicted_ids import EvictionCause
-from psfleet.schema.entry import ProbabilityEntry, part_of
+from psfleet.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
 from psfleet.tables.candidates import CandidateIds
@@ -18,41 +19,101 @@ from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_update import RowValues
 
-__all__ = ["AdmissionFilter"]
+__all__ = ["AdmissionFilter", "AdmissionRule", "admission_rule", "admits"]
 
 Ids = NDArray[np.int64]
 
+M = TypeVar("M", bound="Make")
 _NONE = np.zeros(0, np.int64)
+
+
+class AdmissionRule:
+    """What an entry says of ids without a row, on one server.
+
+    Attributes:
+        candidates: What is remembered of those that wait for one, if the entry keeps candidates. It is in
+            snapshots, and expires with the rows.
+    """
+
+    candidates: CandidateIds | None = None
+
+    def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        """Which of these ids without a row the push of this step gives one; changes nothing."""
+        raise NotImplementedError
+
+    def pushed(self, ids: Ids, step: int) -> None:
+        """The push of this step has named these ids without a row. Only if there are candidates."""
+
+
+Make = Callable[[Any, TableSpec, int], AdmissionRule]
+_RULES: dict[type[Entry], Make] = {}
+
+
+def admits(entry: type[Entry]) -> Callable[[M], M]:
+    """Say what an entry does; a decorator of a class that is made of it, the table and how many servers."""
+
+    def make_known(rule: M) -> M:
+        _RULES[entry] = rule
+        return rule
+
+    return make_known
+
+
+def admission_rule(spec: TableSpec, servers: int) -> AdmissionRule | None:
+    """What the table's entry says of ids without a row; None: each gets one."""
+    parts = () if spec.entry is None else spec.entry.parts
+    asked = next((part for part in parts if part.admits), None)
+    return None if asked is None else _RULES[type(asked)](asked, spec, servers)
+
+
+@admits(ProbabilityEntry)
+class _ChanceRule(AdmissionRule):
+    def __init__(self, entry: ProbabilityEntry, spec: TableSpec, servers: int) -> None:
+        self._probability = entry.probability
+        self._stream = int(initializer_arguments(spec.initializer, spec.seed, spec.name)[3])
+
+    def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        return drawn(ids, self._probability, self._stream, step)
+
+
+@admits(CountFilterEntry)
+class _CountRule(AdmissionRule):
+    candidates: CandidateIds
+
+    def __init__(self, entry: CountFilterEntry, spec: TableSpec, servers: int) -> None:
+        self.candidates = CandidateIds(entry.count_filter, -(-entry.candidates // servers))
+
+    def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        return self.candidates.passing(ids)
+
+    def pushed(self, ids: Ids, step: int) -> None:
+        self.candidates.count(ids, step)
 
 
 class AdmissionFilter:
     """Not thread-safe. A step is everywhere that of the table's last update.
 
     Args:
-        spec: Of the table.
-        index: Of its rows.
+        index: Of the table's rows.
         scan: Removes those that have to go.
         room: Memory for more.
-        waiting: The ids that wait for a row, if the entry lets them.
+        rule: Which unknown ids get a row; None: all.
         ranking: In which rows go.
     """
 
     def __init__(
         self,
-        spec: TableSpec,
         index: RowMemory,
         scan: RowScan,
         room: MemoryAccount,
-        waiting: CandidateIds | None,
+        rule: AdmissionRule | None,
         ranking: EvictionRanking,
     ) -> None:
         self._ranking = ranking
         self._index = index
         self._scan = scan
         self._room = room
-        self._waiting = waiting
-        self._chance = part_of(spec.entry, ProbabilityEntry)
-        self._stream = int(initializer_arguments(spec.initializer, spec.seed, spec.name)[3])
+        self._rule = rule
 
     def check(self, parts: Sequence[Ids], step: int, written: bool = False) -> None:
         """See SparseTable.check_room."""
@@ -79,15 +140,14 @@ class AdmissionFilter:
 
     def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
         """What is left of a push without the unknown ids that get no row; there is room for the rest."""
-        admits_all = self._chance is None and self._waiting is None
-        if admits_all and self._room.surely_fit(len(ids)):
+        if self._rule is None and self._room.surely_fit(len(ids)):
             return ids, gradients
         slots, unknown = self._index.locate(ids)
         kept = self._rowed(ids, slots, step) if unknown else np.ones(len(ids), np.bool_)
         new = ids[kept & (slots == 0)]
         self._room.check(int(np.count_nonzero(kept)), new, unknown)
-        if self._waiting is not None and unknown:
-            self._waiting.count(np.ascontiguousarray(ids[slots == 0]), step + 1)
+        if unknown and self._rule is not None and self._rule.candidates is not None:
+            self._rule.pushed(np.ascontiguousarray(ids[slots == 0]), step + 1)
         if not kept.all():
             ids, gradients = ids[kept], gradients[kept]
         if self._room.evicts and len(new) > self._room.places:
@@ -104,11 +164,9 @@ class AdmissionFilter:
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
         """Which ids have a row after the next update, if that names them."""
-        kept: NDArray[np.bool_] = slots != 0
-        if self._chance is not None:
-            return kept | drawn(ids, self._chance.probability, self._stream, step + 1)
-        if self._waiting is None:
+        if self._rule is None:
             return np.ones(len(ids), np.bool_)
+        kept: NDArray[np.bool_] = slots != 0
         unknown = np.flatnonzero(~kept)
-        kept[unknown] = self._waiting.passing(np.ascontiguousarray(ids[unknown]))
+        kept[unknown] = self._rule.passing(np.ascontiguousarray(ids[unknown]), step + 1)
         return kept

@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.schema.entry import CountFilterEntry
 from psfleet.tables import expiry
 from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.row_data import CandidateData
@@ -16,14 +15,18 @@ Ids = NDArray[np.int64]
 class CandidateIds:
     """The candidates of one table on one server, in host memory wherever its rows are. Not thread-safe.
 
+    Args:
+        needed: With which push an id gets its row.
+        capacity: How many are remembered.
+
     Attributes:
         index: Their counts, as rows of one uint32.
         capacity: How many are remembered.
     """
 
-    def __init__(self, entry: CountFilterEntry, servers: int) -> None:
-        self._needed = entry.count_filter
-        self.capacity = -(-entry.candidates // servers)
+    def __init__(self, needed: int, capacity: int) -> None:
+        self._needed = needed
+        self.capacity = capacity
         self.index = HostRowMemory(1, self.capacity, marks=False)
 
     @property

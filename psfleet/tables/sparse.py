@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.rule_text import scalars_of
 from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
-from psfleet.schema.entry import CountFilterEntry, EvictionStreamEntry, part_of
+from psfleet.schema.entry import EvictionStreamEntry, part_of
 from psfleet.schema.table import Device, TableSpec
-from psfleet.tables.admission import AdmissionFilter
+from psfleet.tables.admission import AdmissionFilter, admission_rule
 from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.candidates import CandidateIds
 from psfleet.tables.copy_on_write import FrozenRows
 from psfleet.tables.eviction_ranking import eviction_ranking
 from psfleet.tables.eviction_stream import EvictionStream
@@ -94,14 +93,14 @@ class SparseTable:
         index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
         self._index = index
         self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
-        filter_ = part_of(spec.entry, CountFilterEntry)
-        self._waiting = waiting = CandidateIds(filter_, servers) if filter_ else None
+        rule = admission_rule(spec, servers)
+        self._waiting = waiting = None if rule is None else rule.candidates
         asked = part_of(spec.entry, EvictionStreamEntry)
         stream = None if asked is None else EvictionStream(spec.name, -(-asked.keep // servers))
         self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
         self._scan = scan = RowScan(index, spec.every_row, stream)
         self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget, limits.pushed)
-        self._admission = AdmissionFilter(spec, index, scan, self._room, waiting, ranking)
+        self._admission = AdmissionFilter(index, scan, self._room, rule, ranking)
         self._lifetime = RowLifetime(spec, index, scan, waiting, packed.scores, ranking)
         self._counts = spec.counts_frequency
         self._lock = threading.Lock()
