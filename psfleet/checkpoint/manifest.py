@@ -11,7 +11,7 @@ from typing import Any, Literal
 from psfleet.checkpoint.leftovers import place_of, put_back
 from psfleet.checkpoint.table_definitions import table_from_json, table_to_json, version_of
 from psfleet.checkpoint.tensors import digest
-from psfleet.checkpoint.worker_state import read_states
+from psfleet.data.worker_state import read_states
 from psfleet.errors import CheckpointError
 from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
@@ -101,7 +101,7 @@ class Manifest:
         files: One for each server.
         cut: Where in the training it lies.
         base: None: it is whole by itself.
-        workers: By seat what its worker keeps in a snapshot, see psfleet.checkpoint.worker_state.
+        workers: By seat what its worker keeps in a snapshot, see psfleet.data.worker_state.
     """
 
     tables: tuple[TableSpec, ...]

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,14 +31,16 @@ from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.standalone import check_outside
 from psfleet.parameters.initializer import Initializer, starting
 from psfleet.parameters.parameter import as_numbers
-from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
-from psfleet.prediction.predictors import Predictor
 from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
 from psfleet.runtime.pooled_ids import PooledIds
 from psfleet.runtime.read_version import ReadVersion
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import Device, InitializerSpec, RowPrecision, TableSpec
 from psfleet.strategy import Settings
+
+if TYPE_CHECKING:
+    from psfleet.prediction.cut_evaluation import CutEvaluation
+    from psfleet.prediction.predictors import Predictor
 
 __all__ = ["Client"]
 
@@ -225,7 +227,7 @@ class Client:
         metrics: Tasks,
         slices: Slices = (),
         folder: str | os.PathLike[str] | None = None,
-    ) -> CutEvaluation:
+    ) -> "CutEvaluation":
         """Evaluate a model at one cut through the training, which goes on meanwhile; see `fleet.evaluate`.
 
             def chance(tables, ids):
@@ -239,7 +241,11 @@ class Client:
             batches, metrics, slices, folder: As for `fleet.evaluate`.
         """
 
-        def make(tables: Runtime) -> Predictor:
+        from psfleet.prediction.cut_evaluation import (
+            evaluate_cut,  # loads programs and the embedded runtime
+        )
+
+        def make(tables: Runtime) -> "Predictor":
             return functools.partial(model, Client(tables))
 
         return evaluate_cut(self.runtime, make, batches, metrics, slices, folder)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.client.client import Client
-from psfleet.embedded.frozen_runtime import FrozenRuntime
 from psfleet.errors import ConfigError
 from psfleet.execution.model_files import folder_of
 from psfleet.formats.running_job import read_running_job
@@ -134,4 +133,6 @@ def _of_checkpoint(folder: Any, *others: object) -> Client:
             f"connect() got checkpoint={folder!r} and settings of a fleet; a checkpoint is read in this "
             "process, so leave the others out"
         )
+    from psfleet.embedded.frozen_runtime import FrozenRuntime  # loads the embedded runtime
+
     return Client(FrozenRuntime(folder_of(folder, "connect")))

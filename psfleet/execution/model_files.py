@@ -1,17 +1,18 @@
 """Whole checkpoints of one worker's fleet, for `psfleet.fleet` and the clients of `psfleet.connect()`."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from psfleet.checkpoint import read_specs
 from psfleet.errors import CheckpointError, ConfigError, UsageError
-from psfleet.execution.warm_start import TableNames, warm_start
 from psfleet.parameters.binding import invalidate
 from psfleet.parameters.parameter import living_names
 from psfleet.runtime.interface import Runtime, passes
 
 __all__ = ["TableNames", "folder_of", "has_loaded", "load", "save"]
+
+TableNames = Iterable[str] | Mapping[str, str]
+"""Names of tables, or by name the one of the checkpoint whose weights it gets."""
 
 _NAMED = 5  # tables in a message
 _loads = 0
@@ -66,6 +67,8 @@ def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
             _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
             runtime.load(path)
         else:
+            from psfleet.execution.warm_start import warm_start  # loads the tables of servers
+
             warm_start(runtime, path, tables)
     runtime.barrier()
     _loads += 1
@@ -79,6 +82,8 @@ def has_loaded() -> bool:
 
 def _check_useful(path: str, wanted: Collection[str]) -> None:
     """Refuse a folder from which nothing of the script would get a value."""
+    from psfleet.checkpoint import read_specs  # loads the tables of servers
+
     held = {spec.name for spec in read_specs(path)}
     if not held.isdisjoint(wanted):
         return

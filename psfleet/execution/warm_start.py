@@ -9,14 +9,12 @@ from psfleet.checkpoint import Snapshot
 from psfleet.checkpoint.imported_rows import known_tables
 from psfleet.checkpoint.table_content import content_of
 from psfleet.errors import CheckpointError
+from psfleet.execution.model_files import TableNames
 from psfleet.parameters.table_writes import step_of
 from psfleet.runtime.interface import Runtime, TableState
 from psfleet.schema.table import TableSpec
 
-__all__ = ["TableNames", "warm_start"]
-
-TableNames = Iterable[str] | Mapping[str, str]
-"""Names of tables, or by name the one of the checkpoint whose weights it gets."""
+__all__ = ["warm_start"]
 
 
 @dataclass(frozen=True, slots=True)

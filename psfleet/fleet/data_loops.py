@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from psfleet.checkpoint.worker_state import PLACE, LoopPosition, WorkerState, read_states
 from psfleet.data.peekable import BufferedPeekable, Peekable, RepeatablePeekable, SizedPeekable
+from psfleet.data.progress import ScriptProgress
+from psfleet.data.worker_state import PLACE, LoopPosition, WorkerState, read_states
 from psfleet.errors import UsageError
 from psfleet.execution import untrained
-from psfleet.fleet.progress import ScriptProgress
 from psfleet.formats.document import reading
 from psfleet.platform.notices import say
 

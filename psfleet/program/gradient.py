@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.parameters.pooled_gradient import PooledGradient, joined_gradients
 from psfleet.program.operation import Context, Gradient, Record
-from psfleet.program.ops.scatter import scatter_rows
+from psfleet.program.scatter import scatter_rows
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable

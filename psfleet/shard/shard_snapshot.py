@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from psfleet.tables.row_snapshot import FrozenTable
-
 if TYPE_CHECKING:  # its parts take events, and one of these carries a frozen shard
     from psfleet.shard.shard_state import ShardState
+    from psfleet.tables.row_snapshot import FrozenTable  # workers have events, but no tables
 
 __all__ = ["FrozenShard"]
 
@@ -29,7 +28,7 @@ class FrozenShard:
     number: int
     index: int
     servers: int
-    tables: Sequence[FrozenTable]
+    tables: "Sequence[FrozenTable]"
     state: "ShardState"
     mode: str = ""
     round: int = 0

@@ -27,8 +27,8 @@ from psfleet.checkpoint import (
     linked,
     write_frozen,
 )
-from psfleet.checkpoint.worker_state import PLACE, LoopPosition, WorkerState
 from psfleet.consistency import find_mode
+from psfleet.data.worker_state import PLACE, LoopPosition, WorkerState
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.execution.inference import save_inference

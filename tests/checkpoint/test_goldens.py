@@ -25,7 +25,7 @@ from psfleet.checkpoint import (
     read_manifest,
 )
 from psfleet.checkpoint.manifest import write_manifest
-from psfleet.checkpoint.worker_state import read_states
+from psfleet.data.worker_state import read_states
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError, FrameError, PsfleetError, UsageError
 from psfleet.execution.executor import Executor

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.checkpoint.worker_state import redealt
+from psfleet.data.worker_state import redealt
 from psfleet.mode_runtimes.switch import connect
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet

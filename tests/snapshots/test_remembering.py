@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from psfleet.checkpoint.worker_state import LoopPosition, WorkerState, read_states
+from psfleet.data.worker_state import LoopPosition, WorkerState, read_states
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.lr import StepDecay
 from psfleet.settings.durations import SnapshotInterval

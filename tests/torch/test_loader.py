@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from psfleet.checkpoint.worker_state import WorkerState
+from psfleet.data.worker_state import WorkerState
 from psfleet.fleet.data_loops import DataLoops
 
 

@@ -1,7 +1,7 @@
 """The parameters of a cluster as one worker sees them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from psfleet.chaos.injection import FaultInjector, PushAudit
 from psfleet.consistency import ConsistencyMode, find_mode
 from psfleet.data.assignment import Range
+from psfleet.data.progress import ScriptProgress
 from psfleet.errors import ConfigError, UsageError
-from psfleet.fleet.progress import ScriptProgress
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.interrupts import deferred
 from psfleet.rules import import_rules
@@ -47,9 +47,11 @@ from psfleet_worker.session.instructions import CollectiveResult
 from psfleet_worker.session.retries import Patience
 from psfleet_worker.sharding.worker_tables import WorkerTables
 from psfleet_worker.snapshot_request import save
-from psfleet_worker.stages.stage_links import StageLinks
 from psfleet_worker.stream.snapshot_marks import SnapshotMarks
 from psfleet_worker.stream.transfers import Transfers
+
+if TYPE_CHECKING:
+    from psfleet_worker.stages.stage_links import StageLinks
 
 __all__ = ["ClusterRuntime"]
 
@@ -361,7 +363,7 @@ class ClusterRuntime:
 
         Args:
             state_at: Of the number of its last push in the snapshot (below 0: of its last ones, see
-                psfleet.checkpoint.worker_state); called by another thread.
+                psfleet.data.worker_state); called by another thread.
         """
         self._marks.state_at = state_at
         return self._marks.introduce(keeps=True)
@@ -410,8 +412,12 @@ class ClusterRuntime:
             for answer in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
         ]
 
-    def stage_links(self, place: StagePosition, queue_size: int) -> StageLinks:
+    def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
         """The way to the other stages of this worker; it is open until this runtime is closed."""
+        from psfleet_worker.stages.stage_links import (
+            StageLinks,  # loads zmq, which only pipelines need
+        )
+
         self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
         return self._links
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.errors import IdError, ShapeError
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.operation import Array, Context, Gradient, Op, Spec
-from psfleet.program.ops.scatter import scatter_rows
+from psfleet.program.scatter import scatter_rows
 from psfleet.runtime.pooled_ids import Asked
 
 if TYPE_CHECKING:

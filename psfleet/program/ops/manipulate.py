@@ -9,7 +9,7 @@ import numpy as np
 from psfleet.errors import IdError, ShapeError
 from psfleet.program.operation import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.ops.check import need_one_dtype
-from psfleet.program.ops.scatter import scatter_rows
+from psfleet.program.scatter import scatter_rows
 from psfleet.program.shapes import axis_of, same, size_of
 
 if TYPE_CHECKING:

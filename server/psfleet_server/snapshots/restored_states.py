@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psfleet.checkpoint import read_manifest
-from psfleet.checkpoint.worker_state import redealt
+from psfleet.data.worker_state import redealt
 from psfleet_server.durability.recovery import workers_of
 
 __all__ = ["RestoredStates"]

@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import cast
 
 from psfleet.consistency import ConsistencyMode
+from psfleet.data.progress import ScriptProgress
 from psfleet.errors import DeadlineExceeded
-from psfleet.fleet.progress import ScriptProgress
 from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Leave
 from psfleet_worker.session.instructions import (

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.checkpoint import read_specs
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_spec_value
 from psfleet.schema.table import TableSpec
@@ -105,6 +104,8 @@ class WorkerTables(TableReader):
 
     def load(self, path: str) -> None:
         """See Runtime.load."""
+        from psfleet.checkpoint import read_specs  # loads the tables of servers
+
         absolute = str(Path(path).absolute())
         specs = read_specs(absolute)
         wait_all(

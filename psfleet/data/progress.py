@@ -11,7 +11,7 @@ With a push (in sync mode with its commit, so that both count together) servers 
 import json
 from typing import Any
 
-from psfleet.checkpoint.worker_state import read_states
+from psfleet.data.worker_state import read_states
 from psfleet.formats.document import Format, exact, reading
 
 __all__ = ["ScriptProgress"]
