@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +31,7 @@ import numpy as np
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import UserSettings
 
-__all__ = ["cache_folder", "forget_compiled", "load_text", "short_rows"]
+__all__ = ["cache_folder", "forget_compiled", "load_in_any_order", "load_text", "short_rows"]
 
 _HELPERS = (
     "hash_index.py",
@@ -43,6 +44,7 @@ _HELPERS = (
 _LONGEST = 300.0  # seconds for which a process waits for another one that compiles
 _lock = threading.Lock()
 _modules: dict[str, ModuleType] = {}
+_waits = ContextVar("_waits", default=True)  # for what another process compiles
 
 
 def load_text(stem: str, text: str) -> ModuleType:
@@ -52,14 +54,37 @@ def load_text(stem: str, text: str) -> ModuleType:
         stem: Start of the file's name, for people who read a stack trace.
         text: The module's source.
     """
-    digest = hashlib.blake2b((_surroundings() + text).encode(), digest_size=10).hexdigest()
-    name = f"psfleet_kernel_{stem}_{digest}"
+    name = _name_of(stem, text)
     with _lock:
         if name not in _modules:
             path = cache_folder() / f"{name}.py"
             with short_rows(), _compiling(path.with_suffix(".lock")):
                 _modules[name] = _mended(name, _write(path, text))
         return _modules[name]
+
+
+def _name_of(stem: str, text: str) -> str:
+    digest = hashlib.blake2b((_surroundings() + text).encode(), digest_size=10).hexdigest()
+    return f"psfleet_kernel_{stem}_{digest}"
+
+
+def load_in_any_order(*loads: Callable[[], object]) -> None:
+    """Call functions that load kernels; first those whose kernels no other process is compiling.
+
+    Processes that start together so share the work, where each would wait for the same one.
+    """
+    later = []
+    reset = _waits.set(False)
+    try:
+        for load in loads:
+            try:
+                load()
+            except BlockingIOError:
+                later.append(load)
+    finally:
+        _waits.reset(reset)
+    for load in later:
+        load()
 
 
 @contextmanager
@@ -147,13 +172,19 @@ def _compiling(path: Path) -> Iterator[None]:
 
 
 def _lock_file(file: int) -> bool:
-    """Whether the file could be locked; waits for a process that compiles, for as long as that may take."""
+    """Whether the file could be locked; waits for a process that compiles, for as long as that may take.
+
+    Raises:
+        BlockingIOError: Another process compiles, and `load_in_any_order` has something else to do.
+    """
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
+            if not _waits.get():
+                raise
             time.sleep(0.05)
         except OSError:  # a file system without locks
             return False

@@ -49,7 +49,7 @@ OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
 def helper(function):
     """A function that kernels call; it is compiled into them."""
-    return njit(**OPTIONS)(function)
+    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
 def inlined(function):
@@ -63,7 +63,7 @@ def inlined(function):
 
 def kernel(signature):
     """Decorates a function that Python calls: compiled at import, or taken from the cache."""
-    return njit(signature, cache=True, **OPTIONS)
+    return njit(signature, cache=True, no_cfunc_wrapper=True, **OPTIONS)
 
 
 _KINDS = {

@@ -1,16 +1,20 @@
 """The memory of the host, for tables."""
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.kernels.cache import load_in_any_order
+from psfleet.kernels.generate import static_kernels
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense_memory import DenseMemory, HostDenseMemory
-from psfleet.tables.host_rows import HostRowMemory
+from psfleet.tables.host_rows import HostRowMemory, index_kernels
 from psfleet.tables.memory_kind import MemoryKind
 from psfleet.tables.packed_rows import PackedRows
 from psfleet.tables.row_memory import RowMemory
-from psfleet.tables.row_update import HostRowUpdate, RowUpdate
+from psfleet.tables.row_update import HostRowUpdate, RowUpdate, host_kernels
 
 __all__ = ["HostMemory"]
 
@@ -36,5 +40,8 @@ class HostMemory(MemoryKind):
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
         """See MemoryKind."""
-        rows = HostRowMemory(PackedRows(spec).width, max_rows, spec.every_row)
+        removes = spec.entry is not None
+        index = (partial(static_kernels, name) for name in index_kernels(removes))
+        load_in_any_order(*index, partial(host_kernels, spec))
+        rows = HostRowMemory(PackedRows(spec).width, max_rows, spec.every_row, removes)
         return rows, HostRowUpdate(spec, rows), host

@@ -1,6 +1,7 @@
 """A rule at work on the rows of a sparse table, in host memory or on a device behind the same interface."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from psfleet.kernels.rule_text import scratch_for
 from psfleet.schema.table import TableSpec
 from psfleet.tables.host_rows import HostRowMemory
 
-__all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues"]
+__all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues", "host_kernels"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -65,24 +66,29 @@ class RowUpdate(Protocol):
         """Update every row that the push of this step did not name, with a zero gradient."""
 
 
+def host_kernels(spec: TableSpec) -> ModuleType:
+    """The kernels of a table's rule for rows in host memory."""
+    return sparse_kernels(
+        spec.rule,
+        bool(spec.decay.l1),
+        bool(spec.decay.l2),
+        spec.dim,
+        spec.every_row,
+        spec.pushed_scores,
+        spec.counts_frequency,
+        spec.precision,
+    )
+
+
 class HostRowUpdate:
     """See RowUpdate."""
 
     def __init__(self, spec: TableSpec, index: HostRowMemory) -> None:
-        rule, decay = spec.rule, spec.decay
+        rule = spec.rule
         self._index = index
         self._dim = spec.dim
         self._turns = rule.turns
-        self._kernels = sparse_kernels(
-            rule,
-            bool(decay.l1),
-            bool(decay.l2),
-            spec.dim,
-            spec.every_row,
-            spec.pushed_scores,
-            spec.counts_frequency,
-            spec.precision,
-        )
+        self._kernels = host_kernels(spec)
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(192, np.int64)
         self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)

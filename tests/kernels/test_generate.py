@@ -1,5 +1,6 @@
 """Generated modules: vectorised, cached, private, safe beside each other."""
 
+import fcntl
 import os
 import re
 import stat
@@ -11,7 +12,15 @@ from typing import Any
 import pytest
 from numba import njit
 
-from psfleet.kernels.cache import _HELPERS, _surroundings, cache_folder, short_rows
+from psfleet.kernels.cache import (
+    _HELPERS,
+    _name_of,
+    _surroundings,
+    cache_folder,
+    load_in_any_order,
+    load_text,
+    short_rows,
+)
 from psfleet.kernels.generate import dense_kernels, sparse_kernels
 from psfleet.kernels.intrinsics import OPTIONS
 from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
@@ -113,6 +122,25 @@ def test_one_of_several_processes_compiles(tmp_path: Path) -> None:
         for file in cache.rglob(pattern):
             file.write_bytes(content)
         assert finish(start(cache))[0] == wanted
+
+
+def test_what_another_process_compiles_is_loaded_last(tmp_path: Path) -> None:
+    """Of several kernels those that nobody compiles come first, and then the others, once they are there."""
+    first, second = f"value = '{tmp_path} 1'", f"value = '{tmp_path} 2'"
+    held = os.open(cache_folder() / f"{_name_of('first', first)}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    loaded: list[str] = []
+
+    def load(stem: str, text: str) -> None:
+        if stem == "second":
+            fcntl.flock(held, fcntl.LOCK_UN)  # the other one is done
+        loaded.append(load_text(stem, text).value)
+
+    try:
+        load_in_any_order(lambda: load("first", first), lambda: load("second", second))
+    finally:
+        os.close(held)
+    assert loaded == [f"{tmp_path} 2", f"{tmp_path} 1"]
 
 
 def test_a_folder_that_others_may_write_is_not_used(
