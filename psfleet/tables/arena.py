@@ -1,5 +1,6 @@
 """Reserved memory: an address range as large as a table may become, paid for page by page."""
 
+import _thread
 import ctypes
 import mmap
 import threading
@@ -41,7 +42,7 @@ class Arena:
             ) from error
         self.size = size
         self._made = 0
-        self._maker: threading.Thread | None = None
+        self._making = threading.Lock()  # a thread makes pages
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._page = mmap.PAGESIZE
         self._advise("MADV_NOHUGEPAGE")
@@ -70,20 +71,26 @@ class Arena:
         return -(-used // page) * page
 
     def keep_ahead(self, used: int, most: int = AHEAD) -> None:
-        """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon."""
+        """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon.
+
+        Does not wait until that thread runs, as `threading.Thread.start` does: on a busy machine for
+        milliseconds, and a push may come here thousands of times in a second.
+        """
         if used < _SMALL:
             return
         ahead = min(max(used // _PART, _PAGE), AHEAD, most) // _PAGE * _PAGE
-        busy = self._maker is not None and self._maker.is_alive()
-        if not ahead or used + ahead // 2 < self._made or busy:
+        if not ahead or used + ahead // 2 < self._made or not self._making.acquire(blocking=False):
             return
-        self._maker = threading.Thread(
-            target=self.populate,
-            name="psfleet-pages",
-            daemon=True,
-            args=(max(used, self._made), used + ahead),
-        )
-        self._maker.start()
+        try:
+            _thread.start_new_thread(self._make, (max(used, self._made), used + ahead))
+        except RuntimeError:  # there may be no more threads; pages are then made at first use
+            self._making.release()
+
+    def _make(self, start: int, end: int) -> None:
+        try:
+            self.populate(start, end)
+        finally:
+            self._making.release()
 
     def _advise(self, name: str) -> None:
         """Tell the kernel, where it knows this advice."""

@@ -1,7 +1,7 @@
 """Reserved memory."""
 
+import _thread
 import ctypes
-import threading
 
 import pytest
 
@@ -10,6 +10,7 @@ from psfleet.rules.adam import Adam
 from psfleet.schema.table import TableSpec
 from psfleet.tables.arena import Arena
 from psfleet.tables.sparse import SparseTable
+from tests.waiting import until
 
 
 def used(arena: Arena, offset: int) -> int:
@@ -26,16 +27,15 @@ def test_memory_is_zero_and_paid_for_late() -> None:
 
 def test_pages_are_made_ahead_by_a_thread_that_ends() -> None:
     """The thread ends by itself, keeps what is there, and small arenas have none."""
-    arena, before = Arena(64 << 20), threading.active_count()
+    arena, before = Arena(64 << 20), _thread._count()
     ctypes.c_ubyte.from_address(arena.address + (9 << 20)).value = 7
     arena.keep_ahead(1 << 20)
-    assert threading.active_count() == before
+    assert _thread._count() == before
+    assert arena.taken(0) == 0
     arena.keep_ahead(8 << 20)
     arena.keep_ahead(8 << 20)
-    for thread in threading.enumerate():
-        if thread.name == "psfleet-pages":
-            thread.join(60)
-    assert threading.active_count() == before
+    until(lambda: arena.taken(0) == 10 << 20)
+    until(lambda: _thread._count() == before)
     assert used(arena, 9 << 20) == 7
 
 
