@@ -153,11 +153,13 @@ def free_ports(count: int) -> list[int]:
 def environment(**more: str) -> dict[str, str]:
     """The environment of a measured process: one thread for each BLAS, psfleet importable.
 
-    OPENBLAS_CORETYPE is taken out: each BLAS shall choose the kernels of this processor by itself.
+    OPENBLAS_CORETYPE is taken out: each BLAS shall choose the kernels of this processor by itself. So is
+    PYTHONDONTWRITEBYTECODE, with which each process would compile all modules of a checkout anew.
     """
     paths = [str(ROOT / part) for part in (".", "server", "worker", "launch", "benchmarks")]
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    inherited = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    left_out = {"OPENBLAS_CORETYPE", "PYTHONDONTWRITEBYTECODE"}
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**inherited, **single, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
