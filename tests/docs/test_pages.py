@@ -95,9 +95,9 @@ def test_rules(tmp_path: Path) -> None:
 
 
 def test_modes(tmp_path: Path) -> None:
-    """The page's mode is one that the page's script can name."""
-    module, script = blocks("modes.md")
-    (tmp_path / "my_modes.py").write_text(module)
+    """The page's modes, one with a gate of its own, can be registered, and its script can name one."""
+    *modes, script = blocks("modes.md")
+    (tmp_path / "my_modes.py").write_text("\n".join(modes))
     run(script, tmp_path)
 
 
