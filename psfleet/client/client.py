@@ -241,9 +241,7 @@ class Client:
             batches, metrics, slices, folder: As for `fleet.evaluate`.
         """
 
-        from psfleet.prediction.cut_evaluation import (
-            evaluate_cut,  # loads programs and the embedded runtime
-        )
+        from psfleet.prediction.cut_evaluation import evaluate_cut  # loads programs
 
         def make(tables: Runtime) -> "Predictor":
             return functools.partial(model, Client(tables))
