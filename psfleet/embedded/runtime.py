@@ -35,6 +35,7 @@ from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shr
 from psfleet.shard.server_group import placed
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.shard.tick_timer import TickTimer
 from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import MemoryChoice
@@ -82,7 +83,7 @@ class EmbeddedRuntime:
         self._packer = GradientCompressor(self.worker_index, self.wire.gradients)
         self._watch = watch or NonFiniteCheck(self.worker_index)
         self._clock = clock
-        self._ticked = clock()
+        self._timer = TickTimer(clock())
         self._specs: dict[int, TableSpec] = {}
         self._pushes = 0
         self._saves = 0
@@ -168,9 +169,9 @@ class EmbeddedRuntime:
 
     def _tick(self) -> None:
         every, now = self._shard.tick_every, self._clock()
-        if every and now - self._ticked >= every:
-            self._expect(self._shard.handle(Tick(now - self._ticked), "tick"))
-            self._ticked = now
+        if passed := self._timer.due(every, now):
+            self._expect(self._shard.handle(Tick(passed), "tick"))
+            self._timer.told(now)
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
         """The gradients with each id once, as amp rounds them."""

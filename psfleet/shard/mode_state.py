@@ -84,7 +84,8 @@ class ConsistencyState:
 
     def start(self, event: Join) -> None:
         """The fleet runs in the mode of this worker, which is its own if it has one."""
-        self._be_in(event.mode, self.gate)
+        if event.mode.agreed() != self.declared:  # else the gate keeps what it knows
+            self._be_in(event.mode, self.gate)
 
     def switch(self, event: Join, last: int) -> None:
         """Go on in another mode; rounds go on after `last`."""

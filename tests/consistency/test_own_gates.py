@@ -155,6 +155,16 @@ def test_time_lets_pulls_pass() -> None:
     assert records == []
 
 
+def test_a_worker_that_joins_leaves_the_gate_as_it_is() -> None:
+    """What a gate has learned of the time is not forgotten when a worker comes back."""
+    shard = shard_in(declared("patient", patience=2))
+    push(shard, 0, 1)
+    assert shard.handle(Pull(0, 1, (), clock=1), "pull") == []
+    shard.handle(Tick(1.0), "tick")
+    shard.handle(Join(2, 2, declared("patient", patience=2)), "join")
+    assert shard.handle(Tick(1.0), "tick")[1:] == [SendValues("pull", ())]
+
+
 def test_all_must_agree_on_every_setting() -> None:
     """A worker that asks for another value of the second one is refused."""
     shard = shard_in(declared("quorum", stragglers=1))

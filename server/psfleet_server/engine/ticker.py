@@ -11,15 +11,16 @@ from collections.abc import Callable
 from psfleet.errors import NoRoom
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.events import Tick
+from psfleet.shard.tick_timer import TickTimer
 from psfleet_server.engine.shard_host import ShardHost
 
 __all__ = ["Ticker"]
 
-_LOOK = 1.0  # seconds between looks whether any table wants to know the time
+_LOOK = 1.0  # seconds between looks whether anybody wants to know the time
 
 
 class Ticker:
-    """Tells a host's shard the time as often as its tables want it; while none does, never.
+    """Tells a host's shard the time as often as its tables or its mode want it; while none does, never.
 
     Args:
         host: Around the shard.
@@ -43,15 +44,15 @@ class Ticker:
             self._thread.join()
 
     def _run(self) -> None:
-        told = self._clock()
+        timer = TickTimer(self._clock())
         every = 0.0
         while not self._over.wait(min(every or _LOOK, _LOOK)):
             with self._host.lock:
                 every = self._host.shard.tick_every
             now = self._clock()
-            if every and now - told >= every:
+            if passed := timer.due(every, now):
                 with contextlib.suppress(NoRoom):  # the time goes on to count
-                    self._host.ask(Tick(now - told))
-                    told = now
+                    self._host.ask(Tick(passed))
+                    timer.told(now)
             with contextlib.suppress(NoRoom):
                 self._host.retry()
