@@ -1,6 +1,7 @@
 """Which server holds the row of an id.
 
-The hash of an id says its virtual shard; servers hold equal, neighbouring shares of the virtual shards.
+The hash of an id says its virtual shard; servers hold neighbouring virtual shards, as nearly equally many as
+can be. Nothing else decides it. A server's log does not say by which routing it was written.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -12,7 +13,14 @@ from psfleet.errors import UsageError
 from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.intrinsics import helper
 
-__all__ = ["VIRTUAL_SHARDS", "owned_by", "routes", "virtual_shard", "virtual_shards"]
+__all__ = [
+    "VIRTUAL_SHARDS",
+    "largest_share",
+    "owned_by",
+    "routes",
+    "virtual_shard",
+    "virtual_shards",
+]
 
 VIRTUAL_SHARDS = 1024
 _FIRST_BIT = 40  # of the hash; no table uses these bits, see psfleet.kernels.hashing
@@ -27,10 +35,15 @@ def virtual_shard(hashed):
 
 
 def routes(groups: int) -> NDArray[np.uint32]:
-    """The group of each virtual shard: uint32 [VIRTUAL_SHARDS], equal shares, ascending."""
+    """The group of each virtual shard: uint32 [VIRTUAL_SHARDS], ascending."""
     if not 1 <= groups <= VIRTUAL_SHARDS:
         raise UsageError(f"there are {groups} servers; a fleet has 1 to {VIRTUAL_SHARDS}")
     return (np.arange(VIRTUAL_SHARDS) * groups // VIRTUAL_SHARDS).astype(np.uint32)
+
+
+def largest_share(groups: int) -> float:
+    """The part of all ids that the group with most of them holds, on average."""
+    return float(np.bincount(routes(groups)).max()) / VIRTUAL_SHARDS
 
 
 def virtual_shards(ids: Ids) -> NDArray[np.uint32]:

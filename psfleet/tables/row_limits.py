@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from psfleet.kernels.id_routing import largest_share
 from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_memory import ROW_BYTES
@@ -15,9 +16,10 @@ _DEVIATIONS = 6
 class RowLimits(NamedTuple):
     """The limits of one server's part.
 
-    The hash of an id decides on its server. Of n rows each of k servers gets n/k on average, with a standard
-    deviation below the root of that. So a table that is full on some number of servers has more than a
-    server's part on some servers of another fleet: what is restored or written may exceed it.
+    The hash of an id decides on its server. Of n rows a server gets its share of the virtual shards on
+    average, with a standard deviation below the root of that. So a table that is full on some number of
+    servers has more than a server's part on some servers of another fleet: what is restored or written may
+    exceed it.
 
     Attributes:
         pushed: Pushes add rows up to this number.
@@ -41,6 +43,8 @@ class RowLimits(NamedTuple):
             return cls(most, most)
         row = 4 * row_width + ROW_BYTES
         limits = [capacity.rows, capacity.bytes // row if capacity.bytes else 0]
-        part = min([max(-(-limit // servers), 1) for limit in limits if limit], default=most)
-        more = _DEVIATIONS * math.isqrt(part) if servers > 1 else 0
-        return cls(min(part, most), min(part + more, most))
+        limit = min([limit for limit in limits if limit], default=most * servers)
+        pushed = max(-(-limit // servers), 1)
+        largest = max(math.ceil(limit * largest_share(servers)), pushed)
+        more = _DEVIATIONS * math.isqrt(largest) if servers > 1 else 0
+        return cls(min(pushed, most), min(largest + more, most))
