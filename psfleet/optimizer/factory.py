@@ -56,7 +56,8 @@ def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
     shared = inspect.signature(Optimizer.__init__).parameters
     types = typing.get_type_hints(Optimizer.__init__, include_extras=True)
     fields = {field.name: field.default for field in dataclasses.fields(rule)}
-    names = spec.arguments.split() or [*fields, "parameters", "weight_decay", "grad_clip", "name"]
+    usual = *fields, "parameters", "weight_decay", "grad_clip", "name"
+    names = spec.arguments.split() or dict.fromkeys(usual)
     found = [shared["self"], _argument("learning_rate", types["learning_rate"], spec.learning_rate)]
     if spec.learning_rate is None:
         found[1] = found[1].replace(default=Parameter.empty)

@@ -18,6 +18,7 @@ def lion(w, g, h):
 class Lion(Rule):
     """w -= scale * lr * g."""
     scale: float = 1.0
+    weight_decay: float = 0.01
     name = "lion"
     optimizer = OptimizerSpec()
 
@@ -58,7 +59,7 @@ def test_a_new_file_is_enough(tmp_path: Path) -> None:
     )
     assert child.stdout.splitlines() == [
         str(tmp_path / "psfleet" / "__init__.py"),
-        "Lion(scale=2.0)",
+        "Lion(scale=2.0, weight_decay=0.01)",
         "True True",
         "True False",
     ], child.stderr
