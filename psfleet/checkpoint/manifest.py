@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.checkpoint.leftovers import place_of, put_back
-from psfleet.checkpoint.table_definitions import table_from_json, table_to_json, version_of
+from psfleet.checkpoint.table_definitions import LATEST, table_from_json, table_to_json, version_of
 from psfleet.checkpoint.tensors import digest
 from psfleet.data.worker_state import read_states
 from psfleet.errors import CheckpointError
@@ -31,7 +31,7 @@ __all__ = [
     "write_manifest",
 ]
 
-_FORMAT = Format("snapshot", versions=(1, 2))
+_FORMAT = Format("snapshot", versions=tuple(range(1, LATEST + 1)))
 _PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000

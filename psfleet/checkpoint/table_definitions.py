@@ -9,7 +9,7 @@ from psfleet.rules import make_rule, reference_of
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 
-__all__ = ["LATER", "LaterField", "table_from_json", "table_to_json", "version_of"]
+__all__ = ["LATER", "LATEST", "LaterField", "table_from_json", "table_to_json", "version_of"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ LATER = (
     LaterField("precision", str, 2, _precision, lambda said: {"precision": said}),
 )
 """In the order in which documents have them."""
+
+LATEST = max(field.since for field in LATER)
+"""The version of snapshots that has them all."""
 
 
 def version_of(said: Any) -> int:

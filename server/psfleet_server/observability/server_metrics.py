@@ -1,4 +1,8 @@
-"""The metrics of one server, read from its counters when somebody asks."""
+"""The metrics of one server, read from its counters when somebody asks.
+
+Times of calls are the fields of psfleet_server.engine.server_measurements.CallLatencies;
+psfleet_server.services.method_handlers says which method counts in which.
+"""
 
 import resource
 from collections.abc import Callable, Iterator, Mapping
