@@ -186,7 +186,8 @@ class ShellQueue(BatchQueue):
         assert job == "7"
         if self.ready.exists():
             self.ready.unlink()
-            signal.raise_signal(signal.SIGINT)  # as if a user said Ctrl-C
+            # As a user's `kill`. A shell that was started in the background cannot trap SIGINT.
+            signal.raise_signal(signal.SIGTERM)
         code = self.running.poll()
         return BatchState(code, "" if code in (None, 3) else "LOST")
 
@@ -206,7 +207,7 @@ def test_another_queue_needs_no_more_than_its_own_file(
     out, err = capfdbinary.readouterr()
     assert out == b"out\n"
     assert err == f"Shell job 7, from {tmp_path}/j/job.sh\nerr\n".encode()
-    stops = f"trap 'exit 5' INT; touch {tmp_path}/ready; while :; do sleep 0.1; done"
+    stops = f"trap 'exit 5' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"
     assert BatchJob.submit(queue, "j", launch, [stops], Resources()).follow() == 5
-    assert queue.cancelled == [signal.SIGINT]
+    assert queue.cancelled == [signal.SIGTERM]
     assert b"Shell job 7 has ended: LOST\n" in capfdbinary.readouterr().err
