@@ -96,7 +96,7 @@ def check_report(folder: Path, faults: list[dict[str, Any]]) -> None:
 def test_async(tmp_path: Path, seed: int) -> None:
     """While snapshots are taken: every acknowledged push is counted once on every server."""
     options = ("--durability", "log", "--snapshot-every", "1s", "--chaos-pace", "3")
-    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "async", "3"], *options)
+    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "async", "7"], *options)
     found = verdicts(report)
     assert (found["2"], found["3"], found["7"]) == ("kept", "kept", "kept"), errors
     assert "BROKEN" not in found.values()

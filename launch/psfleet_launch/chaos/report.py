@@ -106,7 +106,7 @@ def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseR
     found = {server: held["tables"] for server, held in run.held.items()}
     wanted = {server: held["tables"] for server, held in plain.held.items()}
     if len(wanted) < servers or len(found) < servers:
-        return PromiseResult(promise, False, f"{len(found)} of {servers} servers ended in order")
+        return _unknown(promise, run, servers)
     wrong = sorted(
         {name for s in wanted for name in wanted[s] if found[s].get(name) != wanted[s][name]}
     )
@@ -116,11 +116,20 @@ def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseR
     return PromiseResult(promise, True, f"{count} parts of tables on {servers} servers are equal")
 
 
+def _unknown(promise: str, run: FinishedJob, servers: int) -> PromiseResult:
+    """Not every server has noted what it held. One that is killed when all workers have left is not started
+    again; any other that dies for good ends the job with an error."""
+    found = f"{len(run.held)} of {servers} servers ended in order"
+    if run.code:
+        return PromiseResult(promise, False, found)
+    return PromiseResult(promise, None, f"{found}, others died when all workers had left")
+
+
 def _once(run: FinishedJob, servers: int) -> PromiseResult:
     promise = "2 an acknowledged push takes effect once"
     held, pushed = run.held, read_pushed(run.notes)
     if len(held) < servers:
-        return PromiseResult(promise, False, f"{len(held)} of {servers} servers ended in order")
+        return _unknown(promise, run, servers)
     wrong = [text for key, said in pushed.items() if (text := _miscounted(held, key, said))]
     if wrong:
         return PromiseResult(promise, False, "; ".join(wrong[:3]))
