@@ -1,7 +1,5 @@
 """A mode of a user's own with a rule for what pulls wait for: servers ask it, and know its settings."""
 
-import importlib
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.consistency import MODES, ConsistencyMode, find_mode
+from psfleet.consistency import ConsistencyMode, find_mode
 from psfleet.errors import ConfigError, FrameError
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.shard.events import (
@@ -36,6 +34,7 @@ from psfleet.wire.mode_messages import (
 )
 from psfleet.wire.server_state import ServerState, read_state, write_state
 from psfleet.wire.v1 import shard_pb2
+from tests.consistency.module_of_modes import module_of_modes
 from tests.consistency.workers import step, taken, together
 
 SOURCE = '''
@@ -88,15 +87,7 @@ IDS = np.arange(8)
 @pytest.fixture(autouse=True)
 def own_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module `own_gates`, which servers find too; psfleet knows its modes until the test ends."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "own_gates.py").write_text(SOURCE)
-    before = dict(MODES)
-    importlib.invalidate_caches()
-    importlib.import_module("own_gates")
-    yield
-    sys.modules.pop("own_gates", None)
-    MODES.clear()
-    MODES.update(before)
+    yield from module_of_modes("own_gates", SOURCE, tmp_path, monkeypatch)
 
 
 def asked(mode: str, **settings: float) -> ConsistencySettings:

@@ -1,17 +1,15 @@
 """A mode of a user's own: one declaration, which servers and workers import by name."""
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from psfleet.consistency import MODES
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.strategy import ConsistencySettings, Settings
 from psfleet.testing.local_fleet import LocalFleet
+from tests.consistency.module_of_modes import module_of_modes
 from tests.consistency.workers import step, taken, together
 
 SOURCE = '''
@@ -36,15 +34,7 @@ IDS = np.arange(8)
 @pytest.fixture(autouse=True)
 def own_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module `own_modes`, which servers find too; psfleet knows its mode until the test ends."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "own_modes.py").write_text(SOURCE)
-    before = dict(MODES)
-    importlib.invalidate_caches()
-    importlib.import_module("own_modes")
-    yield
-    sys.modules.pop("own_modes", None)
-    MODES.clear()
-    MODES.update(before)
+    yield from module_of_modes("own_modes", SOURCE, tmp_path, monkeypatch)
 
 
 def bounded(**settings: int) -> ConsistencySettings:

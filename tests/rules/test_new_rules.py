@@ -1,8 +1,9 @@
 """A rule of psfleet is one file: its optimizer and what type checkers read follow from it."""
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 RULE = '''
@@ -54,9 +55,7 @@ def test_a_new_file_is_enough(tmp_path: Path) -> None:
     (rules / "lion.py").write_text(RULE)
     (tmp_path / "users_rules.py").write_text(OF_A_USER)
     path = f"import sys; sys.path[:0] = {[str(tmp_path), str(ROOT / 'tools')]!r}\n"
-    child = subprocess.run(
-        [sys.executable, "-B", "-c", path + CHILD], capture_output=True, text=True, check=False
-    )
+    child = ended([sys.executable, "-B", "-c", path + CHILD])
     assert child.stdout.splitlines() == [
         str(tmp_path / "psfleet" / "__init__.py"),
         "Lion(scale=2.0, weight_decay=0.01)",
