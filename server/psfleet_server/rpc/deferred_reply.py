@@ -80,11 +80,12 @@ class DeferredReply:
             error_status.failure(self._context, error)
             self._send(None)
 
-    def measure(self, latency: LatencyHistogram) -> None:
-        """Count the time since the call came."""
+    def measure(self, *latencies: LatencyHistogram) -> None:
+        """Count the time since the call came, the same in all of them."""
         spent = time.perf_counter_ns() - self._began
-        latency.counts[spent.bit_length()] += 1
-        latency.total += spent
+        for latency in latencies:
+            latency.counts[spent.bit_length()] += 1
+            latency.total += spent
 
     def park(self, deadlines: "Deadlines", expire: Callable[[], None]) -> None:
         """Defer the reply; call `expire` when its deadline passes or its client is gone."""
@@ -106,12 +107,8 @@ class DeferredReply:
         with self._lock:
             first, self.done = not self.done, True
         if first:
-            spent = time.perf_counter_ns() - self._began
-            self._latency.counts[spent.bit_length()] += 1
-            self._latency.total += spent
-            if self.waited is not None:
-                self.waited.counts[spent.bit_length()] += 1
-                self.waited.total += spent
+            waited = () if self.waited is None else (self.waited,)
+            self.measure(self._latency, *waited)
         if first and self._parked is not None:
             self._parked.forget(self)
         return first
