@@ -1,11 +1,11 @@
 """Reserved memory: an address range as large as a table may become, paid for page by page."""
 
-import _thread
 import ctypes
 import mmap
-import threading
+from contextlib import suppress
 
 from psfleet.errors import UsageError
+from psfleet.tables.page_maker import make_pages
 
 __all__ = ["AHEAD", "Arena"]
 
@@ -42,7 +42,6 @@ class Arena:
             ) from error
         self.size = size
         self._made = 0
-        self._making = threading.Lock()  # a thread makes pages
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._page = mmap.PAGESIZE
         self._advise("MADV_NOHUGEPAGE")
@@ -61,7 +60,8 @@ class Arena:
         self.expect(end)
         first = start // _PAGE * _PAGE
         size = min(-(-end // _PAGE) * _PAGE, self.size) - first
-        self._made = max(self._made, first + size)
+        if first + size > self._made:  # what was ordered in advance counts already
+            self._made = first + size
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
 
     def taken(self, used: int) -> int:
@@ -71,28 +71,21 @@ class Arena:
         return -(-used // page) * page
 
     def keep_ahead(self, used: int, most: int = AHEAD) -> None:
-        """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon.
+        """Have pages behind the first `used` bytes, `most` at most, made by a thread. They count as taken.
 
-        Does not wait until that thread runs, as `threading.Thread.start` does: on a busy machine for
-        milliseconds, and a push may come here thousands of times in a second.
+        Each by itself: the kernel holds a lock meanwhile that a push needs for its large arrays.
         """
         if used < _SMALL:
             return
         ahead = min(max(used // _PART, _PAGE), AHEAD, most) // _PAGE * _PAGE
-        if not ahead or used + ahead // 2 < self._made or not self._making.acquire(blocking=False):
+        if not ahead or used + ahead // 2 < self._made:
             return
-        try:
-            _thread.start_new_thread(self._make, (max(used, self._made), used + ahead))
-        except RuntimeError:  # there may be no more threads; pages are then made at first use
-            self._making.release()
-
-    def _make(self, start: int, end: int) -> None:
-        try:
-            self.populate(start, end)
-        finally:
-            self._making.release()
+        start, self._made = max(used, self._made), used + ahead
+        for page in range(start // _PAGE * _PAGE, used + ahead, _PAGE):
+            make_pages(self.populate, page, page + _PAGE)
 
     def _advise(self, name: str) -> None:
-        """Tell the kernel, where it knows this advice."""
+        """Tell the kernel, where it knows this advice: one that has no huge pages refuses it."""
         if hasattr(mmap, name):
-            self._map.madvise(getattr(mmap, name))
+            with suppress(OSError):
+                self._map.madvise(getattr(mmap, name))

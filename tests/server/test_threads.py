@@ -53,7 +53,7 @@ ON_MACHINES = "moved servers"  # only where servers may move to another machine
 
 ELSEWHERE = {
     "psfleet/platform/service_thread.py",  # makes them
-    "psfleet/tables/arena.py",  # makes pages in advance; without it they are made at first use
+    "psfleet/tables/page_maker.py",  # makes pages in advance; without it they are made at first use
     "psfleet/testing/local_fleet.py",  # for tests
     "psfleet/testing/training_run.py",
 }
