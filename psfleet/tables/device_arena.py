@@ -121,21 +121,25 @@ class _DeviceRange:
         release.atexit = False  # then the process gives back everything
 
     def extend(self, start: int, end: int) -> None:
-        """Map memory for bytes start to end - 1."""
+        """Map memory for bytes start to end - 1, or leave all as it is."""
         binding, driver = cuda_driver.binding, cuda_driver.driver
         kind, place, size = _kind(), self._address + start, end - start
         cuda.current_context().deallocations.clear()  # numba frees late
         with _explained(size):
             memory = driver.cuMemCreate(size, kind, 0)
-        try:
-            driver.cuMemMap(binding.CUdeviceptr(place), size, 0, memory, 0)
-        finally:
-            driver.cuMemRelease(memory)  # what is mapped stays until it is unmapped
+            try:
+                driver.cuMemMap(binding.CUdeviceptr(place), size, 0, memory, 0)
+            finally:
+                driver.cuMemRelease(memory)  # what is mapped stays until it is unmapped
+            access = binding.CUmemAccessDesc()
+            access.location = kind.location
+            access.flags = binding.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            try:
+                driver.cuMemSetAccess(binding.CUdeviceptr(place), size, [access], 1)
+            except cuda_driver.CudaAPIError:  # else the next growth would map this place twice
+                driver.cuMemUnmap(binding.CUdeviceptr(place), size)
+                raise
         self._mapped.append((place, size))
-        access = binding.CUmemAccessDesc()
-        access.location = kind.location
-        access.flags = binding.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        driver.cuMemSetAccess(binding.CUdeviceptr(place), size, [access], 1)
 
     def array(self, count: int, dtype: np.dtype[Any]) -> Any:
         """The first elements as an array, which keeps this range."""

@@ -18,14 +18,18 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.parametrize(
     "module",
-    ["kernels.cuda_agreement", "tables.device_tables", "tables.device_rows", "tables.device_order"],
+    [
+        *("kernels.cuda_agreement", "tables.device_tables", "tables.device_order"),
+        *("tables.device_rows 0 3", "tables.device_rows 1 3", "tables.device_rows 2 3"),
+    ],
 )
 def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
     """Every rule as a kernel, dense and sparse, with and without decay, has the bits of the NumPy twin.
     Tables on the device say and hold what those in host memory do, whatever is done to both, and in whatever
     order the device does what is asked of it."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
-    run = ended([sys.executable, "-m", f"tests.{module}"], cwd=ROOT, env=environment, timeout=570)
+    command = [sys.executable, "-m", *f"tests.{module}".split()]
+    run = ended(command, cwd=ROOT, env=environment, timeout=570)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -57,35 +61,77 @@ needs_numba_cuda = pytest.mark.skipif(
     find_spec("numba_cuda") is None,
     reason="numba-cuda is not installed: pip install 'psfleet[cuda]'",
 )
+needs_compiler = pytest.mark.skipif(which("cc") is None, reason="no C compiler is installed")
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    """The folder of a driver whose device memory is the host's."""
+    source, library = Path(__file__).with_name("driver.c"), tmp_path / "libcuda.so.1"
+    compiler = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(compiler, check=True, timeout=100)
+    (tmp_path / "libcuda.so").symlink_to(library)
+    return tmp_path
+
+
+def said_with(driver: Path, script: str, **variables: str) -> str:
+    """What a script prints that finds this driver."""
+    told = ended(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "LD_LIBRARY_PATH": str(driver), **variables},
+        check=True,
+    )
+    return told.stdout
 
 
 @needs_numba_cuda
-@pytest.mark.skipif(which("cc") is None, reason="no C compiler is installed")
-def test_tables_use_a_driver_as_it_asks(tmp_path: Path) -> None:
+@needs_compiler
+def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
     """With a driver whose device memory is the host's, numba and the CUDA bindings do what they do with a
     GPU, but for kernels: reserve, map and free memory, copy on streams, wait for events. One that refuses
     this process is told in a sentence."""
-    source, driver = Path(__file__).with_name("driver.c"), tmp_path / "libcuda.so.1"
-    compiler = ["cc", "-shared", "-fPIC", "-O1", "-o", str(driver), str(source), "-ldl"]
-    subprocess.run(compiler, check=True, timeout=100)
-    (tmp_path / "libcuda.so").symlink_to(driver)
     passes_on_a_device(
         ["--device-room=0", *(f"tests/tables/test_{name}.py" for name in ("freezing", "entry"))],
-        tmp_path,
-        LD_LIBRARY_PATH=str(tmp_path),
+        driver,
+        LD_LIBRARY_PATH=str(driver),
     )
-    told = ended(
-        [
-            sys.executable,
-            "-c",
-            "from psfleet.tables import cuda_memory; print(cuda_memory.why_no_gpu())",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "DRIVER_REFUSES": "46"},
-        check=True,
+    asks = "from psfleet.tables import cuda_memory; print(cuda_memory.why_no_gpu())"
+    told = said_with(driver, asks, DRIVER_REFUSES="46")
+    assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in told
+    assert "device is unavailable" in told
+
+
+@needs_numba_cuda
+@needs_compiler
+def test_a_refused_growth_can_be_tried_again(driver: Path) -> None:
+    """A driver that maps memory and then gives no access to it leaves the array as it was: what it holds
+    is there, and the next growth finds the place free."""
+    told = said_with(
+        driver,
+        """
+import os
+import numpy as np
+from psfleet.errors import UsageError
+from psfleet.tables.device_arena import DeviceArena
+
+arena = DeviceArena(1 << 22, "f4")
+arena.grow(1)
+arena.array[:2].copy_to_device(np.full(2, 7, "f4"))
+os.environ["DRIVER_REFUSES_ACCESS"] = "1"
+try:
+    arena.grow(1 << 20)
+except UsageError as error:
+    print(error)
+del os.environ["DRIVER_REFUSES_ACCESS"]
+print(arena.bytes)
+arena.grow(1 << 20)
+print(arena.bytes, arena.array[:3].copy_to_host())
+""",
     )
-    assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in told.stdout
-    assert "device is unavailable" in told.stdout
+    first, *after = told.splitlines()
+    assert first.startswith("the GPU's driver refuses 2 MiB for a table")
+    assert after == [str(2 << 20), f"{4 << 20} [7. 7. 0.]"]
 
 
 @needs_numba_cuda
