@@ -20,6 +20,7 @@ from psfleet.settings.declared_settings import (  # noqa: E402
 )
 from psfleet.settings.limits import ServerLimits  # noqa: E402  # found through the path above
 from psfleet.strategy.strategy_settings import PARTS  # noqa: E402
+from psfleet_launch.engines.launch_engine import EngineSettings  # noqa: E402
 from psfleet_launch.job.job_request import JobRequest, Launch  # noqa: E402
 
 OUT = ROOT / "docs" / "settings.md"
@@ -111,7 +112,7 @@ def meaning(one: Setting) -> str:
 
 def page() -> str:
     """The whole page."""
-    asked = [one for group in (JobRequest, Launch) for one in settings_of(group)]
+    asked = [one for group in (JobRequest, Launch, EngineSettings) for one in settings_of(group)]
     strategy = {part: settings_of(kind) for part, kind in PARTS.items()}
     part_of = {id(one): part for part, found in strategy.items() for one in found}
     flag: Cell = lambda one: code(one.flag)  # noqa: E731  # columns are functions

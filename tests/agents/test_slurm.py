@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.checkpoint import compare
-from psfleet_launch.engines.remote.batch_job import BatchJob, BatchQueue, BatchState
+from psfleet_launch.engines.remote.batch_job import BatchJob, BatchQueue, BatchSettings, BatchState
 from psfleet_launch.engines.remote.slurm_queue import SlurmQueue, fields_of
 from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.resources import Resources
@@ -134,12 +134,10 @@ def test_what_slurm_refuses_is_quoted(site: Site) -> None:
 
 def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     """Names with blanks stay one word; options of the user come last, so they win."""
-    launch = Launch(
-        "slurm", tmp_path / "my logs", nodes=3, sbatch_options=("--nodes=4", "--mem=1G")
-    )
     words, needs = ["--config", "my job.toml", "train.py", "it's"], Resources(3, 1 << 30)
     output = BatchJob(SlurmQueue(), tmp_path / "my logs" / "j").output
-    text = SlurmQueue().script("j", launch, words, needs, output)
+    queue = SlurmQueue(["--nodes=4", "--mem=1G"])
+    text = queue.script("j", BatchSettings(nodes=3), words, needs, output)
     assert f"#SBATCH '--output={tmp_path}/my logs/j/slurm.out'\n" in text
     assert text.index("--nodes=3") < text.index("--nodes=4") < text.index("exec ")
     assert "#SBATCH --signal=B:USR1@120\n" in text
@@ -169,7 +167,7 @@ class ShellQueue(BatchQueue):
     def script(
         self,
         name: str,
-        launch: Launch,
+        settings: BatchSettings,
         words: Sequence[str],
         needs: Resources,
         output: tuple[Path, Path],

@@ -20,6 +20,7 @@ from psfleet.strategy import load_strategy_file
 from psfleet_launch.commands.launch_command import launch
 from psfleet_launch.commands.options import load_job_file
 from psfleet_launch.commands.psfleet_cli import psfleet as command_line
+from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.docs.test_pages import ROOT
 
@@ -150,7 +151,7 @@ def test_toml(alone: Path) -> None:
     for block in found:
         Path("a.toml").write_text(block)
         if block.startswith("[job]"):
-            load_job_file("a.toml", JobRequest, Launch)
+            load_job_file("a.toml", JobRequest, Launch, EngineSettings)
         elif block.startswith("[tables"):
             load_features("a.toml")
         else:

@@ -16,6 +16,7 @@ from psfleet.settings.declared_settings import (
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.limits import ServerLimits
 from psfleet_launch.commands.launch_command import main
+from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.launch.conftest import Launch as Start
 from tests.launch.conftest import job, launch
@@ -90,7 +91,7 @@ def test_what_is_written_is_read_again() -> None:
 @pytest.mark.parametrize("what", ["flag", "env", "key", "name"])
 def test_names_are_taken_once(what: str) -> None:
     """No two settings of a launch or of a process share a flag, a variable or a key."""
-    for groups in ((JobRequest, Launch), (Environment,), (ServerLimits,)):
+    for groups in ((JobRequest, Launch, EngineSettings), (Environment,), (ServerLimits,)):
         names = [getattr(one, what) for group in groups for one in settings_of(group)]
         assert not [name for name, count in Counter(names).items() if count > 1 and name]
 
@@ -119,6 +120,10 @@ def test_a_job_file_says_what_flags_say(launch: Start, tmp_path: Path) -> None:
         ("[jobs]\n", "job file 'job.toml' has no table 'jobs'; it has job, servers, "),
         ("job = 3\n", "job file 'job.toml' has no table 'job'; it has "),
         ("[servers]\ncuont = 2\n", "of job file 'job.toml' has no setting 'cuont'; it has count, "),
+        (
+            "[engine.slurm]\nnodes = 2\n",
+            "has no setting 'nodes'; it has options; 'engine.batch' has one",
+        ),
         (
             "[servers]\ncount = '2'\n",
             "servers.count in job file 'job.toml' is '2'; it must be a whole",

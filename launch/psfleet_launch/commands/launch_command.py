@@ -34,7 +34,7 @@ from psfleet_launch.commands.options import (
 )
 from psfleet_launch.console.failure_report import report
 from psfleet_launch.console.screen import Screen
-from psfleet_launch.engines.launch_engine import Engine, load_engine
+from psfleet_launch.engines.launch_engine import Engine, EngineSettings, load_engine
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.exit_codes import USAGE_EXIT, exit_after
 from psfleet_launch.job.job_folder import claimed, private_folder
@@ -46,7 +46,6 @@ from psfleet_launch.observability.job_figures import FigureEvents, logged_in
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.job_report import write_report
 from psfleet_launch.observability.recorder import Recorder
-from psfleet_launch.observability.watch_port import WatchPort
 from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.job_events import FinishJob
 from psfleet_launch.supervision.job_phases import Timeouts
@@ -63,7 +62,8 @@ _NEVER_JOINED = (
 )
 
 
-_SETTINGS = (*settings_of(JobRequest), *settings_of(Launch))
+_GROUPS = (JobRequest, Launch, EngineSettings)
+_SETTINGS = tuple(one for group in _GROUPS for one in settings_of(group))
 _PARTS = ("consistency", "pipeline", "wire")
 """The parts of a strategy that have flags."""
 _STRATEGY = (
@@ -125,7 +125,7 @@ def launch(
     exit code is that of the process that failed first (128 and its number for a signal), 1 if no worker
     has used the fleet, or 2 for bad usage.
     """
-    filed, parts = load_job_file(config, JobRequest, Launch) if config else ({}, {})
+    filed, parts = load_job_file(config, *_GROUPS) if config else ({}, {})
     said = filed | given(context, _SETTINGS)
     if script is not None:
         said |= {"script": script, "arguments": arguments}
@@ -140,6 +140,7 @@ def launch(
     said["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
     run = Launch(**_of(Launch, said))
     engine = load_engine(run.engine)
+    run = replace(run, of_engine=engine.settings(**_of(engine.settings, said)))
     if engine.spans_machines:
         said.setdefault("port", 0)
     if not engine.reaches_servers:
@@ -298,6 +299,8 @@ def _observed(
             runner.on_training = recorder.start
         closing.callback(reader.close)
         if launch.watch:
+            from psfleet_launch.observability.watch_port import WatchPort  # loads a web server
+
             port = WatchPort(launch.watch, job, reader, recorder)
             port.open()
             closing.callback(port.close)

@@ -162,7 +162,8 @@ def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type
             )
         for key in said:
             if key not in known[table]:
+                others = [f"; {other!r} has one" for other in known if key in known[other]]
                 raise ConfigError(
                     f"table {table!r} of {where} has no setting {key!r}; it has "
-                    f"{', '.join(known[table])}"
+                    f"{', '.join(known[table])}{next(iter(others), '')}"
                 )

@@ -7,20 +7,35 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 
-__all__ = ["ENGINE", "JoinEngine"]
+__all__ = ["ENGINE", "JoinEngine", "JoinSettings"]
+
+
+@dataclass(frozen=True)
+class JoinSettings:
+    """What the engine asks for."""
+
+    agents: int = setting(
+        1,
+        "Engine join: how many machines to wait for",
+        names="--agents engine.join.agents",
+        least=1,
+    )
 
 
 class JoinEngine(RemoteEngine):
     """Takes the agents that come."""
 
     name = "join"
+    settings = JoinSettings
 
     def machines(self) -> Sequence[str]:
-        return [f"machine {number}" for number in range(1, self.launch.agents + 1)]
+        return [f"machine {number}" for number in range(1, self._count + 1)]
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         path = self._credentials
@@ -29,7 +44,7 @@ class JoinEngine(RemoteEngine):
             file.write(invitation)
         command = ["psfleet", "agent", "--join", endpoint, "--credentials", str(path)]
         print(
-            f"run this on {self.launch.agents} machine(s), with the file at hand there:\n"
+            f"run this on {self._count} machine(s), with the file at hand there:\n"
             f"  {shlex.join(command)}",
             file=sys.stderr,
             flush=True,
@@ -37,6 +52,10 @@ class JoinEngine(RemoteEngine):
 
     def stop_agents(self) -> None:
         self._credentials.unlink(missing_ok=True)
+
+    @property
+    def _count(self) -> int:
+        return self.launch.of(JoinSettings).agents
 
     @property
     def _credentials(self) -> Path:

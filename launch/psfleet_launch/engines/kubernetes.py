@@ -20,7 +20,7 @@ from typing import ClassVar
 import click
 
 from psfleet.errors import ConfigError
-from psfleet.wire.certificates import make_credentials
+from psfleet.settings.declaration import setting
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.engines.remote.kubectl import Kubectl, KubectlStream, Objects
 from psfleet_launch.engines.remote.kubernetes_files import SECRETS, secrets_of, write_files
@@ -46,7 +46,7 @@ from psfleet_launch.supervision.job_events import (
 )
 from psfleet_launch.supervision.job_phases import Timeouts
 
-__all__ = ["ENGINE", "KubernetesEngine"]
+__all__ = ["ENGINE", "KubernetesEngine", "KubernetesSettings"]
 
 _LOOK = 0.25  # seconds between looks at what is due
 _LAST_WORDS = (
@@ -89,10 +89,51 @@ class _Reader:
         return fresh
 
 
+@dataclass(frozen=True)
+class KubernetesSettings:
+    """What the engine asks for."""
+
+    render: str = setting(
+        "",
+        "Engine kubernetes: write the files of the job to this folder, and do not run it",
+        names="--render",
+        metavar="FOLDER",
+    )
+    image: str = setting(
+        "",
+        "Engine kubernetes: image with psfleet and the script",
+        names="--image engine.kubernetes.image",
+    )
+    storage_class: str = setting(
+        "",
+        "Engine kubernetes: storage class of the servers' logs; by default that of the cluster",
+        names="--storage-class engine.kubernetes.storage_class",
+        metavar="NAME",
+    )
+    volume_size: str = setting(
+        "20Gi",
+        "Engine kubernetes: size of the volume of each server's log, with `--jobset` of all servers",
+        names="--volume-size engine.kubernetes.volume_size",
+        metavar="SIZE",
+    )
+    jobset: bool = setting(
+        False,
+        "Engine kubernetes: one JobSet in place of a StatefulSet and a Job",
+        names="--jobset engine.kubernetes.jobset",
+    )
+    kubectl_options: tuple[str, ...] = setting(
+        (),
+        "Engine kubernetes: arguments for `kubectl`, as in --context=lab,--namespace=ml",
+        names="--kubectl-options engine.kubernetes.options",
+        metavar="OPTION,...",
+    )
+
+
 class KubernetesEngine(Engine):
     """Holds the kubectl processes that watch a job and read its logs."""
 
     name = "kubernetes"
+    settings = KubernetesSettings
     programs = ("kubectl",)
     timeouts: ClassVar[Timeouts] = Timeouts(leave=30.0, grace=60.0)
     spans_machines = True
@@ -102,8 +143,9 @@ class KubernetesEngine(Engine):
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
     ) -> None:
         super().__init__(job, selector, launch)
-        self._files = manifests(job.request, job.name, self.launch)
-        self._kubectl = Kubectl(self.launch.kubectl_options, selector)
+        self._said = self.launch.of(KubernetesSettings)
+        self._files = manifests(job.request, job.name, self.launch, self._said)
+        self._kubectl = Kubectl(self._said.kubectl_options, selector)
         self._pods = PodStates(
             job.name, [*job.servers, *job.workers], keeps_log=job.request.keeps_log
         )
@@ -119,14 +161,17 @@ class KubernetesEngine(Engine):
     def hand_over(
         cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
     ) -> int | None:
-        files = manifests(request, name, launch)
-        if not launch.render:
+        said = launch.of(KubernetesSettings)
+        files = manifests(request, name, launch, said)
+        if not said.render:
             return None
         if not launch.dry_run:
+            from psfleet.wire.certificates import make_credentials  # loads cryptography
+
             with tempfile.TemporaryDirectory(prefix="psfleet-") as parent:
                 secrets = secrets_of(name, make_credentials(Path(parent) / "tls"))
-            write_files(Path(launch.render), {**files, SECRETS: secrets})
-        click.echo("\n".join(f"{launch.render}/{file}" for file in sorted([*files, SECRETS])))
+            write_files(Path(said.render), {**files, SECRETS: secrets})
+        click.echo("\n".join(f"{said.render}/{file}" for file in sorted([*files, SECRETS])))
         return 0
 
     # -- the objects of the job ------------------------------------------------------------------
@@ -143,7 +188,7 @@ class KubernetesEngine(Engine):
     @property
     def _kinds(self) -> str:
         """What a job of this name would have in the cluster, also in part."""
-        return "statefulsets,jobs,persistentvolumeclaims" + ",jobsets" * self.launch.jobset
+        return "statefulsets,jobs,persistentvolumeclaims" + ",jobsets" * self._said.jobset
 
     def open(self) -> None:
         name = self.job.name
@@ -168,7 +213,7 @@ class KubernetesEngine(Engine):
         return {"kubernetes": [*self.job.servers, *self.job.workers]}
 
     def endpoints(self) -> list[str]:
-        return endpoints(self.job.request, self.job.name, self.launch)
+        return endpoints(self.job.request, self.job.name, self._said)
 
     def host(self, member: Member) -> str:
         return self._pods.hosts.get(member, "none")

@@ -2,8 +2,18 @@
 
 The supervisor decides and the runner performs; an engine is their hands and eyes. It starts and signals
 processes and reports what becomes of them, and knows nothing of restarts, takeovers or failures. One
-engine is one module of this package, which names its class ENGINE; `--engine` takes the module's name. Its
-flags are fields of psfleet_launch.job.engine_settings.
+engine is one module of this package, which names its class ENGINE; `--engine` takes the module's name.
+
+An engine declares there too what it asks of the user beside the job, with `setting()` as everywhere:
+
+    @dataclass(frozen=True)
+    class MySettings:
+        hosts: tuple[str, ...] = setting((), "Engine mine: machines", names="--my-hosts engine.mine.hosts")
+
+    class MyEngine(Engine):
+        settings = MySettings        # and self.launch.of(MySettings).hosts says what was given
+
+Every launch knows the flags of all engines, so their modules load gRPC and the like within functions.
 
 The order of calls: `open` once, then `spawn`, `send`, `order`, `expect` and `events` as the job goes, then
 `sweep`, `close` and `left_behind`. What an engine waits for, such as sockets of agents or pipes of
@@ -20,6 +30,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import Setting, settings_of
 from psfleet_launch import engines
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job, Member
@@ -28,7 +39,7 @@ from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.supervision.job_events import Event, Shown
 from psfleet_launch.supervision.job_phases import Timeouts
 
-__all__ = ["Engine", "Told", "load_engine"]
+__all__ = ["Engine", "EngineSettings", "NoSettings", "Told", "load_engine"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +61,17 @@ class Told:
     listen: str = ""
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """An engine asks for nothing beside the job."""
+
+
 class Engine(abc.ABC):
     """The processes of one job.
 
     Attributes:
         name: As `--engine` says it.
+        settings: What it asks of the user beside the job, a dataclass; see psfleet.settings.declaration.
         programs: What it calls on the launcher's machine.
         timeouts: How long starting, leaving and stopping may take here.
         spans_machines: Servers listen on TCP, since workers run on other machines.
@@ -65,6 +82,7 @@ class Engine(abc.ABC):
     """
 
     name: ClassVar[str]
+    settings: ClassVar[type] = NoSettings
     programs: ClassVar[Sequence[str]] = ()
     timeouts: ClassVar[Timeouts] = Timeouts()
     spans_machines: ClassVar[bool] = False
@@ -187,10 +205,29 @@ def load_engine(name: str) -> type[Engine]:
     Raises:
         ConfigError: There is none.
     """
-    modules = [module.name for module in pkgutil.iter_modules(engines.__path__) if not module.ispkg]
-    known = sorted({*modules} - {"launch_engine"})
+    known = _names()
     if name not in known:
         raise ConfigError(f"--engine is {name!r}; it must be one of {', '.join(known)}")
     children_without_grpc()  # an engine may load gRPC
+    return _load(name)
+
+
+class EngineSettings:
+    """What all engines ask for, as a group of settings."""
+
+    @staticmethod
+    def settings() -> list[Setting]:
+        """Each once, also if several engines have it of one base."""
+        return list(
+            dict.fromkeys(one for name in _names() for one in settings_of(_load(name).settings))
+        )
+
+
+def _names() -> list[str]:
+    modules = [module.name for module in pkgutil.iter_modules(engines.__path__) if not module.ispkg]
+    return sorted({*modules} - {"launch_engine"})
+
+
+def _load(name: str) -> type[Engine]:
     found: type[Engine] = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
     return found

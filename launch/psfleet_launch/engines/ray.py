@@ -9,8 +9,10 @@ import json
 import selectors
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards, own_address
 from psfleet_launch.engines.remote.agent_starter import AgentStarter
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
@@ -19,38 +21,64 @@ from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Launch
 
-__all__ = ["ENGINE", "RayEngine"]
+__all__ = ["ENGINE", "RayEngine", "RaySettings"]
 
 _DRIVER = ("-m", "psfleet_launch.engines.remote.ray_driver")
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """What the engine asks for."""
+
+    ray_address: str = setting(
+        "auto",
+        "Engine ray: `HOST:PORT` of the cluster's head; by default the cluster of this machine",
+        names="--ray-address engine.ray.address",
+        metavar="HOST:PORT",
+    )
+    bundles: int = setting(
+        1,
+        "Engine ray: how many agents, each in a bundle of a placement group",
+        names="--bundles engine.ray.bundles",
+        least=1,
+    )
+    bundle_cores: float = setting(
+        1.0, "Engine ray: CPUs of each bundle", names="--bundle-cores engine.ray.cores", least=0
+    )
+    bundle_gpus: float = setting(
+        0.0, "Engine ray: GPUs of each bundle", names="--bundle-gpus engine.ray.gpus", least=0
+    )
 
 
 class RayEngine(RemoteEngine):
     """Holds the driver, which holds the actors."""
 
     name = "ray"
+    settings = RaySettings
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
     ) -> None:
         super().__init__(job, selector, launch)
+        self._said = self.launch.of(RaySettings)
         self._driver: AgentStarter | None = None
         self._told: set[str] = set()
 
     def machines(self) -> Sequence[str]:
-        return [f"bundle {number}" for number in range(1, self.launch.bundles + 1)]
+        return [f"bundle {number}" for number in range(1, self._said.bundles + 1)]
 
     def default_address(self) -> str:
         """The address that faces the cluster's head."""
-        head = self.launch.ray_address
+        head = self._said.ray_address
         return own_address() if head == "auto" else address_towards(head.rpartition(":")[0])
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("--engine ray needs Ray; pip install 'psfleet[ray]'")
         wanted = {
-            "address": self.launch.ray_address,
+            "address": self._said.ray_address,
             "endpoint": endpoint,
-            "bundles": self.launch.bundles,
+            "bundles": self._said.bundles,
             "resources": self._bundle(),
             "spread": bool(self.job.request.replicas),
             "seconds": self.launch.start_timeout,
@@ -62,8 +90,8 @@ class RayEngine(RemoteEngine):
     def _bundle(self) -> dict[str, float]:
         """What Ray sets apart for each agent: at least what the processes there are promised."""
         needs = MachinePlacement(self.job, self.machines()).largest
-        cores = max(self.launch.bundle_cores, needs.cores)
-        return {"CPU": cores, "GPU": self.launch.bundle_gpus, "memory": needs.memory}
+        cores = max(self._said.bundle_cores, needs.cores)
+        return {"CPU": cores, "GPU": self._said.bundle_gpus, "memory": needs.memory}
 
     def check_agents(self) -> None:
         assert self._driver is not None

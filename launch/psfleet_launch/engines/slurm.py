@@ -10,19 +10,21 @@ import re
 import selectors
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
-from psfleet_launch.engines.remote.batch_job import BatchJob
+from psfleet_launch.engines.remote.batch_job import BatchJob, BatchSettings
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.engines.remote.slurm_queue import SlurmQueue, ask_slurm, fields_of
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest, Launch
 
-__all__ = ["ENGINE", "SlurmEngine"]
+__all__ = ["ENGINE", "SlurmEngine", "SlurmSettings"]
 
 _SRUN = (
     "srun",
@@ -40,10 +42,23 @@ _TASK = re.compile(r"srun: error: \S+: tasks? (\d+).*")
 _LAST_WORDS = 2.0  # seconds; what a task has written may come after the news of its end
 
 
+@dataclass(frozen=True)
+class SlurmSettings(BatchSettings):
+    """What the engine asks for."""
+
+    sbatch_options: tuple[str, ...] = setting(
+        (),
+        "Engine slurm: arguments for `sbatch`, as in --partition=cpu,--time=12:00:00",
+        names="--sbatch-options engine.slurm.options",
+        metavar="OPTION,...",
+    )
+
+
 class SlurmEngine(RemoteEngine):
     """Holds one step of a Slurm allocation."""
 
     name = "slurm"
+    settings = SlurmSettings
     programs = ("sbatch", "srun", "scancel", "scontrol")
 
     def __init__(
@@ -60,10 +75,11 @@ class SlurmEngine(RemoteEngine):
     ) -> int | None:
         if _is_allocated() or launch.dry_run:
             return None
-        nodes = [f"node {number}" for number in range(1, launch.nodes + 1)]
+        said = launch.of(SlurmSettings)
+        nodes = _asked_for(said)
         job = Job(request, name, "", Path(), launch.log_dir / name)
         needs = MachinePlacement(job, nodes).largest
-        return BatchJob.submit(SlurmQueue(), name, launch, words, needs).follow()
+        return BatchJob.submit(SlurmQueue(said.sbatch_options), name, launch, words, needs).follow()
 
     @classmethod
     def is_requeued(cls) -> bool:
@@ -71,7 +87,7 @@ class SlurmEngine(RemoteEngine):
 
     def machines(self) -> Sequence[str]:
         if not _is_allocated():
-            return [f"node {number}" for number in range(1, self.launch.nodes + 1)]
+            return _asked_for(self.launch.of(SlurmSettings))
         if not self._nodes:
             nodes = os.environ["SLURM_JOB_NODELIST"]
             self._nodes = ask_slurm("scontrol", "show", "hostnames", nodes).split()
@@ -115,6 +131,11 @@ ENGINE = SlurmEngine
 
 def _is_allocated() -> bool:
     return "SLURM_JOB_ID" in os.environ and "SLURM_JOB_NODELIST" in os.environ
+
+
+def _asked_for(said: SlurmSettings) -> list[str]:
+    """The nodes of a job that the queue does not have yet."""
+    return [f"node {number}" for number in range(1, said.nodes + 1)]
 
 
 def _node(name: str) -> Mapping[str, str]:

@@ -8,34 +8,68 @@ import selectors
 import shlex
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Launch
 
-__all__ = ["ENGINE", "SshEngine"]
+__all__ = ["ENGINE", "SshEngine", "SshSettings"]
 
 _OPTIONS = ("-T", "-oBatchMode=yes", "-oConnectTimeout=8", "-oServerAliveInterval=5")
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """What the engine asks for."""
+
+    hosts: tuple[str, ...] = setting(
+        (),
+        "Engine ssh: machines, as `ssh` takes them",
+        names="--hosts engine.ssh.hosts",
+        metavar="HOST,...",
+    )
+    hostfile: str = setting(
+        "",
+        "Engine ssh: a file with one machine per line",
+        names="--hostfile engine.ssh.hostfile",
+        metavar="FILE",
+    )
+    remote_python: str = setting(
+        "",
+        "Engine ssh: Python on the machines; by default at the path of this machine's",
+        names="--remote-python engine.ssh.python",
+        metavar="PATH",
+    )
+    ssh_options: tuple[str, ...] = setting(
+        (),
+        "Engine ssh: arguments for `ssh`, as in -F,my_config",
+        names="--ssh-options engine.ssh.options",
+        metavar="OPTION,...",
+    )
 
 
 class SshEngine(RemoteEngine):
     """Holds one login per machine."""
 
     name = "ssh"
+    settings = SshSettings
     programs = ("ssh",)
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
     ) -> None:
         super().__init__(job, selector, launch)
+        self._said = self.launch.of(SshSettings)
         self._logins: dict[str, AgentStarter] = {}
 
     def machines(self) -> Sequence[str]:
-        hosts = [*self.launch.hosts, *self._listed()]
+        hosts = [*self._said.hosts, *self._listed()]
         if not hosts:
             raise ConfigError("--engine ssh needs machines; name them with --hosts or --hostfile")
         for host in hosts:
@@ -46,13 +80,13 @@ class SshEngine(RemoteEngine):
 
     def _listed(self) -> list[str]:
         """The hosts of the hostfile."""
-        if not self.launch.hostfile:
+        if not self._said.hostfile:
             return []
         try:
-            lines = Path(self.launch.hostfile).read_text().splitlines()
+            lines = Path(self._said.hostfile).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"--hostfile {self.launch.hostfile!r} cannot be read: {error}"
+                f"--hostfile {self._said.hostfile!r} cannot be read: {error}"
             ) from None
         words = [line.partition("#")[0].split() for line in lines]
         return [found[0] for found in words if found]
@@ -61,7 +95,7 @@ class SshEngine(RemoteEngine):
         """The address that faces the first host."""
         first = self.machines()[0]
         told = subprocess.run(
-            ["ssh", "-G", *self.launch.ssh_options, first],
+            ["ssh", "-G", *self._said.ssh_options, first],
             capture_output=True,
             text=True,
             check=False,
@@ -71,9 +105,9 @@ class SshEngine(RemoteEngine):
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         for number, host in enumerate(self.machines()):
-            agent = [*agent_command(endpoint, self.launch.remote_python), "--name", host]
+            agent = [*agent_command(endpoint, self._said.remote_python), "--name", host]
             remote = f"exec {shlex.join(agent)}"
-            command = ["ssh", *_OPTIONS, *self.launch.ssh_options, "--", host, remote]
+            command = ["ssh", *_OPTIONS, *self._said.ssh_options, "--", host, remote]
             output = self.job.folder / f"ssh.{number}"
             self._logins[host] = AgentStarter(command, invitation, output, self.job.token)
 

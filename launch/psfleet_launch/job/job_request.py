@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
 from psfleet.settings.declared_settings import JobSettings, NumberSettings
 from psfleet.settings.kinds import SECONDS
-from psfleet_launch.job.engine_settings import EngineSettings
 from psfleet_launch.job.resources import Resources, RoleSettings
 
 __all__ = ["JobRequest", "Launch"]
+
+T = TypeVar("T")
 
 _ALONE = "at least 1; to train without a cluster run the script by itself"
 _HUNG_AT_LAST = 30
@@ -152,8 +153,12 @@ class JobRequest(NumberSettings, JobSettings, RoleSettings, _Size):
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Where a job runs, under which name, and what is shown."""
+class Launch:
+    """Where a job runs, under which name, and what is shown.
+
+    Attributes:
+        of_engine: What else the engine asks for; None: nothing is said. Each declares that in its own file.
+    """
 
     engine: str = setting("local", "Where the processes run", names="--engine job.engine")
     log_dir: Path = setting(
@@ -208,8 +213,8 @@ class _Run:
         names="--listen network.listen",
         metavar="ADDRESS",
     )
+    of_engine: object = None
 
-
-@dataclass(frozen=True)
-class Launch(EngineSettings, _Run):
-    """How this launch runs its job."""
+    def of(self, settings: type[T]) -> T:
+        """What is said of the engine that declares these settings; the defaults if nothing is."""
+        return self.of_engine if isinstance(self.of_engine, settings) else settings()

@@ -3,7 +3,6 @@
 import socket
 
 from psfleet.errors import ConfigError
-from psfleet.wire.client_socket import connected
 
 __all__ = ["address_towards", "own_address", "why_unreachable"]
 
@@ -47,6 +46,8 @@ def own_address() -> str:
 
 def why_unreachable(endpoint: str) -> str:
     """Why this machine cannot connect to an endpoint on another one; empty: it can."""
+    from psfleet.wire.client_socket import connected  # loads gRPC
+
     try:
         connected(endpoint, _CONNECT).close()
     except TimeoutError:

@@ -11,15 +11,38 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import setting
+from psfleet.settings.kinds import SECONDS
 from psfleet_launch.job.job_folder import is_claimed
 from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.resources import Resources
 
-__all__ = ["BatchJob", "BatchQueue", "BatchState", "launcher_command"]
+__all__ = ["BatchJob", "BatchQueue", "BatchSettings", "BatchState", "launcher_command"]
 
 _LOOK = 0.2  # seconds between looks at the output
 _FIRST, _LAST = 0.5, 10.0  # seconds between questions to the queue: first few, then many
 _PATIENCE = 60.0  # seconds without an answer of the queue
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """What the engine of any batch queue asks for; its own settings derive from these."""
+
+    nodes: int = setting(
+        1,
+        "Batch queues (engine slurm): how many nodes to ask for",
+        names="--nodes engine.batch.nodes",
+        least=1,
+    )
+    stop_before: float = setting(
+        120.0,
+        "Batch queues (engine slurm): how long before the time limit to take a snapshot and end",
+        SECONDS,
+        names="--stop-before engine.batch.stop_before",
+        metavar="2min",
+        least=1,
+        most=65535,
+    )
 
 
 @dataclass(frozen=True)
@@ -52,16 +75,17 @@ class BatchQueue(ABC):
     def script(
         self,
         name: str,
-        launch: Launch,
+        settings: BatchSettings,
         words: Sequence[str],
         needs: Resources,
         output: tuple[Path, Path],
     ) -> str:
         """The batch script: it becomes the launcher (`launcher_command`) on the job's first node.
 
-        It says how to be told that the time limit is near: by SIGUSR1, launch.stop_before ahead.
+        It says how to be told that the time limit is near: by SIGUSR1, `settings.stop_before` ahead.
 
         Args:
+            settings: Those of the job's engine.
             words: The arguments of psfleet-launch.
             needs: What each node must have; nothing of what the queue is to decide.
             output: The files of its standard output and standard error.
@@ -120,7 +144,7 @@ class BatchJob:
         if is_claimed(folder):
             raise ConfigError(f"job {name!r} is running; choose another --job, or wait for its end")
         job, path = cls(queue, folder), folder / f"job.{queue.suffix}"
-        path.write_text(queue.script(name, launch, words, needs, job.output))
+        path.write_text(queue.script(name, launch.of(BatchSettings), words, needs, job.output))
         for old in job.output:
             old.unlink(missing_ok=True)
         job.id = queue.submit(path)

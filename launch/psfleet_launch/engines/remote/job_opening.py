@@ -4,13 +4,16 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from psfleet.errors import ConfigError
 from psfleet.wire.v1 import agent_pb2 as pb
-from psfleet_launch.engines.remote.agent_hub import AgentConnection
 from psfleet_launch.engines.remote.agent_messages import secrets_of, user_variables, write_request
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.job.job_plan import Job
+
+if TYPE_CHECKING:  # it loads gRPC
+    from psfleet_launch.engines.remote.agent_hub import AgentConnection
 
 __all__ = ["JobOpening"]
 
@@ -28,7 +31,7 @@ class JobOpening:
 
     @contextlib.contextmanager
     def told(
-        self, agents: Mapping[str, AgentConnection], places: MachinePlacement
+        self, agents: "Mapping[str, AgentConnection]", places: MachinePlacement
     ) -> Iterator[None]:
         """Tell all agents of the job; while they answer, a file shows them whether they share the logs."""
         probe = self._job.logs / f".probe.{secrets.token_hex(8)}"

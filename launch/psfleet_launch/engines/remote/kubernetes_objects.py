@@ -7,7 +7,7 @@ servers share.
 
 import dataclasses
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of, to_variables
@@ -22,6 +22,9 @@ from psfleet_launch.job.exit_codes import USAGE_EXIT
 from psfleet_launch.job.job_plan import Member, Role, strategy_variables, thread_variables
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.resources import Resources
+
+if TYPE_CHECKING:
+    from psfleet_launch.engines.kubernetes import KubernetesSettings
 
 __all__ = ["LOG_VOLUME", "Manifest", "endpoints", "manifests", "member_of"]
 
@@ -42,25 +45,27 @@ def member_of(pod: Manifest) -> Member | None:
     return Member(role, int(index)) if role in ("server", "worker") and index.isdigit() else None
 
 
-def endpoints(request: JobRequest, name: str, launch: Launch) -> list[str]:
+def endpoints(request: JobRequest, name: str, said: "KubernetesSettings") -> list[str]:
     """Where the servers of a job are found, in order of rank."""
-    job = "-0" if launch.jobset else ""  # the first and only Job of its role
+    job = "-0" if said.jobset else ""  # the first and only Job of its role
     return [f"{name}-server{job}-{rank}.{name}-server:{_PORT}" for rank in range(request.servers)]
 
 
-def manifests(request: JobRequest, name: str, launch: Launch) -> dict[str, Manifest]:
+def manifests(
+    request: JobRequest, name: str, launch: Launch, said: "KubernetesSettings"
+) -> dict[str, Manifest]:
     """The files of a job, by name.
 
     Raises:
         ConfigError: Kubernetes cannot run the job as it is asked for.
     """
-    _check(request, name, launch)
-    pods = _Pods(request, name, launch)
+    _check(request, name, launch, said)
+    pods = _Pods(request, name, said)
     files = {
         "disruption-budget.json": _disruption_budget(pods),
         "network-policy.json": _network_policy(name),
     }
-    if not launch.jobset:
+    if not said.jobset:
         return files | {
             "service.json": _service(name),
             "servers.json": _stateful_set(pods),
@@ -71,12 +76,12 @@ def manifests(request: JobRequest, name: str, launch: Launch) -> dict[str, Manif
     return files | {"jobset.json": _job_set(pods)}
 
 
-def _check(request: JobRequest, name: str, launch: Launch) -> None:
+def _check(request: JobRequest, name: str, launch: Launch, said: "KubernetesSettings") -> None:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
         raise ConfigError(
             f"--job is {name!r}; Kubernetes takes up to 40 lower case letters, digits and '-'"
         )
-    if not launch.image:
+    if not said.image:
         raise ConfigError(
             "--engine kubernetes needs an image with psfleet and the script (--image)"
         )
@@ -107,7 +112,7 @@ class _Pods:
 
     request: JobRequest
     name: str
-    launch: Launch
+    said: "KubernetesSettings"
 
     def template(self, role: Role) -> Manifest:
         """The pod of a server or a worker."""
@@ -132,7 +137,7 @@ class _Pods:
         if role == "server":
             spec["terminationGracePeriodSeconds"] = 30
             spec["topologySpreadConstraints"] = [_spread(self.name)]
-            if self.launch.jobset and self.request.keeps_log:
+            if self.said.jobset and self.request.keeps_log:
                 claim = {"claimName": f"{self.name}-server-log"}
                 spec["volumes"].append({"name": "log", "persistentVolumeClaim": claim})
         if self.is_in_job(role):
@@ -141,7 +146,7 @@ class _Pods:
 
     def is_in_job(self, role: Role) -> bool:
         """Whether pods of a role belong to a Job, and not to a StatefulSet."""
-        return role == "worker" or self.launch.jobset
+        return role == "worker" or self.said.jobset
 
     def _container(self, role: Role) -> Manifest:
         request = self.request
@@ -150,7 +155,7 @@ class _Pods:
             command = ["python", request.script, *request.arguments]
         container: Manifest = {
             "name": role,
-            "image": self.launch.image,
+            "image": self.said.image,
             "command": command,
             "env": self._variables(role),
             "volumeMounts": [
@@ -182,7 +187,7 @@ class _Pods:
         settings["memory"] = request.memory if is_server else 0
         environment = Environment(
             role=role,
-            servers=tuple(endpoints(request, self.name, self.launch)),
+            servers=tuple(endpoints(request, self.name, self.said)),
             workers=request.workers,
             job=self.name,
             log_folder="/log" if is_server and request.keeps_log else "",
@@ -272,10 +277,10 @@ def _claim(pods: _Pods, mode: str) -> Manifest:
     """A volume for logs of servers."""
     claim: Manifest = {
         "accessModes": [mode],
-        "resources": {"requests": {"storage": pods.launch.volume_size}},
+        "resources": {"requests": {"storage": pods.said.volume_size}},
     }
-    if pods.launch.storage_class:
-        claim["storageClassName"] = pods.launch.storage_class
+    if pods.said.storage_class:
+        claim["storageClassName"] = pods.said.storage_class
     return claim
 
 
@@ -348,7 +353,7 @@ def _indexed(pods: _Pods, role: Role, count: int, restarts: int) -> Manifest:
 
 def _disruption_budget(pods: _Pods) -> Manifest:
     spec: Manifest = {"selector": {"matchLabels": _labels(pods.name, "server")}}
-    if pods.launch.jobset:
+    if pods.said.jobset:
         spec["minAvailable"] = pods.request.servers - 1  # of a Job's pods nothing else can be said
     else:
         spec["maxUnavailable"] = 1

@@ -7,17 +7,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from psfleet.errors import ConfigError
 from psfleet.formats.relocations import write_relocations
-from psfleet.wire.access import Access
-from psfleet.wire.certificates import make_credentials
 from psfleet.wire.credentials import Credentials
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.engines.remote.addresses import own_address
-from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
 from psfleet_launch.engines.remote.agent_messages import (
     event_of,
     invitation,
@@ -46,6 +43,9 @@ from psfleet_launch.supervision.job_events import (
     Shown,
     causes_first,
 )
+
+if TYPE_CHECKING:  # it loads gRPC
+    from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
 
 __all__ = ["RemoteEngine"]
 
@@ -128,12 +128,17 @@ class RemoteEngine(Engine):
     # -- start -----------------------------------------------------------------------------------
 
     def open(self) -> None:
+        from psfleet.wire.access import Access  # these load gRPC
+        from psfleet.wire.certificates import make_credentials
+        from psfleet_launch.engines.remote.agent_hub import AgentHub
+
         names = self.machines()
         self._placed(names)  # refuses what cannot be placed while nothing has started
         self._guard = guard.start(self.job.token, self.job.folder)
         self._logs.open_all()
         folders = make_credentials(self.job.folder / "agents")
-        self._hub = AgentHub(Access(Credentials.read(folders["server"])), self._wake)
+        access = Access(Credentials.read(folders["server"]))
+        self._hub = AgentHub(access, self._wake)
         endpoint = self._hub.listen(self._listen_address())
         with interruptible():
             self.start_agents(endpoint, invitation(folders["worker"]))
@@ -304,7 +309,7 @@ class RemoteEngine(Engine):
             else:
                 self._heard(agent, message)
 
-    def _heard(self, agent: AgentConnection, message: pb.AgentMessage) -> None:
+    def _heard(self, agent: "AgentConnection", message: pb.AgentMessage) -> None:
         match message.WhichOneof("kind"):
             case "hello":
                 self._welcome(agent, message.hello)
@@ -342,7 +347,7 @@ class RemoteEngine(Engine):
             agent.send(pb.LauncherMessage(connect=pb.Connect(endpoint=ready.endpoint)))
         return []
 
-    def _welcome(self, agent: AgentConnection, hello: pb.Hello) -> None:
+    def _welcome(self, agent: "AgentConnection", hello: pb.Hello) -> None:
         """Take an agent in, or send it away."""
         agent.hello = hello
         why = version_mismatch(hello)
@@ -371,7 +376,7 @@ class RemoteEngine(Engine):
         heard = {name for name, agent in self.agents.items() if agent.is_heard}
         return MachineCutOff(self._running.on([machine]), self._running.on(heard))
 
-    def _lose(self, agent: AgentConnection, why: str) -> None:
+    def _lose(self, agent: "AgentConnection", why: str) -> None:
         """The agent is gone, and with it all that it has started: it ends that when it is alone."""
         agent.ended = True
         agent.end()

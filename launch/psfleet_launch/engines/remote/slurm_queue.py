@@ -8,8 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from psfleet.errors import ConfigError
-from psfleet_launch.engines.remote.batch_job import BatchQueue, BatchState, launcher_command
-from psfleet_launch.job.job_request import Launch
+from psfleet_launch.engines.remote.batch_job import (
+    BatchQueue,
+    BatchSettings,
+    BatchState,
+    launcher_command,
+)
 from psfleet_launch.job.resources import Resources
 
 __all__ = ["SlurmQueue", "ask_slurm", "fields_of"]
@@ -29,16 +33,23 @@ _ITS_OWN_END = ("COMPLETED", "FAILED")
 
 
 class SlurmQueue(BatchQueue):
-    """See BatchQueue."""
+    """See BatchQueue.
+
+    Args:
+        options: Arguments of the user for sbatch.
+    """
 
     label = "Slurm job"
     prefix = "slurm"
     suffix = "sbatch"
 
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self._options = options
+
     def script(
         self,
         name: str,
-        launch: Launch,
+        settings: BatchSettings,
         words: Sequence[str],
         needs: Resources,
         output: tuple[Path, Path],
@@ -47,16 +58,16 @@ class SlurmQueue(BatchQueue):
         out, err = output
         options = [
             f"--job-name={name}",
-            f"--nodes={launch.nodes}",
+            f"--nodes={settings.nodes}",
             "--ntasks-per-node=1",
             f"--output={out}",
             f"--error={err}",
             "--open-mode=append",  # a requeued job writes on
             "--requeue",
             "--no-kill",  # the launcher decides what the loss of a node means
-            f"--signal=B:USR1@{launch.stop_before:.0f}",
+            f"--signal=B:USR1@{settings.stop_before:.0f}",
             *_resources(needs),
-            *launch.sbatch_options,
+            *self._options,
         ]
         lines = [f"#SBATCH {shlex.quote(option)}" for option in options]
         return "\n".join(
