@@ -2,40 +2,50 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from psfleet.observability.latency import LatencyHistogram
 
-__all__ = ["CallBytes", "CallLatencies", "WorkerReports"]
+__all__ = ["CallBytes", "CallLatencies", "ShownLatency", "WorkerReports"]
 
 _WATCHED = 60.0  # seconds after a look during which workers send their metrics
 _LONGEST = 256 << 10  # bytes of one worker's metrics; longer ones are dropped
 
 
-def _shown(help: str, *, by_mode: bool = False) -> dict[str, Any]:
-    """What metrics say of a histogram; `by_mode`: with the consistency mode as its label."""
-    return {"help": help, "by_mode": by_mode}
+@dataclass(frozen=True)
+class ShownLatency:
+    """Times as metrics show them.
+
+    Attributes:
+        help: What metrics say of them.
+        by_mode: With the consistency mode as their label.
+    """
+
+    times: LatencyHistogram
+    help: str
+    by_mode: bool
 
 
-@dataclass
 class CallLatencies:
-    """Times from the arrival of a call, which metrics call psfleet_<field>_seconds."""
+    """Times from the arrival of a call; psfleet_server.services.method_handlers declares those of a method.
 
-    push: LatencyHistogram = field(
-        default_factory=LatencyHistogram,
-        metadata=_shown("Time to take a push; in an exchange, until the pull behind it may begin"),
-    )
-    pull: LatencyHistogram = field(
-        default_factory=LatencyHistogram, metadata=_shown("Time to answer a pull, with waiting")
-    )
-    exchange: LatencyHistogram = field(
-        default_factory=LatencyHistogram,
-        metadata=_shown("Time to answer a push with the pull behind it"),
-    )
-    waited: LatencyHistogram = field(
-        default_factory=LatencyHistogram, metadata=_shown("Time of pulls that waited", by_mode=True)
-    )
+    Attributes:
+        shown: By name NAME what metrics call psfleet_NAME_seconds.
+        push: Of pushes, by themselves or with a pull behind them.
+        waited: Of pulls that waited.
+    """
+
+    def __init__(self) -> None:
+        self.shown: dict[str, ShownLatency] = {}
+        self.push = self.of(
+            "push", "Time to take a push; in an exchange, until the pull behind it may begin"
+        )
+        self.waited = self.of("waited", "Time of pulls that waited", by_mode=True)
+
+    def of(self, name: str, help: str, *, by_mode: bool = False) -> LatencyHistogram:
+        """The times of this name, which metrics show from now on."""
+        new = ShownLatency(LatencyHistogram(), help, by_mode)
+        return self.shown.setdefault(name, new).times
 
 
 @dataclass

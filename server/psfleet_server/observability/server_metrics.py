@@ -1,12 +1,10 @@
 """The metrics of one server, read from its counters when somebody asks.
 
-Times of calls are the fields of psfleet_server.engine.server_measurements.CallLatencies;
-psfleet_server.services.method_handlers says which method counts in which.
+psfleet_server.services.method_handlers declares which methods have times, and what these are called.
 """
 
 import resource
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from psfleet.observability.exposition import counter, gauge, histogram, latency
@@ -64,10 +62,9 @@ class ServerMetrics:
     def _calls(self) -> "Iterator[Metric]":
         host = self._host
         mode = host.shard.mode or "none"
-        for one in fields(host.latencies):
-            measured = getattr(host.latencies, one.name)
-            labels = {"mode": mode} if one.metadata["by_mode"] else {}
-            yield latency(f"{one.name}_seconds", one.metadata["help"], measured, **labels)
+        for name, one in list(host.latencies.shown.items()):
+            labels = {"mode": mode} if one.by_mode else {}
+            yield latency(f"{name}_seconds", one.help, one.times, **labels)
         yield gauge("waiting_calls", "Calls that wait for other workers", host.parked)
         yield gauge("waiting_calls_limit", "Calls that may wait at once", host.limits.parked)
         sizes = host.bytes

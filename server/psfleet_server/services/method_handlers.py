@@ -1,4 +1,7 @@
-"""The gRPC methods of a server, by name. Each is declared once; its handlers are made of that."""
+"""The gRPC methods of a server, by name. Each is declared once; its handlers are made of that.
+
+A method whose times metrics are to show takes `times.of(NAME, HELP)`: psfleet_NAME_seconds.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -76,10 +79,12 @@ Method = PromptMethod | WaitingMethod
 def _shard_methods(host: ShardHost) -> tuple[Method, ...]:
     """Of the service Shard. Those that wait do so in some modes only."""
     shard, times = _shard_service(host), host.latencies
+    pulls = times.of("pull", "Time to answer a pull, with waiting")
+    exchanges = times.of("exchange", "Time to answer a push with the pull behind it")
     return (
         PromptMethod("Push", shard.push, times.push, over_http2=True),
-        WaitingMethod("Pull", shard.pull, times.pull, over_http2=True),
-        WaitingMethod("Exchange", shard.exchange, times.exchange, over_http2=True),
+        WaitingMethod("Pull", shard.pull, pulls, over_http2=True),
+        WaitingMethod("Exchange", shard.exchange, exchanges, over_http2=True),
         PromptMethod("Attach", shard.attach),
         PromptMethod("Join", shard.join),
         PromptMethod("Leave", shard.leave),
