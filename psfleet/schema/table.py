@@ -1,6 +1,7 @@
 """The definition of a table: everything that must be equal wherever a part of it lives."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Annotated, Literal, get_args
@@ -10,6 +11,7 @@ from psfleet.rules.eviction_policy import LRU, EvictionPolicy
 from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule
 from psfleet.schema.entry import CapacityEntry, Entry, EvictionStreamEntry, ShowClickEntry, part_of
+from psfleet.schema.later_fields import later
 from psfleet.settings.choices import Device
 from psfleet.validation.annotations import Range, check
 
@@ -117,6 +119,9 @@ class TableSpec:
         precision: Sparse only: how its rows are stored. What is computed is float32.
 
     Definitions that differ only in where a table lies are equal: it stays where it was made.
+
+    A new attribute is a `later` one with the next version of snapshots, and a field of TableSpec in
+    protos/psfleet/v1/shard.proto; nothing else has to know of it to store it or to send it.
     """
 
     name: str
@@ -128,10 +133,10 @@ class TableSpec:
     seed: int = 0
     every_row: bool = False
     entry: Entry | None = None
-    device: Device | None = field(default=None, compare=False)
-    servers: int | None = field(default=None, compare=False)
-    first: int = field(default=0, compare=False)
-    precision: RowPrecision = "float32"
+    device: Device | None = later(None, "device", str, since=None, compare=False)
+    servers: int | None = later(None, "servers", int, since=2, inside="group", compare=False)
+    first: int = later(0, "first", int, since=2, inside="group", compare=False)
+    precision: RowPrecision = later("float32", "precision", str, since=2)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -161,6 +166,8 @@ class TableSpec:
             raise ConfigError(
                 f"table {self.name!r}: its first server is {self.first!r}; it must be in [0, 2**31)"
             )
+        if servers is None:
+            object.__setattr__(self, "first", 0)  # no server is the first of all
         if len(self.shape) > MAX_AXES:
             raise ShapeError(
                 f"table {self.name!r} has {len(self.shape)} axes; the limit is {MAX_AXES}"
@@ -260,9 +267,10 @@ class TableSpec:
         return f"table {self.name!r}"
 
     @property
-    def keeps_candidates(self) -> bool:
-        """Whether its servers remember ids without a row."""
-        return self.entry is not None and any(part.keeps_candidates for part in self.entry.parts)
+    def candidate(self) -> Mapping[str, type] | None:
+        """What its servers remember of ids without a row; None: nothing. See Entry."""
+        parts = () if self.entry is None else self.entry.parts
+        return next((part.candidate for part in parts if part.candidate is not None), None)
 
     @property
     def streams_evictions(self) -> bool:

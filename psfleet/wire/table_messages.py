@@ -8,6 +8,7 @@ from psfleet.errors import ConfigError, FrameError
 from psfleet.rules import make_rule, reference_of
 from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.schema.entry import make_entry
+from psfleet.schema.later_fields import arguments, later_values
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.wire.v1 import shard_pb2
 
@@ -33,10 +34,7 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
         every_row=spec.every_row,
         entry=spec.entry.kind if spec.entry else "",
         entry_values=spec.entry.values() if spec.entry else {},
-        device=spec.device or "",
-        servers=spec.servers or 0,
-        first=spec.first,
-        precision="" if spec.precision == "float32" else spec.precision,
+        **{field.name: value for field, value in later_values(spec).items()},
     )
 
 
@@ -48,8 +46,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     """
     kind: Any = message.kind  # checked by TableSpec
     initializer: Any = message.initializer  # checked by Initializer
-    device: Any = message.device or None  # checked by TableSpec
-    precision: Any = message.precision or "float32"  # checked by TableSpec
+    there = {field.name: value for field, value in message.ListFields()}
     spec = TableSpec(
         name=message.name,
         kind=kind,
@@ -60,10 +57,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
         seed=message.seed,
         every_row=message.every_row,
         entry=make_entry(message.entry, dict(message.entry_values)),
-        device=device,
-        servers=message.servers or None,
-        first=message.first,
-        precision=precision,
+        **arguments(TableSpec, there),
     )
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")

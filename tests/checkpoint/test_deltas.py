@@ -96,7 +96,8 @@ def content(shards: list[Shard]) -> dict[str, object]:
             read, waiting = table.rows(table.ids()), table.candidates()
             for i, *kept in zip(read.ids, read.values, read.touched, read.scores, strict=True):
                 rows[int(i)] = [value.tobytes() for value in kept]
-            for i, *counts in zip(waiting.ids, waiting.counts, waiting.touched, strict=True):
+            remembered = (waiting.ids, *waiting.values.values(), waiting.touched)
+            for i, *counts in zip(*remembered, strict=True):
                 rows[int(i)] = counts
             found[f"{spec.name} clock"] = table.clock
         found[spec.name] = rows
