@@ -27,7 +27,7 @@ from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
 from psfleet.shard.server_group import placed
 from psfleet.shard.shard import Shard
-from psfleet.tables.snapshot_columns import CANDIDATES, EVICTED
+from psfleet.tables.snapshot_columns import EVICTED, candidate_group
 
 __all__ = ["Migration", "TableChange", "plan_migration"]
 
@@ -333,8 +333,8 @@ def _columns(
     if not after.streams_evictions:
         for name in EVICTED:
             found.pop(name, None)
-    if not after.keeps_candidates:
-        for name in CANDIDATES:
+    if after.candidate != before.candidate:
+        for name in candidate_group(before).entries:
             found.pop(name, None)
     if "rows" in found and after.shape != before.shape:
         found["rows"] = _widened(before, after, found["ids"], found["rows"])

@@ -23,13 +23,13 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, RestorePart
 from psfleet.shard.server_group import located_as, owned_rows
 from psfleet.shard.shard import Shard
-from psfleet.tables.row_data import CandidateData, TableClock
+from psfleet.tables.row_data import TableClock
 from psfleet.tables.snapshot_columns import (
-    CANDIDATES,
+    CANDIDATE_IDS,
     EVICTED,
     REMOVED,
     ROW_IDS,
-    candidate_columns,
+    candidate_group,
     row_group,
 )
 from psfleet.wire.body import flat
@@ -169,8 +169,8 @@ class Snapshot:
                         )
             later = _named(files, spec, later) if level is not self._levels[0] else later
         waiting = [_waiting(file, spec) for file in self._levels[-1]]
-        joined = {n: np.concatenate([part[n] for part in waiting]) for n in CANDIDATES}
-        mine = owned_rows(spec, joined[CANDIDATES[0]], server, servers)
+        joined = {n: np.concatenate([part[n] for part in waiting]) for n in waiting[0]}
+        mine = owned_rows(spec, joined[CANDIDATE_IDS], server, servers)
         if mine.any():
             yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
         yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))
@@ -252,9 +252,10 @@ def _pages(file: _ServerFile, spec: TableSpec) -> Iterator[dict[str, NDArray[Any
 
 
 def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
-    if f"{spec.name}/{CANDIDATES[0]}" not in file.names():
-        return {**candidate_columns(CandidateData())}
-    return {name: file.whole(f"{spec.name}/{name}") for name in CANDIDATES}
+    group = candidate_group(spec)
+    if f"{spec.name}/{CANDIDATE_IDS}" not in file.names():
+        return {name: np.zeros(shape, dtype) for name, (dtype, shape) in group.sized(0).items()}
+    return {name: file.whole(f"{spec.name}/{name}") for name in group.entries}
 
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:

@@ -40,12 +40,14 @@ class Entry:
 
     Attributes:
         admits: It decides which unknown ids get a row, see psfleet.tables.admission; of these there is one.
-        keeps_candidates: Tables remember ids without a row; they and snapshots have a place for them.
+        candidate: What is remembered of an id without a row, beside when it was pushed last: by name an
+            `int`, 0 to 2**32 - 1, or a `float`, float32. Tables and snapshots have a place for it. None: no
+            id is remembered.
     """
 
     __slots__ = ()
     admits: ClassVar[bool] = False
-    keeps_candidates: ClassVar[bool] = False
+    candidate: ClassVar[Mapping[str, type] | None] = None
     stored: ClassVar["StoredForm"]
 
     @property
@@ -149,7 +151,7 @@ class CountFilterEntry(Entry):
     count_filter: int
     candidates: int = 1 << 24
     admits = True
-    keeps_candidates = True
+    candidate: ClassVar[Mapping[str, type]] = {"counts": int}
 
     def __post_init__(self) -> None:
         if not 1 <= self.count_filter < 2**31:

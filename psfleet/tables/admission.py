@@ -12,7 +12,7 @@ from psfleet.runtime.evicted_ids import EvictionCause
 from psfleet.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
-from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.candidates import CandidateIds, CandidateCounts
 from psfleet.tables.eviction_ranking import EvictionRanking
 from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.row_memory import RowMemory
@@ -31,8 +31,8 @@ class AdmissionRule:
     """What an entry says of ids without a row, on one server.
 
     Attributes:
-        candidates: What is remembered of those that wait for one, if the entry keeps candidates. It is in
-            snapshots, and expires with the rows.
+        candidates: Those that wait for one, with what the entry's `candidate` says; None: it says nothing.
+            They are in snapshots, and expire with the rows.
     """
 
     candidates: CandidateIds | None = None
@@ -78,10 +78,10 @@ class _ChanceRule(AdmissionRule):
 
 @admits(CountFilterEntry)
 class _CountRule(AdmissionRule):
-    candidates: CandidateIds
+    candidates: CandidateCounts
 
     def __init__(self, entry: CountFilterEntry, spec: TableSpec, servers: int) -> None:
-        self.candidates = CandidateIds(entry.count_filter, -(-entry.candidates // servers))
+        self.candidates = CandidateCounts(entry.count_filter, -(-entry.candidates // servers))
 
     def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
         return self.candidates.passing(ids)

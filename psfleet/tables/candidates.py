@@ -1,70 +1,82 @@
-"""Ids that wait for a row: how often each has been pushed."""
+"""Ids that wait for a row, with what the table's entry remembers of them (Entry.candidate)."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.schema.entry import CountFilterEntry
 from psfleet.tables import expiry
 from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.row_data import CandidateData
 
-__all__ = ["CandidateIds"]
+__all__ = ["CandidateIds", "CandidateCounts"]
 
 Ids = NDArray[np.int64]
+Values = Mapping[str, NDArray[Any]]
 
 
 class CandidateIds:
     """The candidates of one table on one server, in host memory wherever its rows are. Not thread-safe.
 
     Args:
-        needed: With which push an id gets its row.
+        candidate: What is remembered of each.
         capacity: How many are remembered.
 
     Attributes:
-        index: Their counts, as rows of one uint32.
+        index: What is remembered, as rows of 32 bits a value.
         capacity: How many are remembered.
     """
 
-    def __init__(self, needed: int, capacity: int) -> None:
-        self._needed = needed
+    def __init__(self, candidate: Mapping[str, type], capacity: int) -> None:
+        self._candidate = candidate
         self.capacity = capacity
-        self.index = HostRowMemory(1, self.capacity, marks=False)
+        self.index = HostRowMemory(max(len(candidate), 1), self.capacity, marks=False)
 
     @property
     def room(self) -> int:
         """How many more are remembered before any is forgotten."""
         return max(self.capacity - len(self.index), 0)
 
-    def passing(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which ids the next push would give a row; changes nothing."""
-        return self._counts(self.index.locate(ids)[0]) + 1 >= self._needed
+    def known(self, ids: Ids) -> dict[str, NDArray[Any]]:
+        """What is remembered of these ids, by name: int64 or float32 [n], 0 for one that is no candidate."""
+        return self._values(self.index.locate(ids)[0])
 
-    def count(self, ids: Ids, step: int) -> None:
-        """Ids without a row are pushed once more; those that have been pushed often enough are forgotten.
+    def remember(self, ids: Ids, values: Values, step: int) -> None:
+        """Ids without a row are pushed at this step, and this is what is known of them from now on.
 
-        A push with more new ids than are remembered: those that come last are not counted.
+        A push with more new ids than are remembered: those that come last are forgotten.
         """
-        slots, unknown = self.index.locate(ids)
-        if unknown and self._needed > 1:
-            self.index.touch(ids, step)
-            self._make_places(unknown, step)
-            room = self.capacity - len(self.index)
-            ids = np.ascontiguousarray(ids[(slots != 0) | (np.cumsum(slots == 0) <= room)])
-        self.index.count(ids, step, self._needed)
+        kept = self._make_places_for(ids, step)
+        slots = self.index.place(ids[kept], np.full(np.count_nonzero(kept), step))
+        self._set(slots, {name: column[kept] for name, column in values.items()})
+
+    def forget(self, ids: Ids) -> None:
+        """These are no candidates any more."""
+        self.index.remove(ids)
 
     def read(self, step: int) -> CandidateData:
         """All of them."""
         ids, slots = self.index.entries()
-        return CandidateData(ids, self._counts(slots), self.index.recall(ids, step)[2])
+        return CandidateData(ids, self._values(slots), self.index.recall(ids, step)[2])
 
     def write(self, candidates: CandidateData, step: int) -> None:
-        """Set counts, leaving other candidates alone; of too many the latest stay."""
+        """Set what is known of them, leaving other candidates alone; of too many the latest stay."""
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
         ids, touched = candidates.ids[latest], candidates.touched[latest]
         later = max(step, int(touched.max(initial=0))) + 1
         self._make_places(len(ids), later)
         slots = self.index.place(ids, touched)
-        counts = candidates.counts[latest].astype(np.uint32).view(np.float32).reshape(-1, 1)
-        self.index.scatter(slots, np.ascontiguousarray(counts))
+        self._set(slots, {name: column[latest] for name, column in candidates.values.items()})
+
+    def _make_places_for(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        """Which of these ids, pushed at this step, are candidates or have room now to become ones."""
+        slots, unknown = self.index.touch(ids, step)
+        self._make_places(unknown, step)
+        room = self.capacity - len(self.index)
+        kept: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= room)
+        return kept
 
     def _make_places(self, wanted: int, step: int) -> None:
         """Forget those that were pushed the longest time ago, none of those pushed at this step."""
@@ -72,7 +84,46 @@ class CandidateIds:
         if leaving:
             self.index.remove(self.index.oldest(step, leaving, least=1))
 
-    def _counts(self, slots: Ids) -> Ids:
-        counts = self.index.gather(slots).view(np.uint32).reshape(-1).astype(np.int64)
-        counts[slots == 0] = 0
-        return counts
+    def _values(self, slots: Ids) -> dict[str, NDArray[Any]]:
+        words = self.index.gather(slots)
+        words[slots == 0] = 0
+        return {
+            name: words[:, place].copy().view(np.uint32).astype(np.int64)
+            if kind is int
+            else words[:, place].copy()
+            for place, (name, kind) in enumerate(self._candidate.items())
+        }
+
+    def _set(self, slots: Ids, values: Values) -> None:
+        words = np.zeros((len(slots), max(len(self._candidate), 1)), np.uint32)
+        for place, (name, kind) in enumerate(self._candidate.items()):
+            column = values[name].astype(np.uint32 if kind is int else np.float32)
+            words[:, place] = column.view(np.uint32)
+        self.index.scatter(slots, words.view(np.float32))
+
+
+class CandidateCounts(CandidateIds):
+    """Candidates of which is known how often they were pushed.
+
+    Args:
+        needed: With which push an id gets its row.
+        capacity: How many are remembered.
+    """
+
+    def __init__(self, needed: int, capacity: int) -> None:
+        super().__init__(CountFilterEntry.candidate, capacity)
+        self._needed = needed
+
+    def passing(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which ids the next push would give a row; changes nothing."""
+        enough: NDArray[np.bool_] = self.known(ids)["counts"] + 1 >= self._needed
+        return enough
+
+    def count(self, ids: Ids, step: int) -> None:
+        """Ids without a row are pushed once more; those that have been pushed often enough are forgotten.
+
+        As for `remember`, those that come last may not be counted.
+        """
+        if self.index.locate(ids)[1] and self._needed > 1:
+            ids = np.ascontiguousarray(ids[self._make_places_for(ids, step)])
+        self.index.count(ids, step, self._needed)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_data import TableClock
 from psfleet.tables.snapshot_columns import (
-    CANDIDATES,
+    CANDIDATE_IDS,
     EVICTED,
     REMOVED,
     ROW_IDS,
@@ -49,7 +49,7 @@ def refill(
         table.remove(columns[REMOVED])
     if ROW_IDS in columns:
         table.write(rows_of(spec, columns))
-    if CANDIDATES[0] in columns:
+    if CANDIDATE_IDS in columns:
         table.write_candidates(candidates_of(spec, columns))
     if EVICTED[0] in columns:
         table.set_evictions(columns)

@@ -1,6 +1,8 @@
 """What a sparse table hands out and takes back, with all that belongs to a row or to the table."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +39,16 @@ class RowData:
 
 @dataclass(frozen=True, slots=True)
 class CandidateData:
-    """Ids that have been pushed, but not often enough for a row.
+    """Ids that have been pushed, but have no row yet.
 
     Attributes:
         ids: int64 [n], ascending.
-        counts: int64 [n]: how often each has been pushed.
+        values: What the table's entry remembers of each (Entry.candidate), by name: int64 or float32 [n].
         touched: int64 [n]: the table's step when it was last pushed.
     """
 
     ids: Ids = field(default_factory=_none)
-    counts: Ids = field(default_factory=_none)
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     touched: Ids = field(default_factory=_none)
 
     def __len__(self) -> int:

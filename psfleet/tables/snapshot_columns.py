@@ -16,13 +16,14 @@ from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import CandidateData, RowData
 
 __all__ = [
-    "CANDIDATES",
+    "CANDIDATE_IDS",
     "EVICTED",
     "REMOVED",
     "ROW_IDS",
     "ColumnGroup",
     "Columns",
     "candidate_columns",
+    "candidate_group",
     "candidates_of",
     "column_groups",
     "column_of",
@@ -39,8 +40,8 @@ ROW_IDS = "ids"
 _ROWS, _TOUCHED, _SCORES = "rows", "touched", "scores"
 REMOVED = "removed"
 """Ids of rows that were there at the snapshot before and are not now."""
-CANDIDATES = ("candidates", "candidate_counts", "candidate_touched")
-"""The columns of CandidateData, in the order of its attributes."""
+CANDIDATE_IDS = "candidates"
+_CANDIDATE_TOUCHED = "candidate_touched"
 EVICTED = ("evicted", "evicted_steps", "evicted_causes", "evicted_next")
 """The columns of an EvictionStream; the last is a single number, the position of the next eviction."""
 
@@ -77,7 +78,7 @@ def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
     return [
         row_group(spec),
         ColumnGroup({REMOVED: (np.int64, ())}, "if there are any"),
-        ColumnGroup(dict.fromkeys(CANDIDATES, (np.int64, ())), "if there are any"),
+        *([] if spec.candidate is None else [candidate_group(spec)]),
         *(evicted if spec.streams_evictions else []),
     ]
 
@@ -126,10 +127,20 @@ def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
 # -- ids that wait for a row ---------------------------------------------------------------------
 
 
+def candidate_group(spec: TableSpec) -> ColumnGroup:
+    """The columns of CandidateData, in the order of its attributes."""
+    values: Columns = {
+        _candidate(name): (np.int64 if kind is int else np.float32, ())
+        for name, kind in (spec.candidate or {}).items()
+    }
+    entries = {CANDIDATE_IDS: (np.int64, ()), **values, _CANDIDATE_TOUCHED: (np.int64, ())}
+    return ColumnGroup(entries, "if there are any")
+
+
 def candidate_columns(candidates: CandidateData) -> dict[str, Column]:
     """Candidates as columns."""
-    values = (candidates.ids, candidates.counts, candidates.touched)
-    return dict(zip(CANDIDATES, values, strict=True))
+    values = {_candidate(name): column for name, column in candidates.values.items()}
+    return {CANDIDATE_IDS: candidates.ids, **values, _CANDIDATE_TOUCHED: candidates.touched}
 
 
 def candidates_of(spec: TableSpec, columns: Mapping[str, Column]) -> CandidateData:
@@ -138,4 +149,12 @@ def candidates_of(spec: TableSpec, columns: Mapping[str, Column]) -> CandidateDa
     Raises:
         ShapeError: A column is missing.
     """
-    return CandidateData(*(column_of(spec, columns, name) for name in CANDIDATES))
+    return CandidateData(
+        column_of(spec, columns, CANDIDATE_IDS),
+        {name: column_of(spec, columns, _candidate(name)) for name in spec.candidate or ()},
+        column_of(spec, columns, _CANDIDATE_TOUCHED),
+    )
+
+
+def _candidate(name: str) -> str:
+    return f"candidate_{name}"

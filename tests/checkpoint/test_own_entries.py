@@ -18,7 +18,7 @@ from psfleet.schema.entry import FORMS, make_entry, stored_as
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.admission import AdmissionRule, admits
-from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.candidates import CandidateCounts
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.table_messages import read_spec, write_spec
 
@@ -37,14 +37,14 @@ def odd_entry() -> Iterator[type[Entry]]:
         needed: int
         share: float = 0.5
         admits = True
-        keeps_candidates = True
+        candidate = CountFilterEntry.candidate
 
     @admits(OddEntry)
     class OddRule(AdmissionRule):
-        candidates: CandidateIds
+        candidates: CandidateCounts
 
         def __init__(self, entry: OddEntry, spec: TableSpec, servers: int) -> None:
-            self.candidates = CandidateIds(entry.needed, 64)
+            self.candidates = CandidateCounts(entry.needed, 64)
 
         def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
             even: NDArray[np.bool_] = ids % 2 == 0
@@ -84,7 +84,7 @@ def test_it_does_what_its_rule_says(odd_entry: type[Entry]) -> None:
     assert entry == odd_entry(2, 0.25)  # type: ignore[call-arg]  # the class is that of the fixture
     spec = made(odd_entry(2) & TTLEntry(steps=9))  # type: ignore[call-arg]
     assert read_spec(write_spec(spec)) == spec
-    assert spec.keeps_candidates
+    assert spec.candidate == {"counts": int}
     table = sparse(trained(spec), spec)
     assert sorted(table.ids()) == [0, 2, 4]
     assert sorted(table.candidates().ids) == [1, 3, 5]
@@ -116,4 +116,4 @@ def test_its_candidates_survive(odd_entry: type[Entry], tmp_path: Path, later: i
     again = Shard()
     load_shard(tmp_path / "new", again)
     assert sorted(sparse(again, new).candidates().ids) == [1, 3, 5]
-    assert sparse(again, new).candidates().counts.tolist() == [1, 1, 1]
+    assert sparse(again, new).candidates().values["counts"].tolist() == [1, 1, 1]

@@ -56,7 +56,7 @@ def content(table: Any) -> list[Any]:
     assert isinstance(table, SparseTable)
     rows, waiting = table.rows(table.ids()), table.candidates()
     arrays: list[NDArray[Any]] = [rows.ids, rows.values, rows.touched, rows.scores]
-    arrays += [waiting.ids, waiting.counts, waiting.touched]
+    arrays += [waiting.ids, *waiting.values.values(), waiting.touched]
     return [table.clock, *map(np.ndarray.tobytes, arrays)]
 
 

@@ -218,7 +218,7 @@ class Model(RuleBasedStateMachine):
         assert found.scores.tolist() == [[row.show, row.click] for row in wanted]
         held = self.table.candidates()
         assert held.ids.tolist() == sorted(self.waiting)
-        assert held.counts.tolist() == [self.waiting[i][0] for i in sorted(self.waiting)]
+        assert held.values["counts"].tolist() == [self.waiting[i][0] for i in sorted(self.waiting)]
         assert held.touched.tolist() == [self.waiting[i][1] for i in sorted(self.waiting)]
         assert self.table.step == self.step
 
@@ -341,10 +341,10 @@ def test_a_capacity_that_refuses() -> None:
     push(table, np.arange(8))
     push(table, np.arange(8))
     push(table, np.arange(8, 12))
-    before = whole(table), table.candidates().counts.tolist(), table.step
+    before = whole(table), table.candidates().values["counts"].tolist(), table.step
     with pytest.raises(UsageError, match="holds 8 rows of at most 10 and was asked to add 4"):
         push(table, np.arange(6, 12))
-    assert before == (whole(table), table.candidates().counts.tolist(), table.step)
+    assert before == (whole(table), table.candidates().values["counts"].tolist(), table.step)
     small = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(bytes=1 << 20)))
     push(small, np.arange(20_000))
     push(small, np.arange(30_000, 50_000))

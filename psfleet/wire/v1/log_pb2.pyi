@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/log.proto, SHA-256 0e76da8ae546381553811b1424ccab4981fbf7599135af4e52cb950ebd7223b1
+# From protos/psfleet/v1/log.proto, SHA-256 41313de2bb87ddc081a1232a4b081c447f51234b3f23eb72a098563609988406
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from psfleet.wire.v1 import state_pb2 as _state_pb2
 from google.protobuf.internal import containers as _containers
