@@ -12,7 +12,7 @@ from psfleet.runtime.evicted_ids import EvictionCause
 from psfleet.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
-from psfleet.tables.candidates import CandidateIds, CandidateCounts
+from psfleet.tables.candidates import CandidateCounts, CandidateIds
 from psfleet.tables.eviction_ranking import EvictionRanking
 from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.row_memory import RowMemory
