@@ -21,7 +21,7 @@ def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Com
         yield from commands(below, f"{name} {word}")
 
 
-COMMANDS = dict([*commands(psfleet, "psfleet"), *commands(launch, "psfleet-launch")])
+COMMANDS = dict([*commands(psfleet, "psfleet"), *commands(launch.complete(), "psfleet-launch")])
 
 
 def options(command: click.Command) -> set[str]:

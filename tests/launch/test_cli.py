@@ -123,7 +123,9 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("Examples", "psfleet-launch --watch 9100 train.py"),
     ):
         assert f"  {option}" in sections[heading], heading
-    options = {option.opts[0] for option in launch.params if isinstance(option, click.Option)}
+    options = {
+        option.opts[0] for option in launch.complete().params if isinstance(option, click.Option)
+    }
     assert all(
         len(re.findall(rf"^  {option}(?![\w-])", said, re.MULTILINE)) == 1 for option in options
     )

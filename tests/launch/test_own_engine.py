@@ -1,4 +1,4 @@
-"""A launch engine is one file: what it asks of the user stands there too, and every launch knows of it."""
+"""A launch engine is one file: what it asks of the user stands there too, and the launcher knows of it."""
 
 import sys
 from pathlib import Path
@@ -75,10 +75,31 @@ def test_an_engine_is_one_file(run: list[str], tmp_path: Path) -> None:
 def test_flags_of_engines_cost_no_libraries() -> None:
     """What reads the flags of all engines loads neither gRPC nor cryptography nor NumPy."""
     program = (
-        "import sys, psfleet_launch.commands.launch_command; "
+        "import sys; from psfleet_launch.commands.launch_command import launch; launch.complete(); "
         "print(*({'cryptography', 'grpc', 'numpy', 'ray'} & set(sys.modules)))"
     )
     assert not ended([sys.executable, "-c", program], check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("script", ["train.py --planet mars", "train.py"])
+def test_a_launch_looks_at_no_engine_that_nobody_means(script: str, tmp_path: Path) -> None:
+    """Words of the launcher that are known without them load no other engine; the script's do not count."""
+    (tmp_path / "train.py").touch()
+    program = (
+        "import sys; from psfleet_launch.commands.launch_command import main; main(sys.argv[1:]); "
+        "print(*(name for name in sys.modules if name.startswith('psfleet_launch.engines.')))"
+    )
+    command = [sys.executable, "-c", program, "--servers", "1", "--dry-run", *script.split()]
+    found = {*ended(command, check=True, cwd=tmp_path).stdout.splitlines()[-1].split()}
+    assert found == {f"psfleet_launch.engines.{name}" for name in ("launch_engine", "local")}
+
+
+def test_an_option_that_no_engine_has_is_refused(run: list[str], tmp_path: Path) -> None:
+    """The sentence suggests an engine's flag where that is close."""
+    done = ended([*run, "--engine", "orbit", "--plane", "venus", "train.py"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--plane" in done.stderr
+    assert "--planet" in done.stderr
 
 
 def test_what_is_said_of_another_engine_is_not_heard() -> None:

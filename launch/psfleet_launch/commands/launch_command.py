@@ -62,8 +62,7 @@ _NEVER_JOINED = (
 )
 
 
-_GROUPS = (JobRequest, Launch, EngineSettings)
-_SETTINGS = tuple(one for group in _GROUPS for one in settings_of(group))
+_SETTINGS = tuple(one for group in (JobRequest, Launch) for one in settings_of(group))
 _PARTS = ("consistency", "pipeline", "wire")
 """The parts of a strategy that have flags."""
 _STRATEGY = (
@@ -85,6 +84,7 @@ _EXAMPLES = (
 @click.command(
     cls=GroupedCommand,
     settings=_SETTINGS,
+    more=EngineSettings.settings,  # which load all engines
     tables={"--tcp": "network", **dict.fromkeys(_STRATEGY, "strategy")},
     examples=_EXAMPLES,
     context_settings={"allow_interspersed_args": False},
@@ -125,8 +125,9 @@ def launch(
     exit code is that of the process that failed first (128 and its number for a signal), 1 if no worker
     has used the fleet, or 2 for bad usage.
     """
-    filed, parts = load_job_file(config, *_GROUPS) if config else ({}, {})
-    said = filed | given(context, _SETTINGS)
+    groups = (JobRequest, Launch, EngineSettings)
+    filed, parts = load_job_file(config, *groups) if config else ({}, {})
+    said = filed | given(context, launch.settings)
     if script is not None:
         said |= {"script": script, "arguments": arguments}
     if "script" not in said:

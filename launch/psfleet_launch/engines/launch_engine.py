@@ -13,7 +13,8 @@ An engine declares there too what it asks of the user beside the job, with `sett
     class MyEngine(Engine):
         settings = MySettings        # and self.launch.of(MySettings).hosts says what was given
 
-Every launch knows the flags of all engines, so their modules load gRPC and the like within functions.
+The launcher's help and job files know the settings of all engines, so their modules load gRPC and the
+like within functions.
 
 The order of calls: `open` once, then `spawn`, `send`, `order`, `expect` and `events` as the job goes, then
 `sweep`, `close` and `left_behind`. What an engine waits for, such as sockets of agents or pipes of
