@@ -34,6 +34,7 @@ from psfleet.parameters.parameter import as_numbers
 from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
 from psfleet.runtime.pooled_ids import PooledIds
 from psfleet.runtime.read_version import ReadVersion
+from psfleet.runtime.script_end import expect_exit, is_failure
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import Device, InitializerSpec, RowPrecision, TableSpec
 from psfleet.strategy import Settings
@@ -377,9 +378,10 @@ class Client:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if value is None:
+        if value is None or not is_failure(value):
             self.close()
             return
+        expect_exit(value)
         try:  # the others may have failed too, and then nobody completes the round
             self._close(_AFTER_FAILURE)
         except PsfleetError as error:

@@ -4,7 +4,6 @@ import atexit
 import dataclasses
 import importlib.metadata
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsFloat, TypeVar
 
@@ -25,6 +24,7 @@ from psfleet.parameters.binding import invalidate
 from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
 from psfleet.prediction.predictors import predictor_of
 from psfleet.runtime import interface as runtimes
+from psfleet.runtime.script_end import has_failed
 from psfleet.settings.environment import read_environment
 from psfleet.stages import links
 from psfleet.strategy import DistributedStrategy, Settings, resolve
@@ -158,9 +158,7 @@ class Fleet(FleetSaving):
             NEWEST.clear()
 
     def _leave(self) -> None:
-        # A script that failed must not be taken for one that has finished: its seat stays taken,
-        # and the launcher or the deadline of the others reports the failure.
-        if not hasattr(sys, "last_value"):
+        if not has_failed():  # else its seat stays taken
             self.stop_worker()
 
     def barrier_worker(self) -> None:

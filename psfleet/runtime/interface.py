@@ -6,7 +6,6 @@ Two runtimes stand behind it: `psfleet.embedded.runtime` (a shard in this proces
 
 import atexit
 import importlib.metadata
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -18,6 +17,7 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.kernels.bags import RowBags, spread_parts
 from psfleet.platform.value_class import value_class
 from psfleet.runtime.evicted_ids import EvictedIds
+from psfleet.runtime.script_end import forget_exit, has_failed
 from psfleet.schema.table import OWN, TableSpec
 from psfleet.settings.choices import Format
 from psfleet.settings.environment import check_alone
@@ -342,6 +342,9 @@ _active: Runtime | None = None
 _make: Callable[[Parts], Runtime] | None = None
 _clients = 0  # open ones of the active runtime
 _kept = False  # it lives on when the last of them is closed
+_lingers = (
+    False  # the last of them failed: it lives on until the script's end says whether to leave
+)
 
 
 def active() -> Runtime:
@@ -390,9 +393,9 @@ def provide(make: Callable[[Parts], Runtime] | None) -> None:
 
 def use(runtime: Runtime | None) -> Runtime | None:
     """Make `runtime` the active one and return the one before it. None: made when next asked for."""
-    global _active, _clients, _kept
+    global _active, _clients, _kept, _lingers
     _active, before = runtime, _active
-    _clients, _kept = 0, runtime is not None
+    _clients, _kept, _lingers = 0, runtime is not None, False
     return before
 
 
@@ -402,21 +405,20 @@ def hold(make: Callable[[Parts], Runtime], asked: Parts) -> Runtime:
     A process has one seat in its fleet, so all clients and `psfleet.fleet` share one runtime. It is made
     as `fleet.init()` has found, or by `make`.
     """
-    global _active, _clients
+    global _active, _clients, _lingers
     if _active is None:
         _active = (_make or make)(asked)
         atexit.unregister(_leave)
         atexit.register(_leave)
     _clients += 1
+    _lingers = False
+    forget_exit()
     return _active
 
 
 def _leave() -> None:
-    """At the end of a script that has not closed its clients: leave, unless it has failed.
-
-    The seat of one that has failed stays taken, and the launcher reports the failure.
-    """
-    if is_held() and not hasattr(sys, "last_value"):
+    """At the end of a script whose seat is still taken: leave, unless it has failed."""
+    if (is_held() or _lingers) and not has_failed():
         before = use(None)
         if before is not None:
             before.close()
@@ -431,12 +433,14 @@ def let_go(runtime: Runtime, timeout: float | None = None) -> None:
     """A client is closed. The runtime is flushed, and closed if nothing else in the process uses it.
 
     Args:
-        timeout: Seconds for which a flush waits for other workers, where the runtime stays open.
+        timeout: Of a client in whose `with` block something failed: seconds for which a flush waits for
+            other workers. It keeps its seat in a fleet until the script ends.
     """
-    global _active, _clients
+    global _active, _clients, _lingers
     if runtime is _active:
         _clients -= 1
-        if _clients or _kept or _make:
+        _lingers = timeout is not None and runtime.server_num > 0
+        if _clients or _kept or _make or _lingers:
             runtime.flush(timeout)
             return
         _active = None
