@@ -41,7 +41,7 @@ def load_features(path: str | os.PathLike[str]) -> FeatureSet:
         ConfigError: The file cannot be read or says what cannot be; the error names the file and the place.
     """
     try:
-        said = tomllib.loads(Path(path).read_text())
+        said = tomllib.loads(Path(path).read_text("utf-8"))
         return _features(said)
     except OSError as error:
         raise ConfigError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None

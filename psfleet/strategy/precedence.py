@@ -65,7 +65,7 @@ def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:
         ConfigError: It is missing, not TOML, or says something unknown.
     """
     try:
-        parts = tomllib.loads(Path(path).read_text())
+        parts = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"strategy file {path!r} cannot be read: {error}") from None
     Settings.from_parts(parts)

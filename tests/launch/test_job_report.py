@@ -15,6 +15,7 @@ from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.observability.job_history import read_history
 from psfleet_launch.observability.job_report import state
 from tests.launch.conftest import Launch
+from tests.programs import ended
 from tests.waiting import until
 
 
@@ -76,3 +77,19 @@ def test_top_without_a_terminal_shows_once(
     assert capsys.readouterr().out.startswith("j  runs: ")
     launcher.process.terminate()
     launcher.ends()
+
+
+def test_a_locale_without_utf_8(tmp_path: Path) -> None:
+    """Job files are UTF-8 as TOML says, and so is the page, wherever the job runs."""
+    (tmp_path / "job.toml").write_text("[servers]\ncount = 1 # größer\n", "utf-8")
+    where = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    script = str(Path(__file__).with_name("trainer.py"))
+    command = [sys.executable, "-m", "psfleet_launch", "--config", "job.toml", "--job", "j"]
+    done = ended(
+        [*command, script, "2", "0", ""],
+        cwd=tmp_path,
+        env={**os.environ, **where},
+        encoding="ascii",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "µs" in (tmp_path / "psfleet-logs" / "j" / "report.html").read_text("utf-8")

@@ -137,7 +137,7 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
     """
     where = f"job file {path!r}"
     try:
-        tables = tomllib.loads(Path(path).read_text())
+        tables = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{where} cannot be read: {error}") from None
     strategy = tables.pop("strategy", {})

@@ -40,7 +40,7 @@ def write_report(folder: Path, to: Path | None = None) -> Path:
         FrameError: Its history is damaged.
     """
     where = to or folder / REPORT
-    where.write_text(job_report(read_history(folder), is_running=is_claimed(folder)))
+    where.write_text(job_report(read_history(folder), is_running=is_claimed(folder)), "utf-8")
     return where
 
 
@@ -54,7 +54,7 @@ def job_report(job: PastJob, is_running: bool = False) -> str:
         "tables": tables(job),
     }
     said = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
-    page = files(__package__).joinpath("dashboard.html").read_text()
+    page = files(__package__).joinpath("dashboard.html").read_text("utf-8")
     return page.replace(_PLACE, _PLACE.replace("null", said))
 
 
