@@ -1,7 +1,7 @@
 """fleet.dataset: samples in batches, each handed to one worker by the fleet."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,8 +13,9 @@ from psfleet.data.read_ahead import ReadAhead
 from psfleet.errors import UsageError
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Runtime
+from psfleet.validation.annotations import PositiveInt, check
 
-__all__ = ["OrderedSource", "Source", "batches"]
+__all__ = ["OrderedSource", "Source", "batches", "size_of"]
 
 Ids = NDArray[np.int64]
 
@@ -61,6 +62,12 @@ def batches(
     return Peekable(dataset.run(merged), dataset.peek)
 
 
+def size_of(source: Source) -> int:
+    """How many samples there are; at least one."""
+    size = len(source) if isinstance(source, Sized) else source
+    return int(check("dataset", "size", size, PositiveInt))
+
+
 class _DatasetPass:
     """One use of a dataset."""
 
@@ -74,22 +81,19 @@ class _DatasetPass:
         runtime: Callable[[], Any],
     ) -> None:
         self._runtime = runtime
-        self._source = source
-        self._size = source if isinstance(source, int) else len(source)
-        self._batch = batch_size
-        self._epochs = MOST // max(self._size, 1) if epochs is None else epochs
-        self._seed = shuffle_seed
-        self._order = _SampleSequence(self._size, shuffle_seed)
+        self._source = source if isinstance(source, Sized) else size_of(source)
+        self._size = size_of(source)
+        self._batch = check("dataset", "batch_size", batch_size, PositiveInt)
+        rounds = check("dataset", "epochs", epochs, PositiveInt | None)
+        self._epochs = MOST // self._size if rounds is None else rounds
+        self._seed = check("dataset", "shuffle_seed", shuffle_seed, int | None)
+        self._order = _SampleSequence(self._size, self._seed)
         self._prefetch = prefetch
         self._ahead: ReadAhead | None = None
         self._seen: tuple[tuple[Range, ...], Any] = ((), None)
 
     def run(self, merged: int) -> Iterator[Any]:
         """The batches."""
-        named = (("size", self._size), ("batch_size", self._batch), ("epochs", self._epochs))
-        for name, value in named:
-            if isinstance(value, bool) or value < 1:
-                raise UsageError(f"dataset {name} is {value!r}; it must be at least 1")
         if self._size * self._epochs > MOST:
             raise UsageError(
                 f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "

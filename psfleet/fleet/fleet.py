@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsFloat, TypeVar
 
-from psfleet.data.dispatch import Source, batches
+from psfleet.data.dispatch import Source, batches, size_of
 from psfleet.data.peekable import SizedPeekable
 from psfleet.errors import ConfigError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
@@ -279,7 +279,7 @@ class Fleet(FleetSaving):
         stepping = self._own_loops().stepping(found)
         if self.worker_num() > 1 or merged > 1 or epochs is None:
             return stepping
-        size = source if isinstance(source, int) else len(source)
+        size = size_of(source)
         return SizedPeekable(lambda: stepping, lambda: epochs * -(-size // batch_size))
 
     def shard(self, batches: Iterable[T], repeatable: bool = True) -> Iterator[T]:

@@ -38,10 +38,21 @@ def test_each_epoch_has_an_order_of_its_own(fleet: Fleet) -> None:
 
 
 def test_nonsense_is_refused(fleet: Fleet) -> None:
-    """Sizes below one."""
-    for source, batch, epochs in ((0, 1, 1), (5, 0, 1), (5, 2, 0), ([], 2, 1)):
-        with pytest.raises(UsageError, match="at least 1"):
-            next(fleet.dataset(source, batch, epochs))
+    """Sizes below one, and what is no whole number, before the first batch."""
+    for source, batch, epochs in ((0, 1, 1), (5, 0, 1), (5, 2, 0), ([], 2, 1), (5, True, 1)):
+        with pytest.raises(UsageError, match="it must be a whole number above 0"):
+            fleet.dataset(source, batch, epochs)
+    with pytest.raises(UsageError, match=r"dataset: batch_size is 2.5, it must be a whole number"):
+        fleet.dataset(5, 2.5)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_numpy(fleet: Fleet) -> None:
+    """What NumPy has counted is a number of samples too."""
+    five, two, seven = (np.int64(number) for number in (5, 2, 7))
+    found = fleet.dataset(five, two, two, shuffle_seed=seven)  # type: ignore[arg-type]
+    assert len(found) == 6  # type: ignore[arg-type]
+    expected = fleet.dataset(5, 2, 2, shuffle_seed=7)
+    assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
 
 
 @pytest.mark.parametrize("seed", range(30))
