@@ -11,7 +11,7 @@ from psfleet.tables import expiry
 from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.row_data import CandidateData
 
-__all__ = ["CandidateIds", "CandidateCounts"]
+__all__ = ["CandidateCounts", "CandidateIds"]
 
 Ids = NDArray[np.int64]
 Values = Mapping[str, NDArray[Any]]
