@@ -388,13 +388,16 @@ def warm_up() -> None:
 
 
 def _announce(server: Server, who: str) -> None:
-    """Say that the server is ready: one line, and the ready file, which appears whole."""
+    """Say that the server is ready: the ready file, which appears whole, and then one line.
+
+    Who has read the line may rely on what the launcher does for a server that is ready.
+    """
     environment = server.environment
+    if environment.ready_file:
+        write_ready(Path(environment.ready_file), environment.rank, server.endpoint, os.getpid())
     print(
         f"{who} ready at {server.endpoint} (process {os.getpid()})"
         + (f", back after {server.recovered} records of its log" if server.recovered else "")
         + (f", took over with term {server.term}" if server.term else ""),
         flush=True,
     )
-    if environment.ready_file:
-        write_ready(Path(environment.ready_file), environment.rank, server.endpoint, os.getpid())
