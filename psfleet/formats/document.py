@@ -7,14 +7,13 @@ into a file, and nothing in a file is passed over.
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from psfleet.errors import CheckpointError, FrameError, PsfleetError, RuleError
-from psfleet.platform.atomic_files import read_small, reason
+from psfleet.platform.atomic_files import let_appear, read_small, reason
 
 __all__ = ["Format", "Misfit", "exact", "reading"]
 
@@ -49,9 +48,8 @@ class Format:
 
     def write(self, where: Path, **fields: Any) -> None:
         """Let a small file of a running job appear, whole. It need not outlive the machine."""
-        draft = where.with_name(f".{where.name}.{os.getpid()}")
-        draft.write_text(json.dumps(self.document(**fields), indent=1))
-        draft.replace(where)
+        text = json.dumps(self.document(**fields), indent=1)
+        let_appear(where, lambda draft: draft.write_text(text))
 
     def read(self, where: Path, **kinds: Any) -> list[Any]:
         """The values of the fields of a small file; see `exact`.

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["exchange", "read_small", "reason", "regular", "replace", "sync", "write_durably"]
+__all__ = [
+    "exchange",
+    "let_appear",
+    "read_small",
+    "reason",
+    "regular",
+    "replace",
+    "sync",
+    "write_durably",
+]
 
 _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE
@@ -22,15 +31,24 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
         where: The file.
         write: Writes to the path that it is given, in the same folder.
     """
-    temporary = where.with_name(f".{where.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        sync(temporary)
-        temporary.replace(where)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+
+    def write_and_sync(draft: Path) -> None:
+        write(draft)
+        sync(draft)
+
+    let_appear(where, write_and_sync)
     sync(where.absolute().parent)
+
+
+def let_appear(where: Path, write: Callable[[Path], object]) -> None:
+    """As `replace`, for a file that need not outlive the machine. A failed write leaves nothing behind."""
+    draft = where.with_name(f".{where.name}.{os.getpid()}")
+    try:
+        write(draft)
+        draft.replace(where)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def exchange(one: Path, other: Path) -> bool:

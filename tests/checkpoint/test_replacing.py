@@ -1,6 +1,7 @@
 """A checkpoint that replaces another: whole at every moment, through links, and after every crash."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import psfleet.checkpoint.draft
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
+from psfleet.formats.document import Format
 from psfleet.platform.atomic_files import exchange
 from psfleet.rules.sgd import SGD
 from psfleet.runtime.interface import Read
@@ -140,3 +142,19 @@ def test_an_exchange_is_one_step(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").exists()
     with pytest.raises(FileNotFoundError):
         exchange(tmp_path / "a", tmp_path / "c")
+
+
+def test_a_small_file_that_cannot_be_written_leaves_no_draft(tmp_path: Path) -> None:
+    """A write that the system refuses keeps the old file, and leaves no temporary file behind."""
+    where = tmp_path / "servers.json"
+    Format("a test").write(where, said="old")
+    before = where.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            Format("a test").write(where, said="x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [file.name for file in tmp_path.iterdir()] == ["servers.json"]
+    assert where.read_bytes() == before
