@@ -1,7 +1,6 @@
 """Saving and loading state dicts: tensors as safetensors, all else as JSON; nothing is unpickled."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from psfleet.errors import CheckpointError, ShapeError, UsageError
 from psfleet.formats.document import Format, exact, reading
 from psfleet.parameters.binding import tables
 from psfleet.parameters.parameter import Parameter
+from psfleet.platform.atomic_files import let_appear
 from psfleet.program.variable import Variable
 from psfleet.runtime import interface as runtimes
 from psfleet.schema.table import key_of
@@ -49,12 +49,10 @@ def save(state_dict: dict[str, Any], path: str) -> None:
         document = _FORMAT.document(values=json.loads(json.dumps(rest, default=_plain)))
     except TypeError as error:
         raise UsageError(f"the state dict cannot be saved to {path!r}: {error}") from None
-    temporary = f"{path}.{os.getpid()}"
     try:
-        write_arrays(temporary, arrays, document)
+        let_appear(Path(path), lambda draft: write_arrays(draft, arrays, document))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path!r} cannot be written: {error}") from None
-    os.replace(temporary, path)
 
 
 def load(path: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def let_appear(where: Path, write: Callable[[Path], object]) -> None:
     try:
         write(draft)
         draft.replace(where)
-    except OSError:
+    except BaseException:  # an interrupt too
         draft.unlink(missing_ok=True)
         raise
 

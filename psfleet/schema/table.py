@@ -175,7 +175,8 @@ class TableSpec:
         if any(n < 0 for n in self.shape):
             raise ShapeError(f"table {self.name!r}: shape {self.shape} has a negative extent")
         if self.kind == "sparse" and (len(self.shape) != 1 or not 1 <= self.shape[0] <= MAX_DIM):
-            raise ShapeError(f"table {self.name!r}: dim is {self.shape}, it must be 1 to {MAX_DIM}")
+            dim = self.shape[0] if len(self.shape) == 1 else self.shape
+            raise ShapeError(f"table {self.name!r}: dim is {dim}, it must be 1 to {MAX_DIM}")
         if self.entry is not None and self.kind != "sparse":
             raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
         check_functions(self.rule)

@@ -1,5 +1,7 @@
 """Eager layers as objects: training, states, modes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ import psfleet.fluid as fluid
 from psfleet import layers
 from psfleet.errors import CheckpointError, ShapeError, UsageError
 from psfleet.fluid.dygraph import Layer, guard, to_variable
-from psfleet.fluid.state_files import ParameterState
+from psfleet.fluid.state_files import ParameterState, save
 from psfleet.parameters.parameter import SparseGrad
 
 
@@ -141,3 +143,11 @@ def test_the_older_face_has_every_layer() -> None:
     }
     assert others == {"data", "embedding", "sequence_pool"}
     assert set(fluid.layers.__all__) > set(layers.__all__)
+
+
+def test_a_state_that_cannot_be_saved_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Where a folder has the file's name: one sentence, and no draft beside it."""
+    (tmp_path / "state").mkdir()
+    with pytest.raises(CheckpointError, match="state' cannot be written: "):
+        save({"x": X}, str(tmp_path / "state"))
+    assert [*tmp_path.iterdir()] == [tmp_path / "state"]
