@@ -1,6 +1,8 @@
-"""The gRPC methods of a server, by name. Each is declared once; its handlers are made of that.
+"""The gRPC methods of workers' calls, by name. Each is declared once; its handlers are made of that.
 
-A method whose times metrics are to show takes `times.of(NAME, HELP)`: psfleet_NAME_seconds.
+A method whose times metrics are to show takes `times.of(NAME, HELP)`: psfleet_NAME_seconds. Snapshots,
+metrics and standbys have their methods beside what these do, snapshots in snapshot_services.py; there
+`parkable(led.take, host.latencies.of(NAME, HELP))` does the same.
 """
 
 from collections.abc import Callable, Sequence

@@ -29,14 +29,11 @@ class BatchSettings:
     """What the engine of any batch queue asks for; its own settings derive from these."""
 
     nodes: int = setting(
-        1,
-        "Batch queues (engine slurm): how many nodes to ask for",
-        names="--nodes engine.batch.nodes",
-        least=1,
+        1, "Batch queues: how many nodes to ask for", names="--nodes engine.batch.nodes", least=1
     )
     stop_before: float = setting(
         120.0,
-        "Batch queues (engine slurm): how long before the time limit to take a snapshot and end",
+        "Batch queues: how long before the time limit to take a snapshot and end",
         SECONDS,
         names="--stop-before engine.batch.stop_before",
         metavar="2min",
