@@ -30,7 +30,9 @@ def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> 
     try:
         _thread.start_new_thread(_make, ())
     except RuntimeError:  # there may be no more threads; pages are then made at first use
-        _runs = False
+        with _changing:
+            _orders.clear()  # else they would grow, and keep memory of tables that are gone
+            _runs = False
 
 
 def _next() -> Order | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from psfleet.errors import FrameError
 from psfleet.formats.document import Format, Misfit, exact, reading
-from psfleet.platform.atomic_files import read_small
+from psfleet.platform.atomic_files import let_appear, read_small
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.recorder import panel_texts
@@ -194,9 +194,7 @@ class JobHistory:
 
     def _replace(self, lines: Sequence[bytes]) -> None:
         """Let a file of these lines take the place of the present one."""
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        draft.write_bytes(b"".join(lines))
-        draft.replace(self._path)
+        let_appear(self._path, lambda draft: draft.write_bytes(b"".join(lines)))
         if self._file is not None:
             os.close(self._file)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
