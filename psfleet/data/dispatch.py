@@ -81,8 +81,8 @@ class _DatasetPass:
         runtime: Callable[[], Any],
     ) -> None:
         self._runtime = runtime
-        self._source = source if isinstance(source, Sized) else size_of(source)
         self._size = size_of(source)
+        self._source = source if isinstance(source, Sized) else self._size
         self._batch = check("dataset", "batch_size", batch_size, PositiveInt)
         rounds = check("dataset", "epochs", epochs, PositiveInt | None)
         self._epochs = MOST // self._size if rounds is None else rounds

@@ -11,15 +11,15 @@ __all__ = ["expect_exit", "forget_exit", "has_failed", "is_failure"]
 _exit: SystemExit | None = None
 
 
-def is_failure(error: BaseException | None) -> bool:
+def is_failure(error: BaseException) -> bool:
     """Whether a script that nothing keeps from ending with this error has failed."""
-    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+    return not isinstance(error, SystemExit) or bool(error.code)
 
 
 def expect_exit(error: BaseException) -> None:
-    """Take note of `sys.exit` with a code, of which the interpreter leaves no trace, unlike of errors."""
+    """Take note of a failure that is `sys.exit`: the interpreter leaves no trace of it, unlike of errors."""
     global _exit
-    if isinstance(error, SystemExit) and is_failure(error):
+    if isinstance(error, SystemExit):
         _exit = error
 
 

@@ -62,7 +62,7 @@ _NEVER_JOINED = (
 )
 
 
-_SETTINGS = tuple(one for group in (JobRequest, Launch) for one in settings_of(group))
+_SETTINGS = (*settings_of(JobRequest), *settings_of(Launch))
 _PARTS = ("consistency", "pipeline", "wire")
 """The parts of a strategy that have flags."""
 _STRATEGY = (
