@@ -10,7 +10,7 @@ import numba
 
 from psfleet.errors import RuleError
 from psfleet.kernels.cache import load_text
-from psfleet.kernels.packed_text import row_parts
+from psfleet.kernels.packed_text import row_parts, weight_parts
 from psfleet.kernels.row_format import RowFormat
 from psfleet.kernels.rule_text import RuleSource
 from psfleet.rules.named_definition import NamedDefinition
@@ -21,6 +21,7 @@ __all__ = [
     "compiled",
     "dense_kernels",
     "filled",
+    "pull_kernels",
     "sparse_kernels",
     "static_kernels",
     "width_kernels",
@@ -67,6 +68,19 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
 
 
 @cache
+def pull_kernels(dim: int, is_plain: bool, stride: int) -> ModuleType:
+    """`pull` for rows of `dim` weights, whatever their rule is.
+
+    Args:
+        is_plain: Rows are float32; else their weights are bfloat16.
+        stride: Bytes of a row. Rows that do not begin where cache lines do have kernels of their own.
+    """
+    is_split = stride % 64 != 0 and 64 % stride != 0
+    parts = weight_parts(is_plain)
+    return load_text(f"pull_{dim}", filled("pull.txt", dim=dim, split=int(is_split), **parts))
+
+
+@cache
 def sparse_kernels(
     rule: Rule,
     l1: bool,
@@ -77,7 +91,7 @@ def sparse_kernels(
     counted: bool = False,
     precision: RowPrecision = "float32",
 ) -> ModuleType:
-    """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`.
+    """`push` for rows of `dim` weights under this rule; `rest` too if `every_row`.
 
     Args:
         scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.

@@ -6,7 +6,7 @@ from psfleet.kernels.row_format import RowColumn, RowFormat
 from psfleet.kernels.rule_text import LANES, RuleSource, sum_count
 from psfleet.rules.rule import Rule
 
-__all__ = ["row_parts"]
+__all__ = ["row_parts", "weight_parts"]
 
 # A rule's functions stand in the same module: the names here are those that psfleet.rules.functions refuses.
 _HEAD = """
@@ -68,6 +68,30 @@ for k in range({count}):
 }
 
 
+_PLAIN_WEIGHTS = {
+    "weight_bytes": "DIM * 4",
+    "first_weights": "fill_row(to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
+    "read_weights": """\
+for k in range(DIM):
+                    store_f32(to, k, read_f32(row, k))""",
+}
+_PACKED_WEIGHTS = {
+    "weight_bytes": "DIM * 2",
+    "first_weights": """\
+fill_row(to, load_u64(ring, j % RING), DIM, kind, low, span, stream)
+                for k in range(DIM):
+                    store_wide(to, k, row_bits.nearest(load_wide(to, k)) << uint32(16))""",
+    "read_weights": """\
+for k in range(DIM):
+                    store_wide(to, k, uint32(load_packed_u16(row, k)) << uint32(16))""",
+}
+
+
+def weight_parts(is_plain: bool) -> dict[str, str]:
+    """What `pull.txt` leaves open. is_plain: whether rows are float32."""
+    return _PLAIN_WEIGHTS if is_plain else _PACKED_WEIGHTS
+
+
 def row_parts(text: RuleSource, rule: Rule, form: RowFormat) -> dict[str, str]:
     """What `sparse.txt` and the texts behind it leave open. `text`: of the rule."""
     return _plain_parts(text) if form.plain else _packed_parts(rule, form)
@@ -76,13 +100,8 @@ def row_parts(text: RuleSource, rule: Rule, form: RowFormat) -> dict[str, str]:
 def _plain_parts(text: RuleSource) -> dict[str, str]:
     return {
         "row_helpers": "",
-        "weight_bytes": "DIM * 4",
         "wide_at": "0",
         "first_row": "fill_row(row, hashed, DIM, kind, low, span, stream)\n" + text.fill_slots(),
-        "first_weights": "fill_row(to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
-        "read_weights": """\
-for k in range(DIM):
-                    store_f32(to, k, read_f32(row, k))""",
         "update": "apply(DIM, gradient, lanes, row, turn, h)",
     }
 
@@ -92,16 +111,8 @@ def _packed_parts(rule: Rule, form: RowFormat) -> dict[str, str]:
     first = "\n".join(_filled(_FIRST_STATE, column, slot.initial) for column, slot in slots)
     return {
         "row_helpers": _HEAD + _helpers(form),
-        "weight_bytes": "DIM * 2",
         "wide_at": str(4 * LANES * sum_count(rule)),
         "first_row": indent(_FIRST_ROW + first, " " * 8).strip(),
-        "first_weights": """\
-fill_row(to, load_u64(ring, j % RING), DIM, kind, low, span, stream)
-                for k in range(DIM):
-                    store_wide(to, k, row_bits.nearest(load_wide(to, k)) << uint32(16))""",
-        "read_weights": """\
-for k in range(DIM):
-                    store_wide(to, k, uint32(load_packed_u16(row, k)) << uint32(16))""",
         "update": """\
 wide = lanes + WIDE
             widen_row(row, wide)

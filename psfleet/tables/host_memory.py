@@ -14,7 +14,7 @@ from psfleet.tables.host_rows import HostRowMemory, index_kernels
 from psfleet.tables.memory_kind import MemoryKind
 from psfleet.tables.packed_rows import PackedRows
 from psfleet.tables.row_memory import RowMemory
-from psfleet.tables.row_update import HostRowUpdate, RowUpdate, host_kernels
+from psfleet.tables.row_update import HostRowUpdate, RowUpdate, host_kernels, host_pull_kernels
 
 __all__ = ["HostMemory"]
 
@@ -42,6 +42,7 @@ class HostMemory(MemoryKind):
         """See MemoryKind."""
         removes = spec.entry is not None
         index = (partial(static_kernels, name) for name in index_kernels(removes))
-        load_in_any_order(*index, partial(host_kernels, spec))
+        own_kernels = (partial(load, spec) for load in (host_kernels, host_pull_kernels))
+        load_in_any_order(*index, *own_kernels)
         rows = HostRowMemory(PackedRows(spec).width, max_rows, spec.every_row, removes)
         return rows, HostRowUpdate(spec, rows), host

@@ -8,14 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import merge_pushes
-from psfleet.kernels.generate import sparse_kernels
+from psfleet.kernels.generate import pull_kernels, sparse_kernels
 from psfleet.kernels.initial_values import address_of, initializer_arguments
 from psfleet.kernels.row_format import RowFormat
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.schema.table import TableSpec
 from psfleet.tables.host_rows import HostRowMemory
+from psfleet.tables.packed_rows import PackedRows
 
-__all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues", "host_kernels"]
+__all__ = [
+    "DeviceValues",
+    "HostRowUpdate",
+    "RowUpdate",
+    "RowValues",
+    "host_kernels",
+    "host_pull_kernels",
+]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -66,6 +74,13 @@ class RowUpdate(Protocol):
         """Update every row that the push of this step did not name, with a zero gradient."""
 
 
+def host_pull_kernels(spec: TableSpec) -> ModuleType:
+    """The kernels that read a table's rows in host memory."""
+    rows = PackedRows(spec)
+    is_plain = RowFormat(spec.rule, spec.dim, spec.precision).plain
+    return pull_kernels(spec.dim, is_plain, 4 * rows.width)
+
+
 def host_kernels(spec: TableSpec) -> ModuleType:
     """The kernels of a table's rule for rows in host memory."""
     return sparse_kernels(
@@ -88,7 +103,7 @@ class HostRowUpdate:
         self._index = index
         self._dim = spec.dim
         self._turns = rule.turns
-        self._kernels = host_kernels(spec)
+        self._kernels, self._pull = host_kernels(spec), host_pull_kernels(spec).pull
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(192, np.int64)
         self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)
@@ -96,7 +111,7 @@ class HostRowUpdate:
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
         """See RowUpdate."""
-        unknown: int = self._kernels.pull(
+        unknown: int = self._pull(
             self._index.address,
             address_of(ids),
             len(ids),
