@@ -15,7 +15,6 @@ all forks of a zygote have its hash seed, and one that may start others has a zy
 import atexit
 import contextlib
 import ctypes
-import gc
 import importlib
 import inspect
 import io
@@ -423,35 +422,9 @@ def _run_script(path: str) -> None:
     exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
 
 
-_LAUNCHED = ("psfleet_launch.commands.launch_command", "psfleet_launch.agent.agent")
-_TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stages.stage_links", "psfleet.client")
-_USED = ("psfleet.fleet", "psfleet.layers", "psfleet.optimizer", "grpc.experimental", "pytest")
-
-
 def _load(more: str, path: str) -> None:
-    """Import what launchers, agents, workers and servers need, and load the kernels of most tables."""
     sys.path[:0] = path.split(os.pathsep)
-    for name in (*_LAUNCHED, *_TRAINED, *_USED, more):
-        importlib.import_module(name)
-    importlib.import_module("psfleet_server.process").warm_up()
-    _load_kernels()
-    gc.collect()
-    gc.freeze()
-
-
-def _load_kernels() -> None:
-    """Do what a server does with a table; most tables are updated by one of these rules."""
-    rules, schema = (
-        importlib.import_module(f"psfleet.{name}") for name in ("rules", "schema.table")
-    )
-    table = importlib.import_module("psfleet.tables.sparse").SparseTable
-    for rule in (rules.SGD(), rules.Adam(), rules.Adagrad()):
-        rows = table(schema.TableSpec("rows", "sparse", (5,), rule))
-        rows.push(np.arange(3), np.ones((3, 5), np.float32), 0.1)
-    rows.remove(np.arange(2))
-    frozen = rows.freeze()
-    assert sum(len(page["ids"]) for page in frozen.pages()) == 1
-    frozen.close()
+    importlib.import_module("tests.preloading").load(more)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""What launchers, agents, workers and servers need, imported once for all that are forked (starter.py)."""
+
+import gc
+import importlib
+
+import numpy as np
+
+__all__ = ["load"]
+
+_LAUNCHED = ("psfleet_launch.commands.launch_command", "psfleet_launch.agent.agent")
+_TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stages.stage_links", "psfleet.client")
+_USED = ("psfleet.fleet", "psfleet.layers", "psfleet.optimizer", "grpc.experimental", "pytest")
+
+
+def load(more: str) -> None:
+    """Import it, and load the kernels of most tables. more: One more module."""
+    for name in (*_LAUNCHED, *_TRAINED, *_USED, more):
+        importlib.import_module(name)
+    importlib.import_module("psfleet_server.process").warm_up()
+    _load_kernels()
+    gc.collect()
+    gc.freeze()
+
+
+def _load_kernels() -> None:
+    """Do what a server does with a table; most tables are updated by one of these rules."""
+    from psfleet.rules import SGD, Adagrad, Adam
+    from psfleet.schema.table import TableSpec
+    from psfleet.tables.sparse import SparseTable
+
+    for rule in (SGD(), Adam(), Adagrad()):
+        rows = SparseTable(TableSpec("rows", "sparse", (5,), rule))
+        rows.push(np.arange(3), np.ones((3, 5), np.float32), 0.1)
+    rows.remove(np.arange(2))
+    frozen = rows.freeze()
+    assert sum(len(page["ids"]) for page in frozen.pages()) == 1
+    frozen.close()
