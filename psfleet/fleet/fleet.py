@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat, TypeVar
 
 from psfleet.data.dispatch import Source, batches, size_of
 from psfleet.data.peekable import SizedPeekable
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, UsageError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.evaluation.metric_slices import Slices
 from psfleet.fleet import stats
@@ -139,10 +139,12 @@ class Fleet(FleetSaving):
         raise ConfigError("the server program is not installed; reinstall psfleet")
 
     def stop_worker(self) -> None:
-        """Flush this worker's pushes and leave the fleet. Safe to call twice."""
+        """Flush this worker's pushes and leave the servers until `init` is called. Safe to call twice."""
         self._logged.close()
         before = runtimes.use(None)
         if before is not None:
+            if before.server_num:
+                runtimes.provide(_has_left)
             before.close()
 
     def forget(self) -> None:
@@ -430,6 +432,12 @@ def _link(place: links.StagePosition, queue_size: int) -> links.Links:
     """Links to the other stages, over the runtime that reaches the servers."""
     found: links.Links = runtimes.active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
     return found
+
+
+def _has_left(asked: runtimes.Parts) -> runtimes.Runtime:
+    raise UsageError(
+        "this worker has left with fleet.stop_worker(): use the servers before, or call fleet.init()"
+    )
 
 
 def _check_strategy(strategy: Any) -> None:

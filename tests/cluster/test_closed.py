@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import psfleet
+from psfleet import fleet
 from psfleet.client import Client, SparseTable
 from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
 from psfleet.optimizer import SGD, Adam
@@ -43,6 +44,22 @@ def test_a_worker_that_has_left(mode: str) -> None:
             table.pull(IDS)
         with pytest.raises(ServerUnavailable, match="is closed"):
             table.push(IDS, GRADS).wait(60)
+
+
+def test_a_script_that_has_stopped_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After fleet.stop_worker() what needs the servers is refused at once, until fleet.init()."""
+    with LocalFleet(1, 1) as servers:
+        monkeypatch.setenv("PSFLEET_ROLE", "worker")
+        monkeypatch.setenv("PSFLEET_SERVERS", ",".join(servers.endpoints))
+        fleet.init()
+        fleet.init_worker()
+        fleet.stop_worker()
+        fleet.stop_worker()
+        for use in (fleet.shrink, fleet.barrier_worker, psfleet.connect):
+            with pytest.raises(UsageError, match=r"has left with fleet.stop_worker\(\)"):
+                use()
+        fleet.init()
+        runtimes.provide(None)
 
 
 def _push_and_fail() -> None:
