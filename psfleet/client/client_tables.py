@@ -14,7 +14,7 @@ from psfleet.parameters.pooled_gradient import PooledGradient
 from psfleet.runtime.eviction_reader import EvictionReader
 from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read
 from psfleet.runtime.pooled_ids import PooledIds, read_of
-from psfleet.runtime.validation import as_ids
+from psfleet.runtime.validation import as_float32, as_ids
 from psfleet.schema.table import TableSpec
 
 __all__ = ["DenseTable", "RowsAhead", "SparseTable"]
@@ -204,7 +204,7 @@ class DenseTable(ClientTable):
 def _as_gradient(value: Any, spec: TableSpec) -> Floats:
     if type(value) is np.ndarray and value.dtype == np.float32:
         return value
-    return np.asarray(as_numbers(value, f"the gradient for table {spec.name!r}"), np.float32)
+    return as_float32(as_numbers(value, f"the gradient for table {spec.name!r}"))
 
 
 def _described(value: Any) -> str:

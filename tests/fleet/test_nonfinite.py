@@ -48,6 +48,16 @@ def test_it_is_said_once(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_what_float32_cannot_hold_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """A gradient in float64 beyond float32 is infinite: psfleet says so, and NumPy does not warn besides."""
+    runtime = EmbeddedRuntime()
+    table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
+    table.push(IDS, np.full((3, 2), 1e300))
+    runtime.push([Gradient(table.spec.key, np.full((3, 2), -1e300), IDS)])
+    [said] = capfd.readouterr().err.splitlines()
+    assert "the gradient for table 'rows' has inf for id 0" in said
+
+
 @pytest.mark.parametrize("mode", ["embedded", "sync", "async"])
 def test_it_can_stop_the_script(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PSFLEET_ON_NAN=stop the push is refused, nothing changes, and the worker can go on."""
