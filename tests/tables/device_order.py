@@ -151,7 +151,7 @@ def dense_is_in_order(seed: int) -> bool:
     """Whether dense tables have the bits of the host's, with one place for gradients and with two."""
     dense_memory._SHORT = 0 if seed % 2 else 1 << 24
     rules = [rule() for rule in RULES.values()]
-    number = len(rules) // 2 if device_rows.IS_FULL else 3
+    number = (len(rules) + 1) // 2 if device_rows.IS_FULL else 3
     own = [rules[(seed // 2 * number + n) % len(rules)] for n in range(number)]
     return all(device_tables.same(rule) for rule in own)
 
