@@ -14,7 +14,6 @@ from psfleet.kernels.row_format import RowFormat
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.schema.table import TableSpec
 from psfleet.tables.host_rows import HostRowMemory
-from psfleet.tables.packed_rows import PackedRows
 
 __all__ = [
     "DeviceValues",
@@ -76,9 +75,8 @@ class RowUpdate(Protocol):
 
 def host_pull_kernels(spec: TableSpec) -> ModuleType:
     """The kernels that read a table's rows in host memory."""
-    rows = PackedRows(spec)
-    is_plain = RowFormat(spec.rule, spec.dim, spec.precision).plain
-    return pull_kernels(spec.dim, is_plain, 4 * rows.width)
+    form = RowFormat(spec.rule, spec.dim, spec.precision)
+    return pull_kernels(spec.dim, form.plain, 4 * (form.words + spec.scores))
 
 
 def host_kernels(spec: TableSpec) -> ModuleType:
