@@ -10,14 +10,11 @@ from typing import Any
 from psfleet.embedded.frozen_runtime import FrozenRuntime
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import UsageError
-from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
-from psfleet.evaluation.metric_slices import Slices
 from psfleet.execution.model_files import folder_of, save
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
+from psfleet.platform.threads import ServiceThread
 from psfleet.prediction.predictors import MakePredictor
 from psfleet.runtime.interface import Runtime
-
-__all__ = ["CutEvaluation", "evaluate_cut"]
 
 
 class CutEvaluation:
@@ -36,14 +33,12 @@ class CutEvaluation:
     def _fulfil(self, run: Callable[[], dict[str, float]]) -> None:
         try:
             self._found.set_result(run())
-        except (
-            BaseException
-        ) as error:  # of the model or the data: whoever asks for the result gets it
+        except BaseException as error:  # of the model or the data: `result` raises it
             self._found.set_exception(error)
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` would not wait."""
+        """True if `result` would not wait."""
         return self._found.done()
 
     def result(self, timeout: float | None = None) -> dict[str, float]:
@@ -54,7 +49,7 @@ class CutEvaluation:
 
         Raises:
             TimeoutError: It takes longer.
-            Exception: What the model, the data or the metrics have raised.
+            Exception: Any error of the model, the data or the metrics.
         """
         try:
             return self._found.result(timeout)
@@ -74,14 +69,14 @@ def evaluate_cut(
     """Take a snapshot and evaluate a model on it.
 
     Args:
-        runtime: Whose tables are meant.
+        runtime: Runtime whose tables are meant.
         make: The model.
         batches: Each a tuple (inputs, labels), or (inputs, labels, more): `more` goes to the metrics, such as
             {"weights": ..., "slices": ..., "groups": ...}. Labels, and predictions, of several tasks are
             mappings by task. They are read in a thread of their own.
         metrics, slices: As for `FleetMetrics`.
-        folder: Where the snapshot lies and stays; all servers see it. None: it is removed, and must fit into
-            the folder for temporary files, which all servers see.
+        folder: Folder of the snapshot, which stays; all servers see it. None: it is removed, and
+            must fit into the folder for temporary files, which all servers see.
 
     Raises:
         CheckpointError: The snapshot cannot be taken.

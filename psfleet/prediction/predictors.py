@@ -10,8 +10,6 @@ from psfleet.execution.inference import Loaded, frozen_program
 from psfleet.program.variable import Variable
 from psfleet.runtime.interface import Runtime
 
-__all__ = ["MakePredictor", "Predictor", "predictor_of", "program_predictor"]
-
 Predictor = Callable[[Any], Any]
 """The predictions for a batch of inputs: an array or tensor [n], [n, 1] or [n, k], or a mapping of them."""
 
@@ -19,7 +17,7 @@ MakePredictor = Callable[[Runtime], Predictor]
 
 
 def predictor_of(model: Any) -> MakePredictor:
-    """What predicts as the model does, with the values of the runtime that it is given.
+    """Return the maker of a predictor that computes as the model does, with a runtime's values.
 
     What the model is now counts, not what becomes of it.
 
@@ -39,7 +37,7 @@ def predictor_of(model: Any) -> MakePredictor:
     ):
         return _of_variables(model)
     if any(kind.__module__ == "torch.nn.modules.module" for kind in type(model).__mro__):
-        frozen: Any = importlib.import_module("psfleet.torch.frozen_module")
+        frozen: Any = importlib.import_module("psfleet.torch.conversion")
         made: MakePredictor = frozen.module_predictor(model)
         return made
     raise UsageError(
@@ -54,18 +52,18 @@ def _of_variables(targets: Mapping[str, Variable]) -> MakePredictor:
 
 
 def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
-    """What runs a program that was loaded.
+    """Return the predictor of a program that was loaded.
 
     Args:
         loaded: The program, its feeds and targets.
-        names: Of the predictions; [""]: there is one, which needs none.
+        names: Names of the predictions; [""]: there is one, which needs none.
     """
     program, feeds, targets = loaded
     executor = Executor()
 
     def predict(inputs: Mapping[str, Any]) -> Any:
         fed = {name: inputs[name] for name in feeds if name in inputs}
-        found = executor.run(program, feed=fed, fetch_list=targets)
-        return found[0] if list(names) == [""] else dict(zip(names, found, strict=True))
+        results = executor.run(program, feed=fed, fetch_list=targets)
+        return results[0] if list(names) == [""] else dict(zip(names, results, strict=True))
 
     return predict

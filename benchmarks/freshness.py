@@ -1,0 +1,156 @@
+"""Followers: how old the rows are that they serve, and what one costs training.
+
+Freshness: a worker pushes rows at a steady rate, in async mode to 2 servers, and a follower in another
+process notes when it has each push. A row's time is that from the acknowledgement of its push to the cut that
+has it. Cost: W1 with and without a follower that copies the whole table and then takes all changes; the CPU
+is that of servers and workers.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from data import W1_IDS
+from measuring import paired_ratio, samples_in_turn, summarize
+from processes import Crew, environment, psfleet_crew
+from reporting import Report, arguments, finish
+
+from psfleet.kernels.hashing import owned_by
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.serving.follower import Follower
+from psfleet.testing.local_fleet import LocalFleet
+
+DIM = 16
+PUSH = 200  # rows
+LEVELS = (0.5, 0.9, 0.99, 0.999, 1.0)
+BATCHES = 40
+
+
+def follow(endpoints: str) -> None:
+    """A follower that writes a line for each cut: its time, and by server the last push of worker 0."""
+    with Follower(endpoints.split(",")) as follower:
+        cut = follower.position
+        while True:
+            print(json.dumps([time.monotonic(), [p[0][1] for p in cut.pushes]]), flush=True)
+            cut = follower.await_cut(cut.number + 1, timeout=600.0)
+
+
+@contextlib.contextmanager
+def following(endpoints: tuple[str, ...]) -> Iterator["subprocess.Popen[str]"]:
+    """A process that follows."""
+    command = [sys.executable, __file__, "--follow", ",".join(endpoints)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def freshness(rows: int, rate: int) -> dict[str, Any]:
+    """Seconds from push to cut of so many rows, at so many rows a second."""
+    spec = TableSpec("rows", "sparse", (DIM,), make_rule("adam", {}))
+    dice = np.random.default_rng(0)
+    batches = [dice.choice(1_000_000, PUSH, replace=False) for _ in range(rows // PUSH)]
+    cuts: list[tuple[float, list[int]]] = []
+    with LocalFleet(servers=2, workers=1) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(spec)
+        gradient = np.full((PUSH, DIM), 0.01, np.float32)
+        with following(fleet.endpoints) as process:
+            assert process.stdout is not None
+            cuts.append(tuple(json.loads(process.stdout.readline())))
+            lines = process.stdout
+            thread = threading.Thread(target=lambda: cuts.extend(map(json.loads, lines)))
+            thread.start()
+            acknowledged, due = [], time.monotonic()
+            for ids in batches:
+                time.sleep(max(due - time.monotonic(), 0.0))
+                due += PUSH / rate
+                runtime.push([Gradient(spec.key, gradient, ids, 1e-3)]).wait()
+                acknowledged.append(time.monotonic())
+            spent = acknowledged[-1] - acknowledged[0]
+            while min(cuts[-1][1]) < len(batches):
+                time.sleep(0.01)
+        thread.join()
+        runtime.close()
+    times, counts = [], []
+    for server in range(2):
+        reached = np.array([pushes[server] for _, pushes in cuts])
+        at = np.array([moment for moment, _ in cuts])
+        for number, ids in enumerate(batches, 1):
+            seen = at[np.searchsorted(reached, number)]
+            times.append(max(seen - acknowledged[number - 1], 0.0))
+            counts.append(int(owned_by(ids, server, 2).sum()))
+    order = np.argsort(times)
+    seconds, weights = np.array(times)[order], np.cumsum(np.array(counts)[order])
+    found = {
+        f"p{100 * level:g} s": float(seconds[np.searchsorted(weights, level * weights[-1])])
+        for level in LEVELS
+    }
+    edges = np.arange(0, 0.5, 0.02)
+    histogram, _ = np.histogram(times, [*edges, np.inf], weights=counts)
+    return {
+        "rows": rows,
+        "rows / s": rows / spent,
+        "cuts": len(cuts),
+        **found,
+        "histogram, steps of 20 ms": " ".join(f"{int(count):,}" for count in histogram),
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--follow"]:
+        follow(sys.argv[2])
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--updated", type=int, default=1_000_000, help="rows of freshness")
+    parser.add_argument("--rate", type=int, default=20_000, help="rows in a second")
+    parser.add_argument("--rows", type=int, default=W1_IDS, help="rows of W1's table")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="of W1, all in the warm-up")
+    options = parser.parse_args()
+    rows = min(options.rows, 300_000) if options.short else options.rows
+    updated = min(options.updated, 100_000) if options.short else options.updated
+    steps = options.steps or (40 if options.short else 400)
+    report = Report("freshness", f"Followers: rows of {DIM}, Adam, 2 servers, W1 of {rows:,} rows")
+    report.rows.append(freshness(updated, options.rate))
+    with contextlib.ExitStack() as stack:
+        program = ["benchmarks/w1_sparse.py", "--worker", str(rows), str(options.batches)]
+
+        def crew(name: str) -> Crew:
+            return stack.enter_context(psfleet_crew(name, program, workers=1))
+
+        alone, followed = crew("alone"), crew("followed")
+        process = stack.enter_context(following(followed.endpoints))
+        assert process.stdout is not None
+        process.stdout.readline()  # it has its copy
+        threading.Thread(target=lambda: [*process.stdout], daemon=True).start()
+        found = samples_in_turn(
+            [alone, followed], warm=options.batches, steps=steps, runs=options.runs
+        )
+    for name, samples in found.items():
+        one = summarize(samples)
+        ratio, low, high = paired_ratio(samples, found["alone"])
+        report.rows.append(
+            {
+                "contender": name,
+                "CPU us / step": one.cpu / steps * 1e6,
+                "ids / s": 65_536 * steps / one.wall,
+                "against alone": ratio,
+                "at least": low,
+                "at most": high,
+                **one.noise,
+            }
+        )
+    finish(report, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

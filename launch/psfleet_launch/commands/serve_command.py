@@ -1,0 +1,190 @@
+"""`psfleet serve`: predictions and rows for other processes; `psfleet models`: which version serves."""
+
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from psfleet.errors import ConfigError
+from psfleet.settings.choices import RowForm
+
+_ROWS = click.Choice(get_args(RowForm))
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[NAME=]MODEL...")
+@click.option(
+    "--features",
+    default="",
+    metavar="FILE|MODULE:NAME",
+    help="What the inputs are: a TOML or JSON file, or a FeatureSet of a module; else the model's own.",
+)
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="FOLDER",
+    help="The snapshot or export with the weights, or a folder of them by number; with --follow a snapshot "
+    "of the job to begin with.",
+)
+@click.option(
+    "--follow",
+    default="",
+    metavar="JOB",
+    help="Weights of a running job, kept up to date: its folder of logs or its servers' endpoints.",
+)
+@click.option("--part", default="1/1", metavar="K/N", help="Follow the K-th of N parts of the ids.")
+@click.option("--rows", type=_ROWS, help="Form in memory; else float32, or that of the export.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0), default=8500, show_default=True, help="Of gRPC.")
+@click.option(
+    "--http-port", type=click.IntRange(0), default=8501, show_default=True, help="Of HTTP."
+)
+@click.option(
+    "--tls", default="", metavar="FOLDER", help="A server's credentials, made by psfleet certs."
+)
+@click.option("--insecure", is_flag=True, help="Neither TLS nor token, on any address.")
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Most samples of a batch, and of a request.",
+)
+@click.option(
+    "--max-delay-ms",
+    type=click.FloatRange(0),
+    default=0,
+    show_default=True,
+    help="Time that a request may wait for others.",
+)
+@click.option(
+    "--max-queue",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Most requests that wait; more are refused.",
+)
+@click.option(
+    "--pin", is_flag=True, help="Newer versions wait for psfleet models ADDRESS --activate."
+)
+def serve(models: tuple[str, ...], **said: Any) -> int:
+    """Serve predictions and rows of MODELs over gRPC and HTTP.
+
+    MODEL is the folder of an inference model or an export, a folder that has such folders by number as
+    versions, or MODULE:NAME of a function that makes a torch module or the variables of a program. Its name
+    is the last part of its path, or NAME. With --follow it has the weights of the job; without a MODEL
+    the rows can be looked up.
+    """
+    from psfleet.serving import Server, VersionedModel
+
+    named = dict(map(_named, models))
+    if len(named) < len(models):
+        raise ConfigError("two models have the same name; give them others with NAME=MODEL")
+    if said["checkpoint"] and len(named) > 1:
+        raise ConfigError(
+            "--checkpoint is for one model; serve the others by processes of their own"
+        )
+    followed = _followed(named, said) if said["follow"] else {}
+    made = followed or {
+        name: VersionedModel(
+            model, said["features"] or None, checkpoint=said["checkpoint"], rows=said["rows"]
+        )
+        for name, model in named.items()
+    }
+    done = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: done.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        with Server(
+            {**made},
+            said["host"],
+            said["port"],
+            said["http_port"],
+            tls=said["tls"],
+            insecure=said["insecure"],
+            max_batch=said["max_batch"],
+            max_delay=said["max_delay_ms"] / 1e3,
+            max_queue=said["max_queue"],
+            follow_versions=not said["pin"],
+        ) as server:
+            print(
+                f"serving {', '.join(made)}: gRPC {server.grpc_address}, HTTP {server.http_address}",
+                flush=True,
+            )
+            done.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in followed.values():
+            each.rows.close()
+    return 0
+
+
+def _followed(named: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, Any]:
+    """The model by its name, with the weights of a job."""
+    from psfleet.serving.followed_model import follow
+
+    if len(named) > 1:
+        raise ConfigError(
+            "--follow takes the weights of one model from a job; serve others by processes of their own"
+        )
+    k, _, n = said["part"].partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise ConfigError(f"--part is {said['part']!r}; say K/N, such as 2/4")
+    part = int(k) - 1, int(n)
+    name, model = next(iter(named.items()), ("rows", ""))
+    return {
+        name: follow(
+            said["follow"],
+            model,
+            said["features"] or None,
+            rows=said["rows"] or "float32",
+            part=part,
+            snapshot=said["checkpoint"],
+        )
+    }
+
+
+def _named(said: str) -> tuple[str, str]:
+    name, sign, model = said.partition("=")
+    if sign:
+        return name, model
+    return (said.rpartition(":")[2] if ":" in said else Path(said).resolve().name), said
+
+
+@click.command()
+@click.argument("address")
+@click.option("--model", default="", help="Which one, if there are several.")
+@click.option("--activate", type=click.IntRange(1), help="The version that gets all requests.")
+@click.option("--split", default="", metavar="VERSION=PERCENT", help="It gets a part of them.")
+@click.option(
+    "--tls", default="", metavar="FOLDER", help="A worker's credentials, for a service with TLS."
+)
+def models(address: str, model: str, activate: int | None, split: str, tls: str) -> int:
+    """Show the models of the service at ADDRESS, or say which version gets which part of the requests.
+
+    A version is loaded before it gets a request, and the one before it stays loaded: --activate with its
+    number leads back at once.
+    """
+    from psfleet.serving.serving_client import ServingClient
+
+    with ServingClient(address, tls) as client:
+        if activate is not None:
+            client.route(model, activate, 100)
+        if split:
+            version, _, percentage = split.partition("=")
+            try:
+                number, part = int(version), float(percentage.rstrip("%"))
+            except ValueError:
+                raise ConfigError(
+                    f"--split is {split!r}; say VERSION=PERCENT, such as 3=10%"
+                ) from None
+            client.route(model, number, part)
+        for line in client.lines():
+            print(line)
+    return 0

@@ -1,0 +1,125 @@
+# ruff: noqa
+# mypy: ignore-errors
+import numpy as np
+from numba import boolean, int64, types, uint32, uint64, void
+
+from psfleet.kernels.hashing import mix
+from psfleet.kernels.intrinsics import helper, kernel, load_packed_u32, prefetch, store_wide
+
+AHEAD = 16
+I64 = types.Array(int64, 1, "C", readonly=True)
+
+
+@helper
+def home_of(key, slots, direct):
+    """The slot at which the search for a key begins. direct: all keys are numbers of slots, and begin there."""
+    if direct:
+        return int64(key) if uint64(key) < uint64(len(slots)) else int64(0)
+    return int64((mix(uint64(key)) >> uint64(32)) * uint64(len(slots)) >> uint64(32))
+
+
+@helper
+def behind(slot, slots):
+    """The next slot."""
+    return slot + 1 if slot + 1 < len(slots) else int64(0)
+
+
+@helper
+def search(key, keys, slots, direct):
+    """The slot that has a key, or the empty one that ends its chain."""
+    slot = home_of(key, slots, direct)
+    while slots[slot] != uint32(0) and keys[int64(slots[slot]) - 1] != key:
+        slot = behind(slot, slots)
+    return slot
+
+
+@helper
+def place_of(key, keys, slots, direct):
+    """The place of a key; -1: it has none."""
+    if direct:  # each key is alone in its slot
+        known = uint64(key) < uint64(len(slots))
+        return int64(slots[int64(key)]) - 1 if known else int64(-1)
+    return int64(slots[search(key, keys, slots, direct)]) - 1
+
+
+@kernel(int64(I64, int64[::1], uint32[::1], boolean, int64[::1], int64, int64, int64, int64))
+def find(ids, keys, slots, direct, places, rows, width, out, words):
+    """The place of each id, -1 for one that is not there; returns how many are not.
+
+    rows, width: address of the rows, of so many bytes, which are fetched too.
+    out, words: address to which the words of 4 bytes of each row go; 0 words: nowhere.
+    """
+    at, into, missing, count = keys.ctypes.data, slots.ctypes.data, 0, len(ids)
+    if direct:
+        for i in range(count):
+            places[i] = place_of(ids[i], keys, slots, True)
+    else:
+        for i in range(-AHEAD, count):
+            if i + AHEAD < count:
+                prefetch(into + 4 * home_of(ids[i + AHEAD], slots, False))
+            ahead = i + AHEAD // 2
+            if 0 <= ahead < count:  # what is likely its place
+                place = int64(slots[home_of(ids[ahead], slots, False)]) - 1
+                if place >= 0:
+                    prefetch(at + 8 * place)
+                    prefetch(rows + width * place)
+            if i >= 0:
+                places[i] = place_of(ids[i], keys, slots, False)
+    for i in range(count):
+        prefetch(rows + width * max(places[min(i + AHEAD, count - 1)], 0))
+        source, target = rows + width * places[i], out + 4 * words * i
+        if places[i] < 0:
+            missing += 1
+            continue
+        for word in range(words):
+            store_wide(target, word, load_packed_u32(source, word))
+    return missing
+
+
+@kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1]))
+def put(ids, keys, slots, direct, count, places):
+    """The place of each id; a new one gets the next. Returns how many there are then."""
+    for i in range(len(ids)):
+        slot = search(ids[i], keys, slots, direct)
+        if slots[slot] == uint32(0):
+            keys[count] = ids[i]
+            count += 1
+            slots[slot] = uint32(count)
+        places[i] = int64(slots[slot]) - 1
+    return count
+
+
+@kernel(void(int64[::1], uint32[::1], boolean, int64))
+def index(keys, slots, direct, count):
+    """Fill empty slots with the places of the first keys."""
+    for place in range(count):
+        slots[search(keys[place], keys, slots, direct)] = uint32(place + 1)
+
+
+@kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1]))
+def remove(ids, keys, slots, direct, count, moved):
+    """Remove ids; the last place moves to the one that becomes free. Returns how many there are then.
+
+    moved: for each id its place, to which the then last one has moved, or -1 if it was not there.
+    """
+    for i in range(len(ids)):
+        place = place_of(ids[i], keys, slots, direct)
+        moved[i] = place
+        if place < 0:
+            continue
+        slot = search(ids[i], keys, slots, direct)
+        other = slot
+        while not direct:  # Knuth, volume 3, section 6.4, algorithm R
+            other = behind(other, slots)
+            if slots[other] == uint32(0):
+                break
+            home = home_of(keys[int64(slots[other]) - 1], slots, direct)
+            if (other - home) % len(slots) >= (other - slot) % len(slots):
+                slots[slot] = slots[other]
+                slot = other
+        slots[slot] = uint32(0)
+        count -= 1
+        if place != count:
+            slots[search(keys[count], keys, slots, direct)] = uint32(place + 1)
+            keys[place] = keys[count]
+    return count

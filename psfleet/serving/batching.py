@@ -1,0 +1,264 @@
+"""Requests of many clients become batches: as they come, or up to a delay and a size."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from psfleet.errors import LimitExceeded, PsfleetError, ShapeError, UsageError
+from psfleet.feature_sets.feature_batches import by_feature
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.feature_sets.jagged import Jagged, joined
+from psfleet.validation.annotations import NonNegative, PositiveInt, checked
+
+
+class QueueFull(LimitExceeded):
+    """Too many requests wait.
+
+    Attributes:
+        seconds: Time after which to try again.
+    """
+
+    def __init__(self, text: str, seconds: float) -> None:
+        super().__init__(text)
+        self.seconds = seconds
+
+
+class PendingPrediction:
+    """A request, and its predictions once they are there.
+
+    Args:
+        batch: Values of the inputs by name, of equally many samples.
+        samples: The number of samples.
+        notify: Called when the predictions are there, by the thread that has made them.
+    """
+
+    __slots__ = ("arrived", "batch", "done", "error", "notify", "samples", "values")
+
+    def __init__(
+        self, batch: dict[str, Any], samples: int, notify: Callable[[], None] | None = None
+    ) -> None:
+        self.batch = batch
+        self.samples = samples
+        self.notify = notify
+        self.arrived = time.monotonic()
+        self.done = False
+        self.values: Any = None
+        self.error: Exception | None = None
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Properties in which requests that go together are equal."""
+        return tuple(sorted((name, *_kind(value)) for name, value in self.batch.items()))
+
+    def finish(self, values: Any, error: Exception | None = None) -> None:
+        """Set the result."""
+        self.values, self.error, self.done = values, error, True
+        if self.notify is not None:
+            self.notify()
+
+    def result(self) -> Any:
+        """The predictions, or the error that stands for them."""
+        if self.error is not None:
+            raise self.error
+        return self.values
+
+
+@checked
+class Batcher:
+    """Makes batches of the requests that wait, each by a thread that waits for its own.
+
+    Args:
+        predict: Function from the inputs of a batch to its predictions.
+        max_batch: Most samples of a batch, and of a request.
+        max_delay: Seconds for which a request may wait for others, so that batches get larger.
+        max_queue: Most requests that wait; more are refused.
+        observe: Gets the number of samples and of requests of each batch, and its seconds.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[[dict[str, Any]], Any],
+        max_batch: PositiveInt = 1024,
+        max_delay: NonNegative = 0.0,
+        max_queue: PositiveInt = 100,
+        observe: Callable[[int, int, float], None] | None = None,
+    ) -> None:
+        self._predict = predict
+        self._observe = observe or (lambda samples, requests, seconds: None)
+        self.max_batch, self.max_delay, self.max_queue = max_batch, max_delay, max_queue
+        self._waiting: deque[PendingPrediction] = deque()
+        self._changed = threading.Condition()
+        self._running = threading.Lock()
+        self._seconds = 0.0  # of a batch, a moving mean
+
+    def submit(self, request: PendingPrediction) -> None:
+        """Let a request wait.
+
+        Raises:
+            UsageError: It has too many samples.
+            QueueFull: Too many wait.
+        """
+        if request.samples > self.max_batch:
+            raise UsageError(
+                f"the batch has {request.samples:,} samples, and the service takes up to "
+                f"{self.max_batch:,}; send it in parts"
+            )
+        with self._changed:
+            if len(self._waiting) >= self.max_queue:
+                seconds = max(self._seconds * len(self._waiting), 0.01)
+                raise QueueFull(
+                    f"{len(self._waiting)} requests wait, as many as may; try again in {seconds:.2f} s",
+                    seconds,
+                )
+            self._waiting.append(request)
+            self._changed.notify()
+
+    def predict(self, batch: dict[str, Any], samples: int) -> Any:
+        """The predictions of a batch, which may be made together with those of others.
+
+        Raises:
+            UsageError: The batch does not fit the model, or has too many samples.
+            QueueFull: Too many wait.
+        """
+        request = PendingPrediction(batch, samples)
+        self.submit(request)
+        with self._running:
+            while not request.done:
+                self._wait()
+                self._run()
+        return request.result()
+
+    def turn(self) -> bool | None:
+        """Make one batch; return whether more requests wait. None: another thread makes one now."""
+        if not self._running.acquire(blocking=False):
+            return None
+        try:
+            self._run()
+        finally:
+            self._running.release()
+        return bool(self._waiting)
+
+    def drain(self) -> None:
+        """Make batches until no request waits."""
+        while self._waiting:
+            with self._running:
+                self._run()
+
+    def _wait(self) -> None:
+        """Wait until there is a full batch, or the first request has waited for long enough."""
+        with self._changed:
+            while self._waiting and self.max_delay:
+                left = self._waiting[0].arrived + self.max_delay - time.monotonic()
+                if left <= 0 or sum(r.samples for r in self._waiting) >= self.max_batch:
+                    return
+                self._changed.wait(left)
+
+    def _taken(self) -> list[PendingPrediction]:
+        """The next requests that go together, in order."""
+        with self._changed:
+            taken: list[PendingPrediction] = []
+            samples = 0
+            while self._waiting:
+                first = self._waiting[0]
+                if taken and (
+                    samples + first.samples > self.max_batch or first.kind != taken[0].kind
+                ):
+                    break
+                samples += first.samples
+                taken.append(self._waiting.popleft())
+            return taken
+
+    def _run(self) -> None:
+        requests = self._taken()
+        if not requests:
+            return
+        start = time.monotonic()
+        try:
+            self._make(requests)
+        finally:
+            for request in requests:
+                if not request.done:  # an interrupt
+                    request.finish(None, PsfleetError("the prediction was interrupted"))
+        seconds = time.monotonic() - start
+        self._seconds += (seconds - self._seconds) / 8
+        self._observe(sum(r.samples for r in requests), len(requests), seconds)
+
+    def _make(self, requests: Sequence[PendingPrediction]) -> None:
+        try:
+            found = self._checked([request.batch for request in requests], requests)
+        except Exception as error:
+            if len(requests) == 1:
+                requests[0].finish(None, error)
+                return
+            for request in requests:  # the fault is of one of them
+                self._make([request])
+            return
+        start = 0
+        for request in requests:
+            end = start + request.samples
+            request.finish({name: values[start:end] for name, values in found.items()})
+            start = end
+
+    def _checked(
+        self, batches: Sequence[dict[str, Any]], requests: Sequence[PendingPrediction]
+    ) -> dict[str, Any]:
+        found = self._predict(batches[0] if len(batches) == 1 else _together(batches))
+        found = found if isinstance(found, Mapping) else {"": found}
+        samples = sum(request.samples for request in requests)
+        for values in found.values():
+            if len(values) != samples:
+                raise ShapeError(
+                    f"the model gave predictions of shape {values.shape} for {samples} samples; it must "
+                    "give one for each"
+                )
+        return dict(found)
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    """Return what is equal of values that can be joined."""
+    if isinstance(value, Jagged):
+        return "jagged", value.values.dtype.kind, value.weights is None
+    return "array", value.dtype.kind, value.shape[1:]
+
+
+def _together(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    parts = {name: [batch[name] for batch in batches] for name in batches[0]}
+    return {
+        name: joined(values) if isinstance(values[0], Jagged) else np.concatenate(values)
+        for name, values in parts.items()
+    }
+
+
+def samples_of(features: FeatureSet | None, inputs: Any) -> tuple[dict[str, Any], int]:
+    """The inputs of a request as arrays and bags, and the number of its samples.
+
+    Args:
+        features: The model's; None: it takes arrays by name.
+        inputs: By name what `psfleet.features.FeatureLookup` takes.
+
+    Raises:
+        UsageError: They do not fit the features, or each other.
+    """
+    if features is not None:
+        return by_feature(features, inputs)
+    if not isinstance(inputs, Mapping) or not inputs:
+        raise UsageError(f"the inputs are {inputs!r:.80}; they must be values by name")
+    arrays = {name: _plain(name, value) for name, value in inputs.items()}
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) > 1:
+        raise ShapeError(f"the inputs have {sorted(counts)} samples; a batch has as many of each")
+    return arrays, counts.pop()
+
+
+def _plain(name: str, value: Any) -> Any:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype.kind not in "iufb" or array.ndim < 1:
+        raise ShapeError(f"the input {name!r} is {value!r:.80}; it must be an array of numbers")
+    return array.astype(np.float32) if array.dtype == np.float64 else array

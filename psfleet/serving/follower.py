@@ -1,0 +1,362 @@
+"""Followers: copies of the weights of a running job that stay up to date."""
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.checkpoint import MANIFEST, own_snapshots, read_manifest
+from psfleet.errors import ConfigError, PsfleetError, ServerUnavailable
+from psfleet.formats import environment_of
+from psfleet.observability.exposition import counter, latency
+from psfleet.observability.histograms import LatencyHistogram
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
+from psfleet.runtime.interface import load_runtime
+from psfleet.runtime.read_version import FollowedCut
+from psfleet.schema.table import TableSpec
+from psfleet.serving.row_source import SourceRuntime, rows_of_snapshot
+from psfleet.serving.weight_copy import WeightCopy
+from psfleet.settings.choices import RowForm
+from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import shown_url, url_of
+from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_log = log_of(__name__)
+
+_INTERVAL = 0.05  # seconds between cuts
+_PATIENCE = 1.5  # intervals in which the round of a cut has to come
+_SHARE = 0.04  # of a server's time that this follower may take
+_RETRY = 0.2  # seconds before servers that do not answer are called again
+_MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
+
+
+class Follower:
+    """A copy of the weights of a running job. Implements psfleet.serving.row_source.RowSource.
+
+    A thread asks the servers for changes. In sync mode each cut is one round of all servers; in the other
+    modes it has, for each server, all pushes that this server had acknowledged. When the job does not answer,
+    the follower keeps what it has, its age rises, and it goes on when servers answer again.
+
+    Args:
+        job: Folder of the job's logs, or the endpoints of its servers, as for psfleet.connect(job=...).
+        rows: Form in which rows are kept.
+        snapshot: A snapshot of the job, or a folder of its snapshots, for a copy without reading all rows
+            from the servers; "": those in the job's folder. It is used if the servers still know what has
+            changed since: of the last two that were written.
+        part: Number of the part of the ids that it holds, and of all parts: (0, 1) is all.
+        interval: Seconds between cuts.
+        tls, insecure: As for psfleet.connect.
+
+    Attributes:
+        ages: Ages of the rows that look-ups have read.
+        gaps: Copies that were made anew because changes were not known any more.
+        changed: Rows that changes have brought.
+        failure: Error of the last request; None: it was answered.
+        snapshot: The snapshot with which the copy began; "": all rows came from the servers.
+
+    Raises:
+        ServerUnavailable: A server of the job does not answer.
+        ConfigError: No job is there, or a value is wrong.
+    """
+
+    def __init__(
+        self,
+        job: str | os.PathLike[str] | Sequence[str],
+        rows: RowForm = "float32",
+        part: tuple[int, int] = (0, 1),
+        interval: float = _INTERVAL,
+        *,
+        snapshot: str = "",
+        tls: str | None = None,
+        insecure: bool | None = None,
+    ) -> None:
+        if not 0 <= part[0] < part[1]:
+            raise ConfigError(f"a follower's part is {part!r}; name one of n parts, from (0, n) on")
+        self.ages = LatencyHistogram()
+        self.gaps = 0
+        self.changed = 0
+        self.failure: PsfleetError | None = None
+        self.snapshot = ""
+        self._snapshot = snapshot
+        self._job, self._access = job, {"tls": tls, "insecure": insecure}
+        self._form, self._part, self._interval = rows, part, interval
+        self._environment = self._find()
+        self._reader: Any = load_runtime("reader", self._environment)
+        self._copy = self._new_copy()
+        self._rows = self._copy.rows
+        self._cut: FollowedCut | None = None
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._closing = threading.Event()
+        self._target = 0  # round of the next cut
+        self._ahead = 1
+        self._rate = 0.0  # rounds in a second
+        self._last = 0, 0.0  # round of the last cut, and when it came
+        self._thread = ServiceThread(self._run, "follower")
+        try:
+            while self._cut is None:
+                self._follow()
+        except BaseException:
+            self._reader.close()
+            raise
+        self._thread.start()
+
+    def _find(self) -> Environment:
+        return environment_of(self._job, **self._access)
+
+    def _new_copy(self) -> WeightCopy:
+        return WeightCopy(self._environment.job or "the job", self._form, self._part)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def specs(self) -> Mapping[str, TableSpec]:
+        """See RowSource.specs."""
+        return self._rows.specs()
+
+    def look_up(self, table: str, ids: Ids) -> Floats:
+        """See RowSource.look_up."""
+        with self._lock:
+            rows = self._rows.look_up(table, ids)
+            age = int(self.age * 1e9)
+        self.ages.counts[age.bit_length()] += len(ids)
+        self.ages.total += age * len(ids)
+        return rows
+
+    def dense(self, table: str) -> Floats:
+        """See RowSource.dense."""
+        return self._rows.dense(table)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, all look-ups of this thread are of one cut."""
+        with self._lock:
+            yield
+
+    @property
+    def position(self) -> FollowedCut:
+        """The cut that it has."""
+        assert self._cut is not None
+        return self._cut
+
+    @property
+    def cut(self) -> int:
+        """Number of the cut."""
+        return self.position.number
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all values."""
+        return self._rows.bytes
+
+    @property
+    def age(self) -> float:
+        """Seconds since the cut was the newest."""
+        return self.position.age
+
+    def measured(self, model: str) -> list["Metric"]:
+        """The metrics of what it serves to this model."""
+        ages = "Ages of the rows of a running job that look-ups have read."
+        gaps = "Copies that followers made anew because changes were not known any more."
+        changed = "Rows that changes have brought to followers."
+        return [
+            latency("serving_row_age_seconds", ages, self.ages, model=model),
+            counter("serving_gaps", gaps, {model: self.gaps}, "model"),
+            counter("serving_changed_rows", changed, {model: self.changed}, "model"),
+        ]
+
+    def await_cut(self, number: int, timeout: float = 60.0) -> FollowedCut:
+        """Return the cut, once its number is at least this one.
+
+        Raises:
+            ServerUnavailable: It has not come in time.
+        """
+        with self._lock:
+            if not self._news.wait_for(lambda: self.cut >= number, timeout):
+                raise ServerUnavailable(
+                    f"the follower has come to cut {self.cut} in {timeout:g} seconds, and not to {number}"
+                )
+            return self.position
+
+    # -- following -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._follow()
+                self.failure = None
+            except PsfleetError as error:
+                if self.failure is None and not self._closing.is_set():
+                    _log.warning(f"the follower has lost its job, and serves on: {error}")
+                self.failure = error
+                self._closing.wait(_RETRY)
+                self._reconnect()
+
+    def _reconnect(self) -> None:
+        """The job may have been started again, elsewhere."""
+        with contextlib.suppress(PsfleetError):
+            found = self._find()
+            if found != self._environment:
+                reader = load_runtime("reader", found)
+                self._reader.close()
+                self._reader, self._environment, self._copy = reader, found, self._new_copy()
+
+    def _follow(self) -> None:
+        """Get to the next cut, or a step nearer."""
+        began = time.monotonic()
+        wait = _PATIENCE * self._interval
+        servers = range(self._reader.server_num)
+        requests = [self._copy.request(i, self._target, wait) for i in servers]
+        replies: list[ChangesReply] = self._reader.read_changes(requests)
+        if any(reply.gap for reply in replies):
+            self._recopy()
+            return
+        rounds = {reply.round for reply in replies}
+        syncs = {reply.has_rounds for reply in replies}
+        if len(syncs) > 1 or (True in syncs and len(rounds) > 1):
+            self._ahead = min(2 * self._ahead, _MOST_AHEAD)
+            self._target = max(rounds) + self._ahead
+            return
+        self._take(replies, began)
+        pause = max(self._interval, max(reply.microseconds for reply in replies) * 1e-6 / _SHARE)
+        if True in syncs:
+            self._closing.wait(pause - self._interval)
+            self._aim(max(rounds), pause)
+        else:
+            self._closing.wait(max(pause - (time.monotonic() - began), 0))
+
+    def _aim(self, closed: int, pause: float) -> None:
+        """Choose the round of the next cut: one that no server has closed when the request comes.
+
+        pause: Seconds from one cut to the next.
+        """
+        now = time.monotonic()
+        before, at = self._last
+        self._last = closed, now
+        if before:
+            self._rate = (closed - before) / max(now - at, 1e-3)
+        self._target = closed + max(math.ceil(self._rate * pause), self._ahead)
+        self._ahead = max(self._ahead // 2, 1)
+
+    def _recopy(self) -> None:
+        """Have all rows anew, from the newest snapshot if that will do; what there is serves meanwhile."""
+        if self._cut is not None:
+            self.gaps += 1
+        try:
+            if self._begin_with_snapshot():
+                return
+        except ServerUnavailable:
+            raise
+        except PsfleetError as error:
+            _log.warning(f"the follower copies all rows, for the snapshot is of no use: {error}")
+        copy = self._new_copy()
+        replies = self._reader.read_changes(
+            [copy.request(i) for i in range(self._reader.server_num)]
+        )
+        copy.fill(self._reader, replies, self._check_open)
+        self._copy = copy
+
+    def _begin_with_snapshot(self) -> bool:
+        """Read the newest snapshot, and what has changed since its cut; False: that is not to be had.
+
+        The servers are asked first, so that they keep what changes while it is read. Each knows its own file
+        by the checksum, so that no snapshot of another job is taken for this one's.
+        """
+        own = Path(self._job, "snapshots") if isinstance(self._job, str | os.PathLike) else ""
+        found = _newest(self._snapshot or str(own))
+        files = read_manifest(found).files if found else ()
+        if not found or len(files) != self._reader.server_num:
+            return False
+        replies = self._reader.read_changes(
+            [
+                ChangesRequest(snapshot=file.sha256, part=self._part[0], parts=self._part[1])
+                for file in files
+            ]
+        )
+        if any(reply.gap for reply in replies):
+            return False
+        copy = self._new_copy()
+        copy.begin(rows_of_snapshot(found, self._form, part=self._part))
+        copy.apply(replies)
+        self._copy, self.snapshot = copy, found
+        _log.info(f"the follower begins with the snapshot {shown_url(found)!r}")
+        return True
+
+    def _check_open(self, seconds: float) -> None:
+        """Leave the servers to training for a while after a page of a copy, which took so long."""
+        if self._closing.wait(min(2 * seconds, _INTERVAL)):
+            raise ServerUnavailable("the follower is closed")
+
+    def _take(self, replies: Sequence[ChangesReply], began: float) -> None:
+        """Be at the next cut."""
+        rounds = replies[0].round if replies[0].has_rounds else None
+        pushes = tuple(
+            {push.worker: (push.incarnation, push.last) for push in reply.pushes}
+            for reply in replies
+        )
+        number = sum(last for each in pushes for _, last in each.values())
+        now = time.monotonic() if rounds is not None else began
+        with self._lock:
+            self.changed += self._copy.apply(replies)
+            self._rows = self._copy.rows
+            self._cut = FollowedCut(rounds, pushes, now, number if rounds is None else rounds)
+            self._news.notify_all()
+
+    def close(self) -> None:
+        """End the thread and the connections; the values can still be read. Safe to call twice."""
+        self._closing.set()
+        self._reader.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+            self._reader.close()  # the thread may have connected again meanwhile
+
+    def __enter__(self) -> "Follower":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _newest(place: str) -> str:
+    """The newest snapshot of a folder, or the place itself if it is one or a URL; "": there is none."""
+    if not place or url_of(place) is not None or Path(place, MANIFEST).is_file():
+        return place
+    whole = [path for path in own_snapshots(Path(place)) if (path / MANIFEST).is_file()]
+    return str(whole[-1]) if whole else ""
+
+
+class FollowerRuntime(SourceRuntime):
+    """Implements psfleet.runtime.interface.Runtime on a follower, which it ends with itself.
+
+    Args:
+        follower: Source of the values.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        super().__init__(follower, "the job that this client follows")
+        self.instead = "a worker of the job can"
+        self._follower = follower
+
+    @property
+    def cut(self) -> FollowedCut:
+        """The cut of the values."""
+        return self._follower.position
+
+    @override
+    def close(self) -> None:
+        self._follower.close()
+        super().close()

@@ -1,0 +1,173 @@
+"""A model that predicts: its inputs, its rows and what it computes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError, ShapeError
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.features import find_features
+from psfleet.platform.object_store import readable
+from psfleet.prediction.named_model import find_predictor, is_folder
+from psfleet.serving.exported_rows import EXPORT, rows_of_export
+from psfleet.serving.row_source import (
+    RowSource,
+    ServedRows,
+    SourceRuntime,
+    rows_of_program,
+    rows_of_snapshot,
+)
+from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import url_of
+from psfleet.validation.annotations import FilePath, checked
+
+FEATURES = ("features.toml", "features.json")
+"""Files of a model's folder that describe its inputs; the first one that is there counts."""
+
+
+class Model:
+    """A model with all that it needs to predict. Any thread may call it.
+
+    Args:
+        name: Name of the model, as it was loaded.
+        features: Its inputs; None: the feeds of a program, or what a module is called with.
+        rows: Source of its rows and dense values.
+
+    Attributes:
+        name, features, rows: As given.
+
+    Raises:
+        ConfigError, CheckpointError: The model cannot be made with these rows.
+    """
+
+    def __init__(self, name: str, features: FeatureSet | None, rows: RowSource) -> None:
+        self.name = name
+        self.features = features
+        self.rows = rows
+        self._cut = rows.cut
+        self._predict = find_predictor(name, features, SourceRuntime(rows, name))
+
+    def __call__(self, features: Any) -> Any:
+        """The predictions of a batch.
+
+        Args:
+            features: A mapping from names to values, as `psfleet.features.FeatureLookup` takes it.
+
+        Returns:
+            An array [n], [n, 1] or [n, k]; of a model with several outputs a dict of them.
+
+        Raises:
+            UsageError: The batch does not fit the model.
+        """
+        with self.rows.held():
+            if self._cut != self.rows.cut:
+                self._cut = self.rows.cut
+                refresh = getattr(
+                    self._predict, "refresh", None
+                )  # a module's copies of dense values
+                if refresh is not None:
+                    refresh()
+            found = self._predict(features)
+        if isinstance(found, Mapping):
+            return {name: _array(value) for name, value in found.items()}
+        return _array(found)
+
+    def look_up(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The rows of ids, int64 [n], of a table: float32 [n, dim].
+
+        Raises:
+            UnknownTable: There is no such sparse table.
+        """
+        return self.rows.look_up(table, ids)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    array: NDArray[Any] = np.asarray(values)
+    if array.ndim not in (1, 2):
+        raise ShapeError(
+            f"a prediction is of shape {array.shape}; it must be [n], [n, 1] or [n, k]"
+        )
+    return array
+
+
+@checked
+def load(
+    model: FilePath,
+    features: FeatureSet | FilePath | None = None,
+    checkpoint: FilePath | None = None,
+    rows: RowForm | None = None,
+) -> Model:
+    """A model for prediction in this process: no fleet, no optimizer.
+
+        model = psfleet.serving.load("model", "features.toml")
+        chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
+
+    Args:
+        model: The folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
+            variables of a program.
+        features: Its inputs: a FeatureSet, a TOML or JSON file, or MODULE:NAME of a FeatureSet. None: the
+            folder's features.toml or features.json, or else the feeds of the program.
+        checkpoint: The snapshot or export with the weights; None: those of the folder.
+        rows: Form of the rows in memory; None: float32, or that of an export.
+
+    Raises:
+        CheckpointError: The folder or the snapshot is missing or damaged.
+        ConfigError: There is no such model.
+    """
+    name = str(model if url_of(model) is None else readable(model))
+    return Model(name, features_of(name, features), rows_for(name, str(checkpoint or ""), rows))
+
+
+def features_of(model: str, features: FeatureSet | FilePath | None) -> FeatureSet | None:
+    """The feature set of a model; None: it has none.
+
+    A set whose transforms are not fitted takes what they lack from the features.json of the model's folder.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    features = features_file(model) if features is None else features
+    if features is None:
+        return None
+    found = features if isinstance(features, FeatureSet) else find_features(str(features))
+    if not found.fitted and (statistics := Path(model, FEATURES[1])).exists():
+        found.load_statistics(statistics)
+    return found
+
+
+def features_file(model: str) -> Path | None:
+    """The file of the folder of an inference model that describes its inputs; None: there is none."""
+    files = [Path(model, name) for name in FEATURES] if is_folder(model) else []
+    return next((file for file in files if file.exists()), None)
+
+
+def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float = 0) -> ServedRows:
+    """The rows of a model: those of its checkpoint, else of its folder.
+
+    Args:
+        model, checkpoint: As for `load`.
+        form: Form of the rows; None: float32, or that of an export.
+        min_count: Rows with smaller counts are left out.
+
+    Raises:
+        CheckpointError: They cannot be read.
+        ConfigError: There are none.
+    """
+    path = str(readable(checkpoint or model))
+    if min_count and (not checkpoint or Path(path, EXPORT).exists()):
+        raise ConfigError(
+            f"{path!r} has no counts of its rows; name the snapshot that has them as the checkpoint"
+        )
+    if Path(path, EXPORT).exists():
+        return rows_of_export(path, form)
+    if checkpoint:
+        return rows_of_snapshot(path, form or "float32", min_count)
+    if not is_folder(model):
+        raise ConfigError(
+            f"the model {model!r} is no folder of an inference model, so it needs a checkpoint for its "
+            "weights"
+        )
+    return rows_of_program(model, form or "float32")

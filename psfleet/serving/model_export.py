@@ -1,0 +1,169 @@
+"""Exports of models: only weights, in few bytes, in files that other programs read."""
+
+import importlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psfleet.errors import CheckpointError, ConfigError
+from psfleet.execution.inference import copy_operations
+from psfleet.feature_sets.feature_set import Feature, FeatureSet
+from psfleet.platform.atomic_files import reason
+from psfleet.platform.object_store import ObjectStore, readable, upload
+from psfleet.prediction.named_model import find_graph, is_folder
+from psfleet.serving.exported_rows import write_rows
+from psfleet.serving.model import FEATURES, Model, features_file, features_of, rows_for
+from psfleet.serving.onnx_programs import OnnxGraph, onnx_module
+from psfleet.serving.row_source import ServedRows, SourceRuntime
+from psfleet.settings.choices import ExportFormat, RowForm
+from psfleet.settings.kinds import local_path, shown_url, url_of
+from psfleet.validation.annotations import FilePath, NonNegative, checked
+
+_ITEMS = 4096  # whose vectors are computed at a time
+
+
+@checked
+def export(
+    model: str,
+    target: FilePath,
+    kind: ExportFormat = "safetensors",
+    rows: RowForm | None = None,
+    *,
+    checkpoint: FilePath | None = None,
+    features: FilePath | None = None,
+    min_count: NonNegative = 0,
+    example: Any = None,
+) -> None:
+    """Write the weights of a model, without optimizer state, as a folder that `psfleet.serving.load` takes.
+
+    An inference model keeps its operations: `load(target)`. Of another one the folder stands for the
+    checkpoint: `load("module:name", checkpoint=target)`.
+
+    Args:
+        model: The folder of an inference model or an export, or MODULE:NAME, which is imported for "onnx"
+            and "faiss" only.
+        target: The folder, which is not there, or its URL. It appears whole or not at all.
+        kind: Kind of the file of arrays. "onnx": safetensors, and `model.onnx`, whose inputs are the feeds,
+            or the tensors of a torch module, and the looked-up rows of each embedding. "faiss": safetensors,
+            and `index.faiss`, see `write_index`.
+        rows: Form of the rows: float32, bfloat16, or int8 and int4 with a scale for each row; None: float32,
+            or that of the export.
+        checkpoint: The snapshot with the weights; None: those of the folder.
+        features: A TOML or JSON file that describes the inputs, to come with the export; None: that of the
+            model, if it has one.
+        min_count: Rows of fewer shows, or of less frequency where a table counts that, are left out; their
+            ids have first values again.
+        example: For "onnx" of a torch module that has no features: an example of its inputs, at least two
+            samples, as it is called with them; a tuple is several arguments.
+
+    Raises:
+        CheckpointError: The weights cannot be read, or the folder cannot be written.
+        ConfigError: A table does not count, or there are no weights.
+    """
+    url = url_of(target)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, "export") if url else local_path(target)
+        if ObjectStore(url).sizes() if url else folder.exists():
+            raise ConfigError(
+                f"{shown_url(str(target))!r} is there already; name a new folder for the export"
+            )
+        _export(model, folder, kind, rows, checkpoint, features, min_count, example)
+        if url:
+            upload(folder, url)
+
+
+def _export(
+    model: str,
+    folder: Path,
+    kind: ExportFormat,
+    rows: RowForm | None,
+    checkpoint: FilePath | None,
+    features: FilePath | None,
+    min_count: float,
+    example: Any,
+) -> None:
+    model = str(model if url_of(model) is None else readable(model))
+    found = rows_for(model, str(checkpoint or ""), rows, min_count)
+    described = Path(features) if features is not None else features_file(model)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise _unwritten(folder, error) from None
+    try:
+        if is_folder(model):
+            copy_operations(model, draft)
+        if described is not None and described.is_file():
+            shutil.copyfile(described, draft / FEATURES[described.suffix == ".json"])
+        if kind == "onnx":
+            inputs = features_of(model, features)
+            _write_onnx(draft / "model.onnx", model, found, inputs, example)
+        if kind == "faiss":
+            tower = Model(model, features_of(model, features), found)
+            write_index(draft / "index.faiss", tower, found)
+        write_rows(draft, found, "safetensors" if kind == "onnx" or kind == "faiss" else kind)
+        draft.chmod(0o755)
+        draft.rename(folder)
+    except OSError as error:
+        raise _unwritten(folder, error) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write_onnx(
+    where: Path, model: str, rows: ServedRows, features: FeatureSet | None, example: Any
+) -> None:
+    onnx_module()
+    runtime = SourceRuntime(rows, model)
+    made = find_graph(model, runtime)
+    if isinstance(made, tuple):
+        OnnxGraph(made).write(where)
+        return
+    modules: Any = importlib.import_module("psfleet.torch.onnx_modules")
+    modules.write_onnx(where, made, runtime, features, example)
+
+
+def _unwritten(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"the export {str(folder)!r} cannot be written: {reason(error)}; choose another folder"
+    )
+
+
+def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
+    """Write an exact index of inner products, of the tower's output for each id that has a row.
+
+    Args:
+        where: The file.
+        tower: A model with one feature, whose ids are not hashed, and one output [n, k].
+        rows: Its rows.
+
+    Raises:
+        ConfigError: It has other inputs or outputs, or faiss is missing.
+    """
+    try:
+        faiss: Any = importlib.import_module("faiss")
+    except ImportError:
+        raise ConfigError("an index needs faiss: pip install 'psfleet[faiss]'") from None
+    inputs = list(tower.features or ())
+    only = inputs[0] if len(inputs) == 1 else None
+    if not isinstance(only, Feature) or only.hashed or only.transform:
+        raise ConfigError(
+            f"the tower {tower.name!r} has the inputs {[each.name for each in inputs]}; an index needs a "
+            "model with one feature of ids that are neither hashed nor transformed, and its --features"
+        )
+    ids = rows.sparse[only.table.name].content()[0]
+    index: Any = None
+    for start in range(0, len(ids), _ITEMS):
+        part = ids[start : start + _ITEMS]
+        vectors = tower({only.name: part})
+        if isinstance(vectors, dict) or vectors.ndim != 2:
+            raise ConfigError(f"the tower {tower.name!r} must have one output of the shape [n, k]")
+        if index is None:
+            index = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
+        index.add_with_ids(np.ascontiguousarray(vectors, np.float32), part)
+    if index is None:
+        raise ConfigError(f"the table {only.table.name!r} has no row to index")
+    faiss.write_index(index, str(where))

@@ -1,0 +1,152 @@
+"""The rows of one sparse table as they are kept for prediction: weights only, in few bytes."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.generate import static_kernels
+from psfleet.kernels.initial_values import address_of, initial_rows
+from psfleet.schema.table import TableSpec
+from psfleet.serving.row_formats import CODECS, Codes
+from psfleet.settings.choices import RowForm
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+_GROWTH = 9, 8  # of the arrays of rows, when they are full
+_SLOTS = 5, 4  # of the index, at least, for each row
+
+
+class ServedTable:
+    """Rows by id. An id without a row has the first value that it would have in training.
+
+    Args:
+        spec: Definition of the table.
+        form: Form of its rows.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, spec: TableSpec, form: RowForm = "float32") -> None:
+        self.spec = spec
+        self.form = form
+        self._codec = CODECS[form]
+        self._index = static_kernels("served_index")
+        self._count = 0
+        self._keys = np.empty(0, np.int64)
+        self._codes: Codes = np.empty((0, self._codec.width(spec.dim)), self._codec.dtype)
+        self._scales = np.empty(0, np.float32)
+        self._slots = np.zeros(64, np.uint32)
+        self._largest = 0  # of all ids that had a row, as uint64
+        self._direct = True  # an id is the number of its slot, as long as all ids are small enough
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return self._count
+
+    @property
+    def bytes(self) -> int:
+        """Memory of rows and index."""
+        arrays = self._keys, self._codes, self._scales, self._slots
+        return sum(array.nbytes for array in arrays)
+
+    def look_up(self, ids: Ids) -> Floats:
+        """The rows of ids, int64 [n]: float32 [n, dim]."""
+        spec, out = self.spec, self._codec.dtype is np.float32
+        rows = np.empty((len(ids), spec.dim if out else 0), np.float32)
+        places, missing = self._places(ids, rows)
+        if not missing:
+            return rows if out else self._rows(places)
+        unknown = places < 0
+        if not out:
+            rows = np.empty((len(ids), spec.dim), np.float32)
+            rows[~unknown] = self._rows(places[~unknown])
+        rows[unknown] = initial_rows(ids[unknown], spec.dim, spec.initializer, spec.seed, spec.name)
+        return rows
+
+    def has(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return which of the ids have a row."""
+        return self._places(ids, np.empty((len(ids), 0), np.float32))[0] >= 0
+
+    def _places(self, ids: Ids, rows: Floats) -> tuple[Ids, int]:
+        """The places of ids, -1 for those without a row, and how many these are.
+
+        Args:
+            ids: int64 [n].
+            rows: Gets the rows of a table of float32; [n, 0]: they are not wanted.
+        """
+        codes, places = self._codes, np.empty(len(ids), np.int64)
+        at, width, to = address_of(codes), codes.strides[0], address_of(rows)
+        missing: int = self._index.find(
+            ids, self._keys, self._slots, self._direct, places, at, width, to, rows.shape[1]
+        )
+        return places, missing
+
+    def _rows(self, places: NDArray[Any]) -> Floats:
+        codes = self._codes.take(places, axis=0)
+        scales = self._scales.take(places) if self._codec.has_scales else self._scales
+        return self._codec.decode(codes, scales, self.spec.dim)
+
+    def put(self, ids: Ids, rows: Floats) -> None:
+        """Set the rows, float32 [n, dim], of distinct ids, int64 [n]."""
+        self.put_codes(ids, *self._codec.encode(rows))
+
+    def put_codes(self, ids: Ids, codes: Codes, scales: Floats) -> None:
+        """Set rows that are in the table's form already."""
+        self._largest = max(self._largest, int(ids.view(np.uint64).max(initial=0)))
+        self.reserve(self._count + len(ids))
+        if self._direct and self._largest >= len(self._slots):
+            self._index_anew(len(self._slots))
+        places = np.empty(len(ids), np.int64)
+        self._count = self._index.put(
+            ids, self._keys, self._slots, self._direct, self._count, places
+        )
+        self._codes[places] = codes
+        if self._codec.has_scales:
+            self._scales[places] = scales
+
+    def remove(self, ids: Ids) -> None:
+        """Remove the rows of ids, int64 [n], where there are some."""
+        moved, last = np.empty(len(ids), np.int64), self._count
+        self._count = self._index.remove(
+            ids, self._keys, self._slots, self._direct, self._count, moved
+        )
+        for place in moved[moved >= 0]:
+            last -= 1
+            self._codes[place] = self._codes[last]
+            if self._codec.has_scales:
+                self._scales[place] = self._scales[last]
+
+    def reserve(self, count: int) -> None:
+        """Have room for so many rows."""
+        if count > len(self._keys):
+            size = _grown(count, len(self._keys))
+            self._keys = _longer(self._keys, size)
+            self._codes = _longer(self._codes, size)
+            if self._codec.has_scales:
+                self._scales = _longer(self._scales, size)
+        slots = count * _SLOTS[0] // _SLOTS[1] + 1
+        if slots > len(self._slots):
+            self._index_anew(_grown(slots, len(self._slots)))
+
+    def _index_anew(self, slots: int) -> None:
+        """Make the index of the rows, with so many slots."""
+        self._slots, self._direct = np.zeros(slots, np.uint32), self._largest < slots
+        self._index.index(self._keys, self._slots, self._direct, self._count)
+
+    def content(self) -> tuple[Ids, Codes, Floats]:
+        """All ids, ascending, with their codes and scales."""
+        order = np.argsort(self._keys[: self._count])
+        scales = self._scales[order] if self._codec.has_scales else self._scales
+        return self._keys[order], self._codes[order], scales
+
+
+def _longer(array: NDArray[Any], count: int) -> NDArray[Any]:
+    longer = np.empty((count, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+def _grown(count: int, before: int) -> int:
+    """Return the length of an array that is to have `count` entries; it had `before`."""
+    return max(count, before * _GROWTH[0] // _GROWTH[1])

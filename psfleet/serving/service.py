@@ -1,0 +1,182 @@
+"""Requests of the clients of a prediction service, whichever protocol they speak."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from psfleet.errors import UsageError
+from psfleet.observability.exposition import encode, merge
+from psfleet.runtime.validation import as_ids
+from psfleet.serving.batching import samples_of
+from psfleet.serving.follower import Follower
+from psfleet.serving.versions import ModelVersion, ServedModel
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+_TIMES = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
+_SIZES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000]
+
+
+class ServingMetrics:
+    """Figures of the models of one process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        own = self._registry
+        self._calls = Counter(
+            "psfleet_serving_requests",
+            "Requests, by what became of them.",
+            ["model", "method", "code"],
+            registry=own,
+        )
+        self._seconds = Histogram(
+            "psfleet_serving_batch_seconds",
+            "Time of a batch.",
+            ["model"],
+            buckets=_TIMES,
+            registry=own,
+        )
+        self._samples = Histogram(
+            "psfleet_serving_batch_samples",
+            "Samples of a batch.",
+            ["model"],
+            buckets=_SIZES,
+            registry=own,
+        )
+        self._requests = Counter(
+            "psfleet_serving_batched_requests",
+            "Requests that went into batches.",
+            ["model"],
+            registry=own,
+        )
+        self._levels = {
+            name: Gauge(f"psfleet_serving_{name}", text, ["model", "version"], registry=own)
+            for name, text in (
+                ("age_seconds", "Time since the values were the training's."),
+                ("cut", "Cut of the training that the values are of."),
+                ("bytes", "Memory of rows and dense values."),
+                ("percentage", "Part of the requests that the version gets."),
+            )
+        }
+        self._call = cache(lambda *labels: self._calls.labels(*labels))
+        self._batch = cache(
+            lambda model: (
+                self._seconds.labels(model),
+                self._samples.labels(model),
+                self._requests.labels(model),
+            )
+        )
+
+    def count(self, model: str, method: str, code: str) -> None:
+        """Count a request."""
+        self._call(model, method, code).inc()
+
+    def observe(self, model: str, samples: int, requests: int, seconds: float) -> None:
+        """Count a batch."""
+        times, sizes, counts = self._batch(model)
+        times.observe(seconds)
+        sizes.observe(samples)
+        counts.inc(requests)
+
+    def level(self, name: str, model: str, version: int, value: float) -> None:
+        """Set the present value of a gauge: age_seconds, cut, bytes or percentage."""
+        self._levels[name].labels(model, str(version)).set(value)
+
+    def forget_levels(self) -> None:
+        """Leave out versions that are no longer there."""
+        for gauge in self._levels.values():
+            gauge.clear()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class UnknownModel(UsageError):
+    """There is no model of this name."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that fits its model.
+
+    Attributes:
+        version: The version that it goes to.
+        batch: Values of the inputs.
+        samples: The number of samples.
+    """
+
+    version: ModelVersion
+    batch: dict[str, Any]
+    samples: int
+
+
+class PredictionService:
+    """The models of one process.
+
+    Args:
+        models: Models in the order in which they were named.
+        metrics: Counts what they do.
+
+    Attributes:
+        models: By name.
+        metrics: As given.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], metrics: ServingMetrics) -> None:
+        self.models: Mapping[str, ServedModel] = {model.name: model for model in models}
+        self.metrics = metrics
+
+    def model(self, name: str) -> ServedModel:
+        """The model of a name; "": the only one.
+
+        Raises:
+            UnknownModel: There is none, or there are several.
+        """
+        found = next(iter(self.models.values())) if not name and len(self.models) == 1 else None
+        found = found or self.models.get(name)
+        if found is None:
+            known = ", ".join(self.models)
+            raise UnknownModel(f"there is no model {name!r:.80}; there are: {known}")
+        return found
+
+    def prepare(self, model: str, version: int, inputs: Any) -> Prepared:
+        """Check a request and choose its version.
+
+        Raises:
+            UsageError: It does not fit the model.
+        """
+        chosen = self.model(model).choose(version)
+        batch, samples = samples_of(chosen.model.features, inputs)
+        return Prepared(chosen, batch, samples)
+
+    def look_up(self, model: str, version: int, table: str, ids: Any) -> tuple[ModelVersion, Any]:
+        """The rows of ids, and the version that has them.
+
+        Raises:
+            UsageError: There is no such table, or a value is no id.
+        """
+        chosen = self.model(model).choose(version)
+        return chosen, chosen.model.look_up(table, as_ids(ids, f"table {table!r}"))
+
+    def measured(self) -> bytes:
+        """The metrics as text."""
+        self.metrics.forget_levels()
+        followed: list[Metric] = []
+        for model in self.models.values():
+            for number, version, percentage in model.versions():
+                self.metrics.level("percentage", model.name, number, percentage)
+                if version is None:
+                    continue
+                rows = version.model.rows
+                self.metrics.level("cut", model.name, number, rows.cut)
+                self.metrics.level("bytes", model.name, number, rows.bytes)
+                if rows.age is not None:
+                    self.metrics.level("age_seconds", model.name, number, rows.age)
+                if isinstance(rows, Follower):
+                    followed += rows.measured(model.name)
+        return self.metrics.text() + encode(merge(followed))

@@ -1,0 +1,130 @@
+"""A client of a prediction service, over gRPC."""
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.feature_sets.jagged import Jagged, as_jagged
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.credentials import Credentials
+from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.v1 import serving_pb2 as messages
+from psfleet.wire.v1.serving_pb2_grpc import PredictionStub
+
+_FIELDS = {"i": "ids", "u": "ids", "f": "numbers", "U": "texts", "S": "texts", "O": "texts"}
+
+
+class ServingClient:
+    """Predictions and rows of a service. Any thread may use it.
+
+    Args:
+        address: Address of gRPC, as "127.0.0.1:8500".
+        tls: Folder of a worker's credentials; "": the service has no TLS.
+        timeout: Seconds for each call.
+    """
+
+    def __init__(self, address: str, tls: str = "", timeout: float = 60.0) -> None:
+        self._address, self._timeout = address, timeout
+        self._access = Access(Credentials.read(tls)) if tls else Access(insecure=True)
+        self._channel = self._access.channel(address, [("grpc.max_receive_message_length", -1)])
+        self._stub = PredictionStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    def predict(self, inputs: Mapping[str, Any], model: str = "", version: int = 0) -> Any:
+        """The predictions of a batch, as `psfleet.serving.Model` gives them.
+
+        Args:
+            inputs: By name what the model takes.
+            model, version: Name and number; "" and 0: the only model, and the version as traffic goes.
+
+        Raises:
+            PsfleetError: The service refuses it, or does not answer.
+        """
+        request = messages.PredictRequest(model=model, version=version)
+        request.inputs.extend(_message(name, value) for name, value in inputs.items())
+        reply = self._call(self._stub.Predict, request)
+        found = {
+            each.name: np.array(each.values, np.float32).reshape(each.shape)
+            for each in reply.outputs
+        }
+        return found[""] if list(found) == [""] else found
+
+    def look_up(
+        self, table: str, ids: NDArray[np.int64], model: str = "", version: int = 0
+    ) -> NDArray[np.float32]:
+        """The rows of ids, int64 [n]: float32 [n, dim].
+
+        Raises:
+            PsfleetError: The service refuses it, or does not answer.
+        """
+        request = messages.LookUpRequest(model=model, version=version, table=table)
+        request.ids.extend(ids.tolist())
+        reply = self._call(self._stub.LookUp, request)
+        return np.frombuffer(reply.rows, np.float32).reshape(len(ids), reply.dim)
+
+    def route(self, model: str, version: int, percentage: float) -> None:
+        """Give a version this part of the requests; 100: it becomes the active one."""
+        request = messages.RouteRequest(model=model, version=version, percentage=percentage)
+        self._call(self._stub.Route, request)
+
+    def models(self) -> Any:
+        """The models and their versions, as serving.proto's ModelsReply."""
+        return self._call(self._stub.Models, messages.ModelsRequest())
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each version."""
+        for model in self.models().models:
+            for version in model.versions:
+                from_ = version.freshness
+                age = f", {from_.age:.3f} s old" if from_.HasField("age") else ""
+                loaded = (
+                    f"{version.percentage:g} % of requests, cut {from_.cut}{age}, {version.bytes:,} bytes"
+                    if version.loaded
+                    else "not loaded"
+                )
+                yield f"{model.name} {from_.version}: {loaded}"
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout, metadata=self._access.metadata)
+        except grpc.RpcError as error:
+            raise error_of(error, f"the service at {self._address}") from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _message(name: str, value: Any) -> Any:
+    """The values of one input."""
+    shape: tuple[int, ...] = ()
+    if isinstance(value, np.ndarray):
+        values, lengths, weights = value.reshape(-1), [], None
+        shape = value.shape if value.ndim > 1 else ()
+    else:
+        bags: Jagged = as_jagged(name, value)
+        values, lengths, weights = bags.values, bags.lengths.tolist(), bags.weights
+        if all(length == 1 for length in lengths) and weights is None:
+            lengths = []
+    field = _FIELDS.get(values.dtype.kind, "texts")
+    content = values.astype(np.int64) if field == "ids" else values
+    content = content.astype(str) if field == "texts" else content
+    made = messages.InputValues(name=name, lengths=lengths, shape=shape)
+    getattr(made, field).extend(content.tolist())
+    if weights is not None:
+        made.weights.extend(weights.tolist())
+    return made

@@ -1,0 +1,402 @@
+"""Followers have the weights of a running job at each cut that they announce, whatever dies."""
+
+import contextlib
+import dataclasses
+import os
+import random
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import psfleet
+from psfleet.errors import AccessDenied, ConfigError, ServerUnavailable, UsageError
+from psfleet.kernels.hashing import owned_by
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
+from psfleet.runtime.read_version import FollowedCut
+from psfleet.schema.entry import CapacityEntry
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.serving.follower import Follower
+from psfleet.settings.environment import Environment
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.certificates import make_credentials
+from psfleet.wire.connections.channel import open_channel
+from tests.programs import ended
+from tests.serving import models
+from tests.standby.pairs import Pairs
+from tests.waiting import until
+
+Floats = NDArray[np.float32]
+Values = tuple[Floats, Floats, Floats]
+
+SEEDS = range(20 if os.environ.get("PSFLEET_TORTURE") else 1)
+IDS = np.arange(-100, 200)
+FIRST = InitializerSpec("uniform", -0.1, 0.1)
+ROWS = TableSpec("rows", "sparse", (5,), make_rule("adam", {}), initializer=FIRST, seed=3)
+FEW = TableSpec(
+    "few", "sparse", (3,), make_rule("adagrad", {}), initializer=FIRST, entry=CapacityEntry(40)
+)
+DENSE = TableSpec("dense", "dense", (9000,), make_rule("adam", {}))
+
+
+class Trainer:
+    """One worker that knows the weights after each of its pushes.
+
+    Attributes:
+        values: The weights by number of the push.
+    """
+
+    def __init__(self, runtime: Runtime, seed: int = 0) -> None:
+        self.runtime = runtime
+        self._dice = np.random.default_rng(seed)
+        for spec in (ROWS, FEW):
+            runtime.create(spec)
+        runtime.create(DENSE, np.linspace(-1, 1, 9000, dtype=np.float32))
+        self.values: list[Values] = [self.read()]
+
+    def read(self) -> Values:
+        """The weights of all ids, with rows or without."""
+        reads = [Read(ROWS.key, IDS), Read(FEW.key, IDS), Read(DENSE.key)]
+        rows, few, dense = self.runtime.pull(reads)
+        return rows, few, dense
+
+    def step(self) -> None:
+        """One push, to some of the ids; the smaller table lets rows go for it."""
+        gradients = []
+        for spec in (ROWS, FEW):
+            ids = self._dice.choice(IDS, 12, replace=False)
+            gradients.append(Gradient(spec.key, self._noise(12, spec.dim), ids, 0.05))
+        gradients.append(Gradient(DENSE.key, self._noise(9000), None, 0.01))
+        self.runtime.push(gradients).wait()
+        self.values.append(self.read())
+
+    def _noise(self, *shape: int) -> Floats:
+        return self._dice.standard_normal(shape, np.float32)
+
+
+def copied(follower: Follower) -> tuple[FollowedCut, Values]:
+    """The cut of a follower, and its weights."""
+    with follower.held():
+        values = (
+            follower.look_up("rows", IDS),
+            follower.look_up("few", IDS),
+            follower.dense("dense"),
+        )
+        return follower.position, values
+
+
+@contextlib.contextmanager
+def watched(follower: Follower) -> Iterator[list[tuple[FollowedCut, Values]]]:
+    """What a follower has at each cut meanwhile, and in the end."""
+    found: list[tuple[FollowedCut, Values]] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            cut, values = copied(follower)
+            if not found or cut.number > found[-1][0].number:
+                found.append((cut, values))
+            over.wait(0.005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+        found.append(copied(follower))
+
+
+def check_round(cut: FollowedCut, values: Values, expected: list[Values]) -> None:
+    """Sync mode: the weights are those of the round, bit for bit."""
+    assert cut.round is not None
+    for mine, wanted in zip(values, expected[cut.round], strict=True):
+        np.testing.assert_array_equal(mine.view(np.uint32), wanted.view(np.uint32))
+
+
+def check_pushes(cut: FollowedCut, values: Values, expected: list[Values]) -> None:
+    """Other modes: the rows of each server are those after the last push in its part of the cut."""
+    assert cut.round is None
+    for server, pushes in enumerate(cut.pushes):
+        [(_, last)] = pushes.values()
+        own = owned_by(IDS, server, len(cut.pushes))
+        for mine, wanted in zip(values[:2], expected[last][:2], strict=True):
+            np.testing.assert_array_equal(mine[own], wanted[own])
+
+
+@pytest.mark.parametrize(("mode", "check"), [("sync", check_round), ("async", check_pushes)])
+def test_each_cut_is_the_training(mode: str, check: Callable[..., None]) -> None:
+    """At each cut rows, rows that have gone and dense values are those of the training.
+
+    A table that is made later reaches the follower too.
+    """
+    with LocalFleet(servers=2, workers=1) as fleet:
+        trainer = Trainer(fleet.connect(0, mode))
+        trainer.step()
+        with Follower(fleet.endpoints, interval=0.02) as follower:
+            with watched(follower) as found:
+                for step in range(60):
+                    trainer.step()
+                    if step == 30:
+                        until(lambda: len(found) > 1)
+                follower.await_cut(61 if mode == "sync" else 2 * 61)
+            for cut, values in found:
+                check(cut, values, trainer.values)
+            assert len({cut.number for cut, _ in found}) > 2
+            assert follower.gaps == 0
+            later = TableSpec("later", "sparse", (2,), make_rule("sgd", {}), initializer=FIRST)
+            trainer.runtime.create(later)
+            until(lambda: "later" in follower.specs())
+            [first] = trainer.runtime.pull([Read(later.key, IDS)])
+            np.testing.assert_array_equal(follower.look_up("later", IDS), first)
+        trainer.runtime.close()
+
+
+@pytest.mark.parametrize(("mode", "check"), [("sync", check_round), ("async", check_pushes)])
+def test_begins_with_a_snapshot(mode: str, check: Callable[..., None]) -> None:
+    """A follower that reads the newest snapshot has each cut exactly, and takes no row from the servers but
+    those that have changed since. A snapshot of which the servers do not know is not used.
+    """
+    local: dict[str, Any] = {"workers": 1, "in_process": True}
+    with LocalFleet(servers=2, snapshot_every="20 rounds", **local) as fleet:
+        trainer = Trainer(fleet.connect(0, mode))
+        for _ in range(25):
+            trainer.step()
+        until(lambda: any(fleet.snapshots.glob("snapshot-*/manifest.json")))
+        for _ in range(3):
+            trainer.step()
+        begins: dict[str, Any] = {"interval": 0.02, "snapshot": str(fleet.snapshots)}
+        with Follower(fleet.endpoints, **begins) as follower, watched(follower) as found:
+            assert follower.snapshot == str(max(fleet.snapshots.glob("snapshot-*")))
+            for _ in range(9):
+                trainer.step()
+            follower.await_cut(37 if mode == "sync" else 2 * 37)
+        for cut, values in found:
+            check(cut, values, trainer.values)
+        with Follower(fleet.endpoints, part=(1, 3), **begins) as follower:
+            own = owned_by(IDS, 1, 3)
+            expected = np.where(own[:, None], trainer.values[-1][0], trainer.values[0][0])
+            np.testing.assert_array_equal(follower.look_up("rows", IDS), expected)
+        with LocalFleet(servers=2, **local) as other:
+            another = Trainer(other.connect(0, mode))
+            with Follower(other.endpoints, **begins) as follower:
+                assert follower.snapshot == ""
+                check(*copied(follower), another.values)
+            another.runtime.close()
+        trainer.runtime.close()
+
+
+def test_parts_and_forms() -> None:
+    """Followers that share the ids have each its own rows, in int8 to half a step; a client only reads."""
+    with LocalFleet(servers=2, workers=1) as fleet:
+        trainer = Trainer(fleet.connect(0, "async"))
+        for _ in range(5):
+            trainer.step()
+        rows, _, dense = trainer.values[-1]
+        first = trainer.values[0][0]
+        for part in range(3):
+            with Follower(fleet.endpoints, rows="int8", part=(part, 3)) as follower:
+                own = owned_by(IDS, part, 3)
+                found = follower.look_up("rows", IDS)
+                error = np.abs(found - np.where(own[:, None], rows, first)).max(axis=1)
+                assert (error <= np.abs(rows).max(axis=1) / 253).all()
+                np.testing.assert_array_equal(follower.dense("dense"), dense)
+        with psfleet.connect(follow=fleet.endpoints) as client:
+            table = client.sparse_table("rows", 5)
+            np.testing.assert_array_equal(table.pull(IDS), rows)
+            assert client.cut is not None
+            assert client.cut.pushes == ({0: (1, 5)}, {0: (1, 5)})
+            with pytest.raises(UsageError, match="can be read and not pushed to"):
+                table.push(IDS, rows)
+        with pytest.raises(ConfigError, match="leave the others out"):
+            psfleet.connect(follow=fleet.endpoints, mode="sync")
+        trainer.runtime.close()
+
+
+def test_readers_only_read(tmp_path: Path) -> None:
+    """With the credentials of readers one follows the job, and is refused all else in one sentence."""
+    folders = make_credentials(tmp_path)
+    tls = {role: folders[role] for role in ("server", "worker")}
+    with LocalFleet(1, 1, "tcp", credentials=tls, in_process=True) as fleet:
+        trainer = Trainer(fleet.connect(0, "async"))
+        trainer.step()
+        reader = dataclasses.replace(fleet.environment(0), tls=str(folders["reader"]))
+        with Follower(fleet.endpoints, tls=str(folders["reader"])) as follower:
+            follower.await_cut(1)
+            check_pushes(*copied(follower), trainer.values)
+        only = r"the call was refused: its token is that of readers, which only follow the job"
+        with pytest.raises(AccessDenied, match=only):
+            load_runtime("cluster", reader, "async")
+        access = Access.of(reader)
+        with open_channel(fleet.endpoints[0], access) as channel:
+            for method in ("Push", "Pull", "CreateTable", "WriteState", "Load", "Shrink", "Leave"):
+                call = channel.unary_unary(f"/psfleet.v1.Shard/{method}", None, None)
+                with pytest.raises(grpc.RpcError, match="token is that of readers"):
+                    call(b"", metadata=access.metadata, timeout=60)
+        trainer.step()
+        trainer.runtime.close()
+
+
+def test_job_dies() -> None:
+    """A follower serves on without its job, says how old it is, and ends at once."""
+    with LocalFleet(servers=2, workers=1) as fleet:
+        trainer = Trainer(fleet.connect(0, "async"))
+        trainer.step()
+        with Follower(fleet.endpoints) as follower:
+            trainer.runtime.close()
+            assert fleet.wait() == [0, 0]
+            until(lambda: follower.failure is not None)
+            before = follower.age
+            check_pushes(*copied(follower), trainer.values)
+            assert follower.age > before
+
+
+def test_closed_while_it_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that finds its job elsewhere while it is closed leaves no connection."""
+    with LocalFleet(1, 1, in_process=True) as fleet:
+        trainer = fleet.connect(0, "async")
+        follower = Follower(fleet.endpoints)
+        found, searching = (
+            dataclasses.replace(follower._environment, job="elsewhere"),
+            threading.Event(),
+        )
+
+        def fail() -> None:
+            raise ServerUnavailable("server 0 is gone")
+
+        def find() -> Environment:
+            searching.set()
+            assert follower._closing.wait(60)
+            return found
+
+        monkeypatch.setattr(follower, "_find", find)
+        monkeypatch.setattr(follower, "_follow", fail)
+        assert searching.wait(60)
+        follower.close()
+        assert follower._environment is found
+        trainer.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_servers_die(mode: str, seed: int) -> None:
+    """Servers with a log are killed at any moment: each cut that was announced is the training's."""
+    dice = random.Random(seed)
+    check = check_round if mode == "sync" else check_pushes
+    with LocalFleet(servers=2, workers=1, durability="log") as fleet, fleet.reviving():
+        trainer = Trainer(fleet.connect(0, mode), seed)
+        deaths = dict(zip(dice.sample(range(5, 40), 2), (0, 1), strict=True))
+        with Follower(fleet.endpoints, interval=0.02) as follower:
+            with watched(follower) as found:
+                for step in range(40):
+                    if step in deaths:
+                        fleet.kill(deaths[step])
+                    trainer.step()
+                follower.await_cut(40 if mode == "sync" else 80)
+            for cut, values in found:
+                check(cut, values, trainer.values)
+            assert follower.gaps >= 1
+        trainer.runtime.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_standby_takes_over(seed: int) -> None:
+    """A server dies whose standby takes over: each cut that was announced is the training's."""
+    died = random.Random(seed).randrange(5, 30)
+    with Pairs(2, 1) as fleet:
+        fleet.await_standbys()
+        with fleet.deciding():
+            trainer = Trainer(fleet.connect(0, "sync"), seed)
+            with Follower(fleet.endpoints, interval=0.02) as follower:
+                with watched(follower) as found:
+                    for step in range(40):
+                        if step == died:
+                            fleet.process(1).kill()
+                        trainer.step()
+                    follower.await_cut(40)
+                for cut, values in found:
+                    check_round(cut, values, trainer.values)
+            trainer.runtime.close()
+            fleet.await_end()
+        assert fleet.takeovers == 1
+
+
+def test_served_parts() -> None:
+    """`psfleet serve --follow JOB --part`: one client asks each process for its ids.
+
+    Each process counts the ages of the rows that it gave.
+    """
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
+    pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
+    from psfleet.serving.split_client import SplitClient
+
+    with LocalFleet(servers=2, workers=1) as fleet, contextlib.ExitStack() as stack:
+        trainer = Trainer(fleet.connect(0, "sync"))
+        trainer.step()
+        line = ("serve", "--follow", ",".join(fleet.endpoints), "--port", "0", "--http-port", "0")
+        ports = [stack.enter_context(serving(*line, "--part", f"{k}/2")) for k in (1, 2)]
+        with SplitClient([grpc for _, grpc, _ in ports]) as client:
+            for _ in range(5):
+                trainer.step()
+            rows = trainer.values[-1][0]
+            until(lambda: np.array_equal(client.look_up("rows", IDS), rows))
+            with pytest.raises(UsageError, match="gives rows only"):
+                client.part(0).predict({"x": [1]})
+        with urllib.request.urlopen(f"http://{ports[0][2]}/metrics") as reply:
+            [row_ages] = [
+                line
+                for line in reply.read().decode().splitlines()
+                if line.startswith('psfleet_serving_row_age_seconds_count{model="rows"}')
+            ]
+        assert float(row_ages.split()[1]) >= len(IDS) // 4
+        ports[0][0].kill()
+        trainer.step()
+        trainer.runtime.close()
+
+
+def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
+    """An unexpected error in a thread of a service is one line in its log, and ends it with code 1."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
+    pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
+    models.train(tmp_path)
+    with LocalFleet(servers=1, workers=1) as fleet:
+        runtime = fleet.connect(0, "sync")
+        model = (str(tmp_path / "model"), "--features", "tests.serving.models:FEATURES")
+        follow = ("--follow", fleet.endpoints[0])
+        for name, source in (("versions", model), ("http", follow), ("follower", follow)):
+            command = [sys.executable, "-m", "psfleet", "serve", *source, "--port", "0"]
+            ports = ["--http-port", "0"]
+            done = ended([*command, *ports], env={**os.environ, "PSFLEET_BROKEN_THREAD": name})
+            assert done.returncode == 1, name
+            assert f"thread {name!r} has failed" in done.stderr, done.stderr
+        runtime.close()
+
+
+@contextlib.contextmanager
+def serving(*line: str) -> Iterator[tuple["subprocess.Popen[str]", str, str]]:
+    """A process of the command, and its addresses of gRPC and HTTP."""
+    command = [sys.executable, "-m", "psfleet", *line]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        grpc, _, http = said.partition("gRPC ")[2].partition(", HTTP ")
+        yield process, grpc, http.strip()
+    finally:
+        process.terminate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,267 @@
+"""The prediction service: real sockets, gRPC and HTTP."""
+
+import http.client
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import serving
+from psfleet.errors import AccessDenied, ConfigError, LimitExceeded, UnknownTable, UsageError
+from psfleet.serving.batching import Batcher, QueueFull
+from psfleet.wire.connections.certificates import make_credentials
+from tests.serving import models
+from tests.waiting import until
+
+pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
+pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder of a trained model, and its predictions."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, models.train(folder)
+
+
+@pytest.fixture
+def server(trained: tuple[Path, Any]) -> Iterator[serving.Server]:
+    """A service of the model."""
+    model = serving.load(trained[0] / "model", models.FEATURES)
+    with serving.Server({"clicks": model}, max_batch=64) as server:
+        yield server
+
+
+def asked(server: serving.Server, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Status and document of an HTTP request."""
+    connection = http.client.HTTPConnection(server.http_address, timeout=60)
+    try:
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, content)
+        reply = connection.getresponse()
+        text = reply.read()
+        is_json = reply.headers["content-type"] == "application/json"
+        return reply.status, json.loads(text) if is_json else text
+    finally:
+        connection.close()
+
+
+def test_http(server: serving.Server, trained: tuple[Path, Any]) -> None:
+    """Inputs by name and samples one by one have the model's predictions; pages say how it is."""
+    expected = trained[1][:, 0]
+    status, found = asked(server, "POST", "/v1/models/clicks:predict", {"inputs": models.BATCH})
+    assert status == 200
+    assert (np.array(found["predictions"], np.float32) == expected).all()
+    assert (found["version"], found["cut"]) == (1, 0)
+    names = list(models.BATCH)
+    samples = [
+        dict(zip(names, row, strict=True)) for row in zip(*models.BATCH.values(), strict=True)
+    ]
+    _, found = asked(server, "POST", "/v1/models/clicks:predict", {"instances": samples})
+    assert (np.array(found["predictions"], np.float32) == expected).all()
+    assert asked(server, "GET", "/healthz") == asked(server, "GET", "/readyz") == (200, b"ok\n")
+    _, found = asked(server, "GET", "/v1/models/clicks")
+    assert found["versions"][0]["percentage"] == 100
+    _, text = asked(server, "GET", "/metrics")
+    assert b'psfleet_serving_requests_total{code="ok",method="predict_json",model="clicks"}' in text
+
+
+PREDICT = "/v1/models/clicks:predict"
+BAD = [
+    (400, "no JSON", "POST", PREDICT, b"{"),
+    (400, "must be an object", "POST", PREDICT, [1]),
+    (400, "unknown field 'x'", "POST", PREDICT, {"inputs": {}, "x": 1}),
+    (400, "'colour'", "POST", PREDICT, {"inputs": {"colour": [1]}}),
+    (400, "items", "POST", PREDICT, {"inputs": {"items": [1.5]}}),
+    (400, "items", "POST", PREDICT, {"inputs": {"items": [[{}]]}}),
+    (400, "up to 64", "POST", PREDICT, {"inputs": {"age": [0.0] * 65}}),
+    (400, "version 7", "POST", "/v1/models/clicks/versions/7:predict", {"inputs": {"age": [0]}}),
+    (404, "no model 'none'", "POST", "/v1/models/none:predict", {"inputs": {"age": [0]}}),
+    (404, "nothing at", "GET", "/elsewhere", None),
+    (405, "takes POST", "GET", PREDICT, None),
+]
+"""Status, words of the error, method, path and body of requests that cannot be meant."""
+
+
+def test_bad_requests(server: serving.Server) -> None:
+    """A request that cannot be meant has a status and a sentence; the service goes on."""
+    for status, words, method, path, body in BAD:
+        found, document = asked(server, method, path, body)
+        assert (found, words in document["error"]) == (status, True), document
+    assert asked(server, "GET", "/readyz")[0] == 200
+
+
+def test_grpc(server: serving.Server, trained: tuple[Path, Any]) -> None:
+    """Predictions and rows over gRPC are the model's; what cannot be meant has its class of error."""
+    model = serving.load(trained[0] / "model", models.FEATURES)
+    with serving.ServingClient(server.grpc_address) as client:
+        assert (client.predict(models.BATCH) == trained[1]).all()
+        ids = np.array([1, 2, 77, -5])
+        assert (client.look_up("items", ids) == model.look_up("items", ids)).all()
+        with pytest.raises(UnknownTable, match="no table 'colours'"):
+            client.look_up("colours", ids)
+        with pytest.raises(UsageError, match="'colour'"):
+            client.predict({"colour": [1]})
+        [line] = client.lines()
+        assert line.startswith("clicks 1: 100 % of requests, cut 0")
+
+
+def test_health_and_reflection(server: serving.Server) -> None:
+    """Standard clients see that it is healthy, and what it offers."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+        ProtoReflectionDescriptorDatabase,
+    )
+
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        assert "psfleet.v1.Prediction" in ProtoReflectionDescriptorDatabase(channel).get_services()
+
+
+def test_batches() -> None:
+    """Requests that wait go together, one that fails alone fails alone, and a full queue refuses more."""
+    sizes: list[int] = []
+    entered, proceed = threading.Event(), threading.Event()
+
+    def predict(batch: dict[str, Any]) -> Any:
+        sizes.append(len(batch["x"]))
+        entered.set()
+        assert proceed.wait(60)
+        if (batch["x"] < 0).any():
+            raise UsageError("an x is negative")
+        return batch["x"] * 2
+
+    batcher = Batcher(predict, max_batch=8, max_queue=5)
+
+    def ask(*values: int) -> list[int]:
+        found: list[int] = batcher.predict({"x": np.array(values)}, len(values))[""].tolist()
+        return found
+
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(ask, 1)
+        assert entered.wait(60)
+        others = []
+        for i in range(2, 6):
+            others.append(pool.submit(ask, i, i))
+            until(lambda: len(batcher._waiting) == len(others))
+        bad = pool.submit(ask, -1)
+        until(lambda: len(batcher._waiting) == 5)
+        with pytest.raises(QueueFull, match="5 requests wait") as full:
+            ask(9)
+        assert full.value.seconds > 0
+        proceed.set()
+        assert first.result() == [2]
+        assert [other.result() for other in others] == [[2 * i, 2 * i] for i in range(2, 6)]
+        with pytest.raises(UsageError, match="negative"):
+            bad.result()
+    assert sizes[0] == 1
+    assert max(sizes) == 8
+
+
+def test_full_queue(trained: tuple[Path, Any]) -> None:
+    """A client of a full queue is told to try again, and when."""
+    model = serving.load(trained[0] / "model", models.FEATURES)
+    with (
+        serving.Server({"clicks": model}, max_queue=1, max_delay=30, max_batch=8) as server,
+        serving.ServingClient(server.grpc_address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(client.predict, models.BATCH)
+        batcher = server.service.model("").active.batcher
+        until(lambda: batcher._waiting)
+        with pytest.raises(LimitExceeded, match="1 requests wait"):
+            client.predict(models.BATCH)
+        connection = http.client.HTTPConnection(server.http_address, timeout=60)
+        body = json.dumps({"inputs": models.BATCH})
+        connection.request("POST", "/v1/models/clicks:predict", body)
+        reply = connection.getresponse()
+        assert (reply.status, int(reply.headers["retry-after"])) == (503, 1)
+        connection.close()
+        batcher.max_delay = 0.0
+        with batcher._changed:
+            batcher._changed.notify_all()
+        assert (waiting.result() == trained[1]).all()
+
+
+def test_versions(trained: tuple[Path, Any], tmp_path: Path) -> None:
+    """A version swaps, comes back and gets its percentage of requests, none of which fails."""
+    root = tmp_path / "ctr"
+    shutil.copytree(trained[0] / "model", root / "1")
+    source = serving.VersionedModel(str(root), models.FEATURES)
+    with serving.Server({"ctr": source}, follow_versions=False) as server:
+        client, model = serving.ServingClient(server.grpc_address), server.service.model("ctr")
+        failed, done = [], threading.Event()
+
+        def load() -> None:
+            while not done.is_set():
+                try:
+                    client.predict(models.BATCH)
+                except Exception as error:
+                    failed.append(error)
+
+        with client, ThreadPoolExecutor(2) as pool:
+            busy = [pool.submit(load) for _ in range(2)]
+            models.train(root, steps=9)
+            (root / "model").rename(root / "2")
+            model.refresh()
+            assert model.active.number == 2
+            second = client.predict(models.BATCH)
+            assert (second != trained[1]).any()
+            client.route("ctr", 1, 100)
+            assert (client.predict(models.BATCH) == trained[1]).all()
+            model.refresh()  # it is pinned
+            assert model.active.number == 1
+            with pytest.raises(UsageError, match="has no version 3"):
+                client.route("ctr", 3, 100)
+            client.route("ctr", 2, 10)
+            done.set()
+            for each in busy:
+                each.result()
+            shares = [model.choose().number for _ in range(100)]
+            assert shares.count(2) == 10
+            assert [line.split(":")[0] for line in client.lines()] == ["ctr 1", "ctr 2"]
+        assert failed == []
+
+
+def test_tls(trained: tuple[Path, Any], tmp_path: Path) -> None:
+    """Between hosts there are TLS and a token; without credentials only loopback is open."""
+    import ssl
+
+    model = serving.load(trained[0] / "model", models.FEATURES)
+    with pytest.raises(ConfigError, match=r"cannot listen on '0\.0\.0\.0' without credentials"):
+        serving.Server({"clicks": model}, "0.0.0.0")
+    folders = make_credentials(tmp_path / "own")
+    with serving.Server({"clicks": model}, tls=str(folders["server"])) as server:
+        with serving.ServingClient(server.grpc_address, str(folders["worker"])) as client:
+            assert (client.predict(models.BATCH) == trained[1]).all()
+            with serving.ServingClient(server.grpc_address, str(folders["reader"])) as reader:
+                assert (reader.predict(models.BATCH) == trained[1]).all()
+                with pytest.raises(AccessDenied, match="to change versions that of readers"):
+                    reader.route("clicks", 1, 100)
+            (folders["worker"] / "token").write_text("x" * 32)
+            with (
+                serving.ServingClient(server.grpc_address, str(folders["worker"])) as other,
+                pytest.raises(AccessDenied, match="no token, another one"),
+            ):
+                other.predict(models.BATCH)
+        context = ssl.create_default_context(cafile=str(folders["worker"] / "ca.pem"))
+        context.check_hostname = False  # it is psfleet-server
+        for is_known, status in ((False, 401), (True, 200)):
+            token = (folders["server"] / "token").read_text().strip() if is_known else "none"
+            own = folders["worker"]
+            context.load_cert_chain(own / "cert.pem", own / "key.pem")
+            connection = http.client.HTTPSConnection(
+                server.http_address, timeout=60, context=context
+            )
+            connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {token}"})
+            assert connection.getresponse().status == status
+            connection.close()
