@@ -11,14 +11,11 @@ tensor `server` uint8 [n] is what the server was beside its tables, see protos/p
 table can have a tensor of that name: each of a table's has a `/` before its last word.
 
 The folder is written under a temporary name. It takes its place in one step when every byte is on the
-disk and it could be opened; see psfleet.checkpoint.draft.
+disk and it could be opened; see psfleet.checkpoint.writing.
 """
 
-from psfleet.checkpoint.draft import SnapshotDraft
-from psfleet.checkpoint.exporting import ExportKind, export
 from psfleet.checkpoint.feature_migration import Migration, TableChange, plan_migration
 from psfleet.checkpoint.imported_rows import RowFile, read_rows
-from psfleet.checkpoint.importing import import_rows
 from psfleet.checkpoint.loading import Snapshot, load_shard, read_specs
 from psfleet.checkpoint.manifest import (
     MANIFEST,
@@ -29,11 +26,13 @@ from psfleet.checkpoint.manifest import (
     ShardFile,
     chain,
     own_name,
+    own_snapshots,
     read_manifest,
     verify,
 )
 from psfleet.checkpoint.resharding import TableDifference, compare, reshard
-from psfleet.checkpoint.writing import linked, merged_specs, save_fleet, write_frozen
+from psfleet.checkpoint.row_files import ExportKind, export, import_rows
+from psfleet.checkpoint.writing import SnapshotDraft, linked, merged_specs, save_fleet, write_frozen
 
 __all__ = [
     "MANIFEST",
@@ -57,6 +56,7 @@ __all__ = [
     "load_shard",
     "merged_specs",
     "own_name",
+    "own_snapshots",
     "plan_migration",
     "read_manifest",
     "read_rows",

@@ -8,15 +8,16 @@ before anything is written.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.checkpoint.leftovers import place_of
 from psfleet.checkpoint.loading import Events, Snapshot, load_events
 from psfleet.checkpoint.manifest import Manifest, chain
-from psfleet.checkpoint.resharding import rewrite
+from psfleet.checkpoint.resharding import grown_columns, grown_spec, rewrite, shape_text
+from psfleet.checkpoint.tensors import place_of
 from psfleet.errors import CheckpointError
 from psfleet.feature_sets.feature_set import FeatureSet, Table
 from psfleet.kernels.initial_values import initial_rows
@@ -24,12 +25,10 @@ from psfleet.parameters.initializer import starting
 from psfleet.rules.rule import Rule
 from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
-from psfleet.shard.events import CreateTable
-from psfleet.shard.server_group import placed
+from psfleet.shard.events import CreateTable, RestorePart
+from psfleet.shard.server_group import dense_range, placed
 from psfleet.shard.shard import Shard
-from psfleet.tables.snapshot_columns import EVICTED, candidate_group
-
-__all__ = ["Migration", "TableChange", "plan_migration"]
+from psfleet.tables.row_data import EVICTED, candidate_group
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -37,12 +36,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TableChange:
-    """What becomes of one table.
+    """Change of one table.
 
     Attributes:
         before: Its definition in the snapshot; None: it is new.
         after: Its definition in the migrated snapshot; None: it is dropped.
-        rows: How many rows it has in the snapshot; of a dense table: values.
+        rows: Number of its rows in the snapshot; of a dense table: values.
     """
 
     before: TableSpec | None
@@ -60,26 +59,30 @@ class TableChange:
 
     @property
     def is_placed_anew(self) -> bool:
-        """Whether other servers hold it, or none before."""
+        """True if other servers hold it, or none before."""
         if self.before is None or self.after is None:
             return self.before is None
         return self.before.servers != self.after.servers
 
     def __str__(self) -> str:
-        """As a line of the plan."""
+        """Return its line of the plan."""
         spec = self.after or self.before
         assert spec is not None
         size = f"{self.rows:,} {'rows' if spec.kind == 'sparse' else 'values'}"
         if self.before is None or self.after is None:
             optimizer = f", {spec.rule.name}" if self.after else ""
-            said = [f"{spec.dim} wide{optimizer}" if spec.kind == "sparse" else "", size]
+            parts = [f"{spec.dim} wide{optimizer}" if spec.kind == "sparse" else "", size]
         else:
-            said = [size, *_differences(self.before, self.after)]
-        return f"{self.kind} {spec.name}: {'; '.join(filter(None, said))}"
+            shape = f"shape {shape_text(spec.shape)}" if spec.kind == "dense" else ""
+            shape = "" if self.kind == "widen" else shape
+            parts = [size, shape, *_differences(self.before, self.after)]
+        return f"{self.kind} {spec.name}: {'; '.join(filter(None, parts))}"
 
 
 def _differences(before: TableSpec, after: TableSpec) -> Iterator[str]:
-    if before.shape != after.shape:
+    if before.shape != after.shape and after.kind == "dense":
+        yield f"from {shape_text(before.shape)} to {shape_text(after.shape)}"
+    elif before.shape != after.shape:
         yield f"from {before.dim} to {after.dim} wide"
     if (before.initializer, before.seed) != (after.initializer, after.seed):
         yield f"new rows start from {after.initializer}, seed {after.seed}"
@@ -102,16 +105,25 @@ class Migration:
     """A plan. Nothing is written before `apply`.
 
     Attributes:
-        snapshot: What is migrated.
-        changes: Of each table, new ones last.
+        snapshot: Snapshot to migrate.
+        changes: Change of each table, new ones last.
     """
 
     snapshot: Snapshot
     changes: Sequence[TableChange]
 
     def __str__(self) -> str:
-        """A line for each table."""
-        return "\n".join(map(str, self.changes))
+        """A line for each table, and one of what the plan cannot know."""
+        kept = [one.after for one in self.changes if one.kind == "keep" and one.after]
+        dense = [spec for spec in kept if spec.kind == "dense"]
+        lines = list(map(str, self.changes))
+        if dense and any(one.kind in ("add", "drop", "widen") for one in self.changes):
+            lines.append(
+                "dense tables keep their shapes: the model loads only if its own are the same; for one that "
+                f"is not, name its new shape (--shape {dense[0].name}={shape_text(dense[0].shape)}) or leave "
+                f"it behind (--drop {dense[0].name})"
+            )
+        return "\n".join(lines)
 
     def apply(self, target: str | Path) -> Manifest:
         """Write the migrated snapshot, whole by itself, in as many files as the old one has.
@@ -134,17 +146,19 @@ class Migration:
     def _load(self, shard: Shard) -> None:
         there = {change.after.key: change.after for change in self.changes if change.after}
         events = self.snapshot.events(shard.index, shard.servers, there=there)
-        load_events(shard, self._migrated(events))
+        load_events(shard, self._migrated(events, shard.index, shard.servers))
 
-    def _migrated(self, events: Events) -> Events:
-        """What makes a shard hold its part of the new tables, from what makes it hold the old ones."""
+    def _migrated(self, events: Events, server: int, servers: int) -> Events:
+        """Turn the events that fill a shard with the old tables into those for its part of the new ones."""
         by_key = {change.before.key: change for change in self.changes if change.before}
         for event in events:
             key = event.spec.key if isinstance(event, CreateTable) else event.table
             change = by_key[key]
             if change.after is None or change.before is None:
                 continue
-            if isinstance(event, CreateTable):
+            if change.after.kind == "dense" and change.before.shape != change.after.shape:
+                yield self._grown(event, change.before, change.after, server, servers)
+            elif isinstance(event, CreateTable):
                 yield replace(event, spec=change.after)
             else:
                 yield replace(event, columns=_columns(change.before, change.after, event.columns))
@@ -152,34 +166,53 @@ class Migration:
             if change.before is None and change.after is not None:
                 yield CreateTable(change.after, np.zeros(0, np.float32))
 
+    def _grown(
+        self, event: Any, before: TableSpec, after: TableSpec, server: int, servers: int
+    ) -> CreateTable | RestorePart:
+        """Return the event that creates or fills a server's part of a dense table with longer axes."""
+        low, high = dense_range(after, server, servers)
+        if isinstance(event, CreateTable):
+            return replace(event, spec=after, value=np.zeros(high - low, np.float32))
+        [whole] = self.snapshot.fills(before, 0, 1)
+        columns = grown_columns(before, after, whole.columns)
+        part = {name: np.ascontiguousarray(array[low:high]) for name, array in columns.items()}
+        return replace(whole, columns=part)
+
 
 def plan_migration(
-    path: str | Path, features: FeatureSet, keep: Collection[str] = (), drop: Collection[str] = ()
+    path: str | Path,
+    features: FeatureSet,
+    keep: Collection[str] = (),
+    drop: Collection[str] = (),
+    shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Migration:
-    """What becomes of each table of a snapshot when the model's features are these.
+    """Plan the change of each table of a snapshot for a model with these features.
 
     Tables of the features are added, widened, moved to more or fewer servers, changed or kept. Dense tables
     and psfleet's own are kept. Sparse tables that the features do not name are dropped.
 
     Args:
         path: The snapshot.
-        features: What the model is to have. A table without an optimizer has that of the snapshot; if the
-            snapshot lacks it, the script makes it.
+        features: Features that the model is to have. A table without an optimizer has that of the
+            snapshot; if the snapshot lacks it, the script makes it.
         keep: Names of sparse tables to keep although the features do not name them.
         drop: Names of tables that are not taken over: dense ones that do not fit the model any more, or
             those of features that are to start anew.
+        shapes: By name the new shapes of dense tables that get longer axes.
 
     Raises:
         CheckpointError: The snapshot is damaged, a table cannot be taken over, or a name is unknown.
     """
     snapshot = Snapshot(path)
     before = {spec.name: spec for spec in snapshot.specs()}
-    _check_names(str(path), list(before), keep, drop)
+    _check_names(str(path), list(before), [*keep, *shapes], drop)
     kept = {*keep, *(name for name in before if name.startswith(OWN))}
 
     def after(spec: TableSpec, rows: int) -> TableSpec | None:
         if spec.name in drop:
             return None
+        if spec.name in shapes:
+            return grown_spec(spec, shapes[spec.name])
         if spec.name in features.tables:
             return _taken_over(spec, features.tables[spec.name], rows)
         return spec if spec.kind == "dense" or spec.name in kept else None
@@ -240,7 +273,7 @@ def _size(snapshot: Snapshot, spec: TableSpec) -> int:
 def _added(table: Table, seed: int) -> TableSpec:
     """The definition that scripts will give a new table.
 
-    seed: Of initializers without a seed of their own; scripts have one for all.
+    seed: Seed of initializers without one of their own; scripts have one for all.
     """
     start, seed = starting(table.initializer, (None, table.dim), seed, f"table {table.name!r}")
     rule, decay, every_row = _optimizer_of(table)
@@ -327,18 +360,18 @@ def _columns(
     before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     """Columns of a part of the old table as those of the new one."""
-    found = dict(columns)
-    if "ids" in found:
-        found["scores"] = _scores(before, after, found)
+    renamed = dict(columns)
+    if "ids" in renamed:
+        renamed["scores"] = _scores(before, after, renamed)
     if not after.streams_evictions:
         for name in EVICTED:
-            found.pop(name, None)
+            renamed.pop(name, None)
     if after.candidate != before.candidate:
         for name in candidate_group(before).entries:
-            found.pop(name, None)
-    if "rows" in found and after.shape != before.shape:
-        found["rows"] = _widened(before, after, found["ids"], found["rows"])
-    return found
+            renamed.pop(name, None)
+    if "rows" in renamed and after.shape != before.shape:
+        renamed["rows"] = _widened(before, after, renamed["ids"], renamed["rows"])
+    return renamed
 
 
 def _scores(before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]) -> Floats:

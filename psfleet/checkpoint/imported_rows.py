@@ -1,4 +1,4 @@
-"""Rows of a table from files: psfleet's own, and those of other programs."""
+"""A whole table of a snapshot as plain arrays."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +10,45 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from psfleet.checkpoint.loading import Snapshot
-from psfleet.checkpoint.table_content import content_of
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.feature_sets.hashed_ids import hashed
+from psfleet.feature_sets.value_hashes import hashed
 from psfleet.platform.atomic_files import reason
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import TableSpec
+from psfleet.settings.kinds import local_path
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
 
-__all__ = ["RowFile", "known_tables", "read_rows", "sparse_table"]
+
+@dataclass(frozen=True)
+class TableContent:
+    """A whole table.
+
+    Attributes:
+        arrays: By name. Sparse: `ids` int64 [n], ascending, `value` float32 [n, dim] and each state slot
+            likewise. Dense: `value` and each slot in the table's shape.
+        step: Number of updates that it has had.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    step: int
+
+
+def content_of(snapshot: Snapshot, spec: TableSpec) -> TableContent:
+    """All of a table of a snapshot."""
+    shard = Shard()
+    shard.create(spec, np.zeros(spec.size if spec.kind == "dense" else 0, np.float32))
+    for fill in snapshot.fills(spec, 0, 1):
+        shard.fill(fill)
+    table = shard.tables[spec.key]
+    if isinstance(table, DenseTable):
+        planes = [plane.reshape(spec.shape) for plane in table.state()]
+        return TableContent(dict(zip(spec.slot_names, planes, strict=True)), table.step)
+    rows = table.rows(table.ids())
+    planes = np.split(rows.values, len(spec.slot_names), axis=1)
+    named = dict(zip(spec.slot_names, map(np.ascontiguousarray, planes), strict=True))
+    return TableContent({"ids": rows.ids, **named}, table.step)
+
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -47,24 +78,25 @@ def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> Ro
 
     Args:
         path: The file.
-        name: Of the weights, of a snapshot the table; "": "value", or the only array [n, dim].
-        buckets, salt: Of the hashes, as of a hashed Feature.
+        name: Name of the weights, of a snapshot the table; "": "value", or the only array [n, dim].
+        buckets, salt: Range and salt of the hashes, as of a hashed Feature.
 
     Raises:
         CheckpointError: It cannot be read, or what it has cannot be rows; the error names the file.
     """
+    local_path(path)
     try:
         if Path(path).suffix in (".txt", ".vec"):
-            found = _of_words(path, buckets, salt)
+            file = _of_words(path, buckets, salt)
         elif Path(path).is_dir():
-            found = _of_snapshot(path, name)
+            file = _of_snapshot(path, name)
         else:
-            found = _of_arrays(path, _arrays(Path(path)), name)
+            file = _of_arrays(path, _arrays(Path(path)), name)
     except PsfleetError:
         raise
     except Exception as error:  # there is no end to what a file can hold
         raise CheckpointError(f"{path!r} cannot be read: {reason(error)}") from None
-    return _checked(path, found)
+    return _checked(path, file)
 
 
 def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) -> list[TableSpec]:
@@ -134,11 +166,11 @@ def _of_arrays(path: str, arrays: Arrays, name: str) -> RowFile:
     wide = [n for n, array in arrays.items() if array.ndim == 2 and array.dtype.kind == "f"]
     chosen = name or ("value" if "value" in wide else "") or (wide[0] if len(wide) == 1 else "")
     if chosen not in wide:
-        wanted = (
+        content = (
             f"no array {name!r}" if name else "several arrays, or none, that may be the weights"
         )
         raise CheckpointError(
-            f"{path!r} has {wanted}; name one of float [n, dim]: {', '.join(wide) or 'there is none'}"
+            f"{path!r} has {content}; name one of float [n, dim]: {', '.join(wide) or 'there is none'}"
         )
     value = arrays[chosen]
     prefix = chosen.rpartition(".")[0]

@@ -1,4 +1,7 @@
-"""Snapshots are read: by the servers that wrote them, or by any number of others.
+"""Check of a snapshot's files against its manifest, made before anything is loaded.
+
+Checksums tell damage. This is for files whose checksums are right and whose content is not: written by
+something else, or by somebody who means harm. Sizes are compared before memory is taken.
 
 A delta says the changes of the snapshot before it. Of several that build on each other the newest
 file that names a row counts, so a reader takes from each what no later one names.
@@ -13,30 +16,123 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
-from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD
-from psfleet.checkpoint.verification import check_content
+from psfleet.checkpoint.manifest import Manifest, ShardFile, read_manifest, verify
+from psfleet.checkpoint.tensors import HEADER, NAMES, SERVER, SHARD
 from psfleet.errors import CheckpointError
-from psfleet.formats.document import exact, reading
+from psfleet.formats import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, RestorePart
-from psfleet.shard.server_group import located_as, owned_rows
+from psfleet.shard.server_group import dense_range, located_as, owned_rows
 from psfleet.shard.shard import Shard
-from psfleet.tables.row_data import TableClock
-from psfleet.tables.snapshot_columns import (
+from psfleet.tables.row_data import (
     CANDIDATE_IDS,
     EVICTED,
     REMOVED,
     ROW_IDS,
+    ColumnGroup,
+    TableClock,
     candidate_group,
+    column_groups,
     row_group,
 )
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
-from psfleet.wire.table_clocks import furthest, read_clock
+from psfleet.wire.table_messages import furthest, read_clock
 
-__all__ = ["Events", "Snapshot", "load_events", "load_shard", "read_specs"]
+_MOST = 2**62
+
+Sizes = dict[str, int]
+
+
+def check_content(folder: Path, manifest: Manifest, opened: Sequence[tuple[Any, Any]]) -> None:
+    """Compare the tensors and the clocks of every file with the manifest.
+
+    Args:
+        opened: Tensors and table clocks of each file of the manifest.
+
+    Raises:
+        CheckpointError: Something is missing or unknown, or of another size, kind or range.
+    """
+    covered: Sizes = {}
+    for entry, (tensors, clocks) in zip(manifest.files, opened, strict=True):
+        with reading(folder / entry.file):
+            _check_file(manifest.tables, entry, tensors, clocks, covered)
+    with reading(folder):
+        if not manifest.files:
+            raise ValueError("no files")
+        for spec in manifest.tables:
+            everywhere = all(spec.name in entry.steps for entry in manifest.files)
+            held = covered.get(spec.name, 0)  # a table that is only on some was being created
+            if spec.kind == "dense" and (held or everywhere) and held != spec.size:
+                raise ValueError(
+                    f"table {spec.name!r} has {spec.size} values, the files hold {held}"
+                )
+
+
+def _check_file(
+    specs: Sequence[TableSpec],
+    entry: ShardFile,
+    tensors: Any,
+    clocks: Mapping[str, TableClock],
+    covered: Sizes,
+) -> None:
+    there = [spec for spec in specs if spec.name in entry.steps]
+    if clocks.keys() != entry.steps.keys() or len(there) != len(clocks):
+        raise ValueError(f"the clocks of {sorted(clocks)} for tables {sorted(entry.steps)}")
+    known: set[str] = set()
+    for spec in there:
+        covered[spec.name] = covered.get(spec.name, 0) + _check_table(spec, entry, tensors)
+        columns = (name for group in column_groups(spec) for name in group.entries)
+        known |= {f"{spec.name}/{column}" for column in columns}
+    for name in tensors.keys():  # noqa: SIM118  # not a dict
+        if name not in known and name != SERVER:
+            raise Misfit(
+                f"has the unknown tensor {name!r:.600}; read it with the psfleet version that wrote it"
+            )
+
+
+def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
+    """Returns how many values of a dense table the file holds."""
+    held = 0
+    if spec.kind == "dense":
+        low, high = entry.ranges[spec.name]
+        if not 0 <= low <= high <= spec.size:
+            raise ValueError(f"table {spec.name!r}: range {low} to {high} of {spec.size} values")
+        held = high - low
+    for group in column_groups(spec):
+        _check_group(spec, group, tensors, held if spec.kind == "dense" else group.length)
+    if spec.streams_evictions:
+        _check_position(spec, tensors)
+    return held
+
+
+def _check_group(spec: TableSpec, group: ColumnGroup, tensors: Any, length: int | None) -> None:
+    names = [f"{spec.name}/{name}" for name in group.entries]
+    there = [name for name in names if name in tensors.keys()]  # noqa: SIM118  # not a dict
+    if not there and group.need == "if there are any":
+        return
+    if there and there != names:
+        raise ValueError(f"{there} without the others of {names}")
+    if length is None:
+        length = tensors.get_slice(names[0]).get_shape()[0]
+    for name, (dtype, shape) in zip(names, group.sized(length).values(), strict=True):
+        _expect(tensors, name, shape, NAMES[np.dtype(dtype).name])
+
+
+def _check_position(spec: TableSpec, tensors: Any) -> None:
+    ids, *_, position = (f"{spec.name}/{name}" for name in EVICTED)
+    (count,) = tensors.get_slice(ids).get_shape()
+    if not count <= int(tensors.get_tensor(position)[0]) <= _MOST:
+        raise ValueError(f"table {spec.name!r} has {count} evictions before an impossible position")
+
+
+def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
+    tensor = tensors.get_slice(name)
+    if list(tensor.get_shape()) != list(shape) or tensor.get_dtype() != dtype:
+        raise ValueError(
+            f"tensor {name!r} is {tensor.get_dtype()} {tensor.get_shape()}, not {dtype} {list(shape)}"
+        )
+
 
 _PAGE = 1 << 16  # rows read at a time
 
@@ -54,16 +150,16 @@ class _ServerFile:
     clocks: dict[str, TableClock]
 
     def names(self) -> set[str]:
-        """Of its tensors."""
+        """Return the names of its tensors."""
         return set(self.tensors.keys())
 
     def whole(self, name: str) -> NDArray[Any]:
         """A tensor."""
-        found: NDArray[Any] = self.tensors.get_tensor(name)
-        return found
+        tensor: NDArray[Any] = self.tensors.get_tensor(name)
+        return tensor
 
     def server(self) -> ServerState:
-        """What the server was beside the tables.
+        """Return the state of the server without the tables.
 
         Raises:
             CheckpointError: That is of another version, or damaged.
@@ -114,7 +210,7 @@ class Snapshot:
         ]
 
     def server(self, index: int) -> ServerState:
-        """What one of its servers was beside the tables."""
+        """Return the state of one of its servers without the tables."""
         return self._levels[-1][index].server()
 
     def events(
@@ -124,10 +220,10 @@ class Snapshot:
         own: bool = False,
         there: Mapping[int, TableSpec] | None = None,
     ) -> Events:
-        """What makes a shard, the one of `servers`, hold its part of the tables.
+        """Yield the events by which a shard, the one of `servers`, holds its part of the tables.
 
         Args:
-            server, servers: Which shard.
+            server, servers: Number of the shard, and of all shards.
             own: It is the shard that was written; it gets tables that only it had too.
             there: By key definitions of tables which say the servers that hold them; None: the snapshot's.
         """
@@ -151,7 +247,7 @@ class Snapshot:
         load_events(shard, self.events(shard.index, shard.servers, there=shard.tables.specs()))
 
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[RestorePart]:
-        """What one of `servers` holds of a table, in parts."""
+        """Yield the part of a table that one of `servers` holds, piece by piece."""
         if spec.kind == "dense":
             yield self._dense(spec, server, servers)
             return
@@ -176,13 +272,26 @@ class Snapshot:
         yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))
 
     def _evicted(self, spec: TableSpec, server: int, servers: int) -> dict[str, NDArray[Any]]:
-        """The evictions that a server remembers. Their positions count those of as many servers."""
-        files = self._levels[-1]
-        if not spec.streams_evictions or len(files) != servers:
-            return {}
-        names = {name: f"{spec.name}/{name}" for name in EVICTED}
-        there = files[server].names()
-        return {n: files[server].whole(tensor) for n, tensor in names.items() if tensor in there}
+        """The evictions that a server remembers. Their positions count those of as many servers.
+
+        A delta holds those since the snapshot before it.
+        """
+        evicted: dict[str, NDArray[Any]] = {}
+        *columns, following = EVICTED
+        for files in reversed(self._levels) if spec.streams_evictions else ():
+            if len(files) != servers or f"{spec.name}/{following}" not in files[server].names():
+                break
+            held = {name: files[server].whole(f"{spec.name}/{name}") for name in EVICTED}
+            if not evicted:
+                evicted = held
+                continue
+            first = evicted[following][0] - len(evicted[columns[0]])
+            before = int(first - held[following][0]) + len(held[columns[0]])
+            if before <= 0 or first > held[following][0]:
+                break
+            for name in columns:
+                evicted[name] = np.concatenate([held[name][:before], evicted[name]])
+        return evicted
 
     def _clock(self, spec: TableSpec) -> TableClock:
         """The furthest among the servers: equal on all if the snapshot is one cut."""
@@ -233,8 +342,8 @@ def _open(where: Path, entry: ShardFile) -> _ServerFile:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
     with reading(where):
-        said = SHARD.parse(tensors.metadata()[HEADER])
-        (clocks,) = exact(said, "header", clocks=dict)
+        document = SHARD.parse(tensors.metadata()[HEADER])
+        (clocks,) = exact(document, "header", clocks=dict)
         file = _ServerFile(
             where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}
         )

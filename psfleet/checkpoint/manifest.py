@@ -1,4 +1,4 @@
-"""The manifest of a snapshot: what it holds, with a checksum of every byte, its own included."""
+"""The definition of a table in a document; psfleet/schema/table.py declares what came after version 1."""
 
 import hashlib
 import json
@@ -8,28 +8,106 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from psfleet.checkpoint.leftovers import place_of, put_back
-from psfleet.checkpoint.table_definitions import LATEST, table_from_json, table_to_json, version_of
-from psfleet.checkpoint.tensors import digest
-from psfleet.data.worker_state import read_states
+from psfleet.checkpoint.tensors import digest, place_of, put_back
 from psfleet.errors import CheckpointError
-from psfleet.formats.document import Format, Misfit, exact, reading
+from psfleet.formats import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
-from psfleet.schema.table import TableSpec
+from psfleet.platform.object_store import readable
+from psfleet.rules import make_rule, reference_of
+from psfleet.runtime.worker_state import read_states
+from psfleet.schema.entry import make_entry
+from psfleet.schema.later_fields import LaterField, arguments, later_fields, later_values
+from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 
-__all__ = [
-    "MANIFEST",
-    "CutPosition",
-    "DeltaBase",
-    "Manifest",
-    "Part",
-    "ShardFile",
-    "chain",
-    "own_name",
-    "read_manifest",
-    "verify",
-    "write_manifest",
-]
+_LATER = [later_field for later_field in later_fields(TableSpec) if later_field.since]
+LATEST = max(later_field.since or 1 for later_field in _LATER)
+"""The version of snapshots that has every later_field."""
+
+
+def version_of(said: Any) -> int:
+    """Return the version of snapshots that a definition in a document needs."""
+    there = said if isinstance(said, dict) else {}
+    return max(
+        (later_field.since or 1 for later_field in _LATER if later_field.key in there), default=1
+    )
+
+
+def table_to_json(spec: TableSpec) -> dict[str, Any]:
+    """The definition in a document."""
+    start, entry = spec.initializer, spec.entry
+    return {
+        **_later_to_json(spec),
+        "name": spec.name,
+        "kind": spec.kind,
+        "shape": spec.shape,
+        "rule": reference_of(spec.rule),
+        "hyperparameters": spec.rule.hyperparameters(),
+        "decay": {"l1": spec.decay.l1, "l2": spec.decay.l2},
+        "initializer": {"kind": start.kind, "low": start.low, "high": start.high},
+        "seed": spec.seed,
+        "every_row": spec.every_row,
+        "entry": {"kind": entry.kind, "values": entry.values()} if entry else None,
+    }
+
+
+def table_from_json(said: Any) -> TableSpec:
+    """The definition that a document holds.
+
+    Raises:
+        ValueError, TypeError, PsfleetError: It is none.
+    """
+    kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
+    more = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
+    later = [later_field for later_field in _LATER if later_field.key in said]
+    name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry, *_ = exact(
+        said,
+        "table",
+        **kinds,
+        **more,
+        entry=dict | None,
+        **{
+            later_field.key: dict if later_field.inside else later_field.kind
+            for later_field in later
+        },
+    )
+    if any(type(extent) is not int for extent in shape):
+        raise TypeError(f"table {name!r} has the shape {shape!r}")
+    number = float | int
+    return TableSpec(
+        name,
+        kind,
+        tuple(shape),
+        make_rule(rule, hyperparameters),
+        DecaySpec(*exact(decay, "decay", l1=number, l2=number)),
+        InitializerSpec(*exact(start, "initializer", kind=str, low=number, high=number)),
+        seed,
+        every_row,
+        None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),
+        **arguments(TableSpec, _later_from_json(said, later)),
+    )
+
+
+def _later_to_json(spec: TableSpec) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for later_field, value in later_values(spec).items():
+        if later_field in _LATER:
+            (document.setdefault(later_field.inside, {}) if later_field.inside else document)[
+                later_field.name
+            ] = value
+    return document
+
+
+def _later_from_json(said: dict[str, Any], later: list[LaterField]) -> dict[str, Any]:
+    values = {
+        later_field.name: said[later_field.name] for later_field in later if not later_field.inside
+    }
+    for key in {later_field.inside for later_field in later if later_field.inside}:
+        kinds = {
+            later_field.name: later_field.kind for later_field in later if later_field.inside == key
+        }
+        values |= zip(kinds, exact(said[key], key, **kinds), strict=True)
+    return values
+
 
 _FORMAT = Format("snapshot", versions=tuple(range(1, LATEST + 1)))
 _PART = Format("part of a snapshot")
@@ -43,13 +121,18 @@ def own_name(number: int) -> str:
     return f"snapshot-{number:06d}"
 
 
+def own_snapshots(folder: Path) -> list[Path]:
+    """The snapshots of a job's folder, by number."""
+    return sorted(path for path in folder.glob("snapshot-" + 6 * "[0-9]") if path.is_dir())
+
+
 @dataclass(frozen=True)
 class ShardFile:
     """One server's file.
 
     Attributes:
         file: Its name.
-        sha256: Of all its bytes, in hexadecimal.
+        sha256: SHA-256 of all its bytes, in hexadecimal.
         bytes: Its length.
         ranges: Dense tables by name: the half-open range of the flattened array in this file.
         steps: Update counters by table name.
@@ -64,11 +147,11 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class DeltaBase:
-    """What a delta says the changes of.
+    """Snapshot on which a delta is based.
 
     Attributes:
         path: The folder of the snapshot before it, relative to the folder of this one.
-        sha256: Of that one's manifest.
+        sha256: SHA-256 of that one's manifest.
     """
 
     path: str
@@ -77,11 +160,12 @@ class DeltaBase:
 
 @dataclass(frozen=True)
 class CutPosition:
-    """Where in the training the snapshot lies.
+    """Position of the snapshot in the training.
 
     Attributes:
-        number: Of the cut, in the life of the fleet; 0: shards of one process were written.
-        mode: Of the fleet.
+        number: Number of the cut, in all incarnations of the fleet; 0: shards of one process were
+            written.
+        mode: Mode of the fleet.
         round: Sync mode: the last round in it.
         pushes: By seat: (incarnation, last push in it).
     """
@@ -99,9 +183,9 @@ class Manifest:
     Attributes:
         tables: Their definitions.
         files: One for each server.
-        cut: Where in the training it lies.
+        cut: Position in the training.
         base: None: it is whole by itself.
-        workers: By seat what its worker keeps in a snapshot, see psfleet.data.worker_state.
+        workers: By seat what its worker keeps in a snapshot, see psfleet.runtime.worker_state.
     """
 
     tables: tuple[TableSpec, ...]
@@ -112,13 +196,13 @@ class Manifest:
 
     @property
     def kind(self) -> Literal["full", "delta"]:
-        """Whether it is whole by itself."""
+        """Kind of the snapshot: full if it is whole by itself."""
         return "delta" if self.base else "full"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one server tells server 0 of its file of a snapshot.
+    """Report of one server to server 0 about its file of a snapshot.
 
     Attributes:
         file: The file.
@@ -153,8 +237,8 @@ class Part:
         """
         with reading("what a server says of its file"):
             kinds = {"file": dict, "tables": list, "mode": str, "round": int, "pushes": dict}
-            said = _PART.parse(content)
-            file, tables, mode, number, pushes = exact(said, "part of a snapshot", **kinds)
+            document = _PART.parse(content)
+            file, tables, mode, number, pushes = exact(document, "part of a snapshot", **kinds)
             specs = tuple(map(table_from_json, tables))
             return cls(_file_from_json(file), specs, mode, number, _pushes_from_json(pushes))
 
@@ -170,9 +254,10 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises:
         CheckpointError: It is missing, or not as it was written.
     """
-    where = Path(path) / MANIFEST
+    folder = readable(path)
+    where = folder / MANIFEST
     try:
-        put_back(place_of(path))
+        put_back(place_of(folder))
         content = read_small(where, _LONGEST)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
@@ -181,10 +266,10 @@ def read_manifest(path: str | Path) -> Manifest:
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     with reading(where):
-        said = _FORMAT.parse(content)
-        if said.pop("sha256", None) is None or content != _text(said):
+        document = _FORMAT.parse(content)
+        if document.pop("sha256", None) is None or content != _text(document):
             raise Misfit("is damaged: its checksum is not its own")
-        return _from_json(said)
+        return _from_json(document)
 
 
 def verify(path: str | Path, *, read_back: bool = True) -> list[tuple[Path, Manifest]]:
@@ -195,11 +280,11 @@ def verify(path: str | Path, *, read_back: bool = True) -> list[tuple[Path, Mani
     Raises:
         CheckpointError: A file is missing or not as it was written.
     """
-    found = chain(path)
-    for folder, manifest in found:
+    snapshots = chain(path)
+    for folder, manifest in snapshots:
         for file in manifest.files:
             _verify(folder / file.file, file, read_back=read_back)
-    return found
+    return snapshots
 
 
 def chain(path: str | Path) -> list[tuple[Path, Manifest]]:
@@ -208,20 +293,20 @@ def chain(path: str | Path) -> list[tuple[Path, Manifest]]:
     Raises:
         CheckpointError: One of them is missing, or is not the one that was there then.
     """
-    folder = Path(path).absolute()
-    found = [(folder, read_manifest(folder))]
-    while (base := found[0][1].base) is not None:
+    folder = readable(path).absolute()
+    snapshots = [(folder, read_manifest(folder))]
+    while (base := snapshots[0][1].base) is not None:
         folder = Path(folder, base.path).resolve()
-        if len(found) == _LONGEST_CHAIN or any(folder == other for other, _ in found):
+        if len(snapshots) == _LONGEST_CHAIN or any(folder == other for other, _ in snapshots):
             raise CheckpointError(f"{str(path)!r} builds on itself or on too many others")
         manifest = read_manifest(folder)
         if digest(folder / MANIFEST) != base.sha256:
             raise CheckpointError(
-                f"{str(found[0][0])!r} says the changes of {str(folder)!r}, which has been "
+                f"{str(snapshots[0][0])!r} says the changes of {str(folder)!r}, which has been "
                 "replaced since"
             )
-        found.insert(0, (folder, manifest))
-    return found
+        snapshots.insert(0, (folder, manifest))
+    return snapshots
 
 
 def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
@@ -241,12 +326,12 @@ def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
 
 def _text(fields: Mapping[str, Any]) -> bytes:
     """The one way to write these fields: any other bytes are damage."""
-    said = _FORMAT.document(**fields)
+    document = _FORMAT.document(**fields)
     tables = fields.get("tables")
     if isinstance(tables, list):
-        said["version"] = max(map(version_of, tables), default=said["version"])
-    checksum = hashlib.sha256(json.dumps(said, indent=1, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**said, "sha256": checksum}, indent=1, sort_keys=True).encode()
+        document["version"] = max(map(version_of, tables), default=document["version"])
+    checksum = hashlib.sha256(json.dumps(document, indent=1, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**document, "sha256": checksum}, indent=1, sort_keys=True).encode()
 
 
 def _to_json(manifest: Manifest) -> dict[str, Any]:
@@ -286,7 +371,7 @@ def _by_seat(values: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def _pushes_from_json(said: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    return {int(seat): (int(life), int(last)) for seat, (life, last) in said.items()}
+    return {int(seat): (int(incarnation), int(last)) for seat, (incarnation, last) in said.items()}
 
 
 def _file_to_json(file: ShardFile) -> dict[str, Any]:

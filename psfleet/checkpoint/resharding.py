@@ -1,27 +1,79 @@
-"""A snapshot with other numbers of servers, or compared with another."""
+"""Dense tables of a snapshot that get longer axes."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from psfleet.checkpoint.draft import SnapshotDraft
+from psfleet.checkpoint.imported_rows import TableContent, content_of
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
-from psfleet.checkpoint.table_content import TableContent, content_of
-from psfleet.checkpoint.writing import write_frozen
+from psfleet.checkpoint.writing import SnapshotDraft, write_frozen
 from psfleet.errors import CheckpointError
-from psfleet.faults.crash_points import CrashFaults
+from psfleet.faults import CrashFaults
+from psfleet.kernels.initial_values import initial_array
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 
-__all__ = ["TableDifference", "compare", "reshard", "rewrite"]
+Floats = NDArray[np.float32]
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as the command line has it, such as "113x64"."""
+    return "x".join(map(str, shape))
+
+
+def grown_spec(spec: TableSpec, shape: Sequence[int]) -> TableSpec:
+    """The definition of a table of the snapshot with longer axes.
+
+    Raises:
+        CheckpointError: It is sparse, or an axis would get shorter.
+    """
+    if spec.kind != "dense":
+        raise CheckpointError(
+            f"table {spec.name!r} is sparse; the dim of its Table in --features says how wide it gets"
+        )
+    longer = len(shape) == len(spec.shape) and all(
+        new >= old for old, new in zip(spec.shape, shape, strict=True)
+    )
+    if not longer:
+        raise CheckpointError(
+            f"table {spec.name!r} has the shape {shape_text(spec.shape)} in the snapshot and cannot get "
+            f"{shape_text(shape)}; give it no shorter axis, or start it anew with --drop {spec.name}"
+        )
+    return replace(spec, shape=tuple(shape))
+
+
+def grown_columns(
+    before: TableSpec, after: TableSpec, columns: Mapping[str, Floats]
+) -> dict[str, Floats]:
+    """The whole columns of a table, flat, as those of the longer one.
+
+    New weights come behind the others along each axis, with the first values of the table's initializer;
+    new state is the slot's first value, or that of the weights with which it is shared.
+    """
+    old = tuple(map(slice, before.shape))
+    value = initial_array(after.shape, after.initializer, after.seed, after.name)
+    found = {"value": value}
+    for slot in before.rule.slots:
+        found[slot.name] = np.full(after.shape, slot.initial, np.float32)
+        if slot.per_unit and before.size:
+            plane = columns[slot.name].reshape(before.shape)
+            if before.rule.unit == "row":
+                rows = plane.reshape(len(plane), -1)[:, 0]
+                found[slot.name].T[..., : len(rows)] = rows
+            else:
+                found[slot.name][...] = plane.flat[0]
+    for name, array in found.items():
+        array[old] = columns[name].reshape(before.shape)
+    return {name: array.reshape(-1) for name, array in found.items()}
 
 
 @dataclass(frozen=True)
 class TableDifference:
-    """What differs in one table.
+    """Difference between two versions of one table.
 
     Attributes:
         table: Its name.
@@ -31,7 +83,7 @@ class TableDifference:
         equal: Those that do not.
         largest: Largest difference of a weight.
         steps: Updates of the table in either.
-        note: Why the rows could not be compared.
+        note: Reason for which the rows could not be compared.
     """
 
     table: str
@@ -45,7 +97,7 @@ class TableDifference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every bit is the same."""
+        """True if every bit is the same."""
         differing = self.missing or self.added or self.changed or self.note
         return not differing and self.steps[0] == self.steps[1]
 
@@ -68,9 +120,9 @@ def rewrite(
     """Write a snapshot with the tables that `load` makes, whole by itself; its manifest.
 
     Args:
-        snapshot: What is written.
-        target: Where.
-        servers: As how many servers.
+        snapshot: Snapshot to write.
+        target: Path of the new one.
+        servers: Number of servers of the new one.
         load: Makes an empty shard hold its part of them.
 
     Raises:
@@ -91,22 +143,22 @@ def rewrite(
 
 
 def compare(first: str, second: str) -> list[TableDifference]:
-    """What differs between two snapshots, table by table."""
+    """List the differences between two snapshots, table by table."""
     pair = Snapshot(first), Snapshot(second)
     specs = [{spec.name: spec for spec in snapshot.specs()} for snapshot in pair]
-    found = []
+    differences = []
     for name in sorted({*specs[0], *specs[1]}):
         if name not in specs[0] or name not in specs[1]:
             where = first if name in specs[0] else second
-            found.append(TableDifference(name, note=f"only {where} has it"))
+            differences.append(TableDifference(name, note=f"only {where} has it"))
         elif specs[0][name].shape != specs[1][name].shape or (
             specs[0][name].slot_names != specs[1][name].slot_names
         ):
-            found.append(TableDifference(name, note="the definitions differ"))
+            differences.append(TableDifference(name, note="the definitions differ"))
         else:
             left, right = (content_of(snapshot, specs[0][name]) for snapshot in pair)
-            found.append(_difference(name, specs[0][name], left, right))
-    return found
+            differences.append(_difference(name, specs[0][name], left, right))
+    return differences
 
 
 def _difference(

@@ -1,12 +1,23 @@
-"""Safetensors files that are written piece by piece: shapes first, then pages in any order.
+"""Safetensors files that are written piece by piece, and what saves leave whose process was killed.
 
 length u64, header JSON filled up with spaces to a multiple of 8 bytes, the tensors side by side
+
+    .model.<process>.<random>.partial    written, and not at its place: removed by the next save
+    .model.<process>.<random>.old        moved away, only where two folders cannot be exchanged: removed, or
+                                         put back by the next save or load if nothing has taken its place
+
+A folder is left over when nobody holds a lock on it: the kernel takes that back from a process that dies.
 """
 
+import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,19 +28,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from psfleet.errors import CheckpointError
-from psfleet.formats.document import Format
-from psfleet.platform.atomic_files import regular
-
-__all__ = [
-    "HEADER",
-    "NAMES",
-    "SERVER",
-    "SHARD",
-    "TensorWriter",
-    "digest",
-    "read_arrays",
-    "write_arrays",
-]
+from psfleet.formats import Format
+from psfleet.platform.atomic_files import regular, sync
 
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document
@@ -59,7 +59,7 @@ class TensorWriter:
 
     Args:
         path: The file; it must not exist.
-        tensors: Of each tensor dtype and final shape.
+        tensors: Dtype and final shape of each tensor.
         metadata: Text that the header carries.
     """
 
@@ -165,3 +165,53 @@ def _write(file: int, content: memoryview, at: int) -> None:
     while content:
         written = os.pwrite(file, content, at)
         content, at = content[written:], at + written
+
+
+def place_of(path: str | Path) -> Path:
+    """Return the real path of the folder at `path`, with all symbolic links followed, also a dangling one.
+
+    Raises:
+        OSError: The links lead round in a circle.
+    """
+    place = Path(os.path.realpath(path))
+    place.is_symlink() and os.stat(place)  # says that there is a circle
+    return place
+
+
+def beside(place: Path, kind: str) -> Path:
+    """A name that nothing has, for a folder that is to come to `place` or was there."""
+    return place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}.{kind}")
+
+
+def put_back(place: Path) -> bool:
+    """Put back what was moved away from a place where nothing is; whether there was something."""
+    for old in [] if place.exists() else _found(place, "old"):
+        with contextlib.suppress(OSError):  # another process is faster, or may not write here
+            old.rename(place)
+            sync(place.parent)
+            return True
+    return False
+
+
+def clear(place: Path) -> None:
+    """Remove what dead processes have left beside a place."""
+    put_back(place)
+    for folder in (*_found(place, "partial"), *_found(place, "old")):
+        with contextlib.suppress(OSError), _locked(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _found(place: Path, kind: str) -> list[Path]:
+    pattern = f".{glob.escape(place.name)}.*.{kind}"
+    return sorted(path for path in place.parent.glob(pattern) if path.is_dir())
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Within, this process has the folder; an OSError says that another one has."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)

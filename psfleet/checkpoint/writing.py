@@ -1,30 +1,197 @@
-"""Snapshots are written: each server its file, then one process the manifest, which makes it whole."""
+"""Snapshots are written: a folder beside its place, the files of servers, then the manifest."""
 
 import contextlib
+import fcntl
 import json
 import os
+import posixpath
+import secrets
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
-from psfleet.checkpoint.draft import SnapshotDraft
-from psfleet.checkpoint.leftovers import place_of
-from psfleet.checkpoint.manifest import MANIFEST, CutPosition, DeltaBase, Manifest, ShardFile, chain
-from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD, TensorWriter, digest
+from psfleet.checkpoint.loading import Snapshot
+from psfleet.checkpoint.manifest import (
+    MANIFEST,
+    CutPosition,
+    DeltaBase,
+    Manifest,
+    ShardFile,
+    chain,
+    write_manifest,
+)
+from psfleet.checkpoint.tensors import (
+    HEADER,
+    SERVER,
+    SHARD,
+    TensorWriter,
+    beside,
+    clear,
+    digest,
+    place_of,
+)
 from psfleet.errors import CheckpointError
-from psfleet.faults.crash_points import CrashFaults
-from psfleet.platform.atomic_files import reason, sync
+from psfleet.faults import CrashFaults
+from psfleet.platform.atomic_files import exchange, reason, sync
+from psfleet.platform.object_store import ObjectStore, readable
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_range
+from psfleet.settings.kinds import local_path, shown_url, url_of
+from psfleet.shard.events import FrozenShard
+from psfleet.shard.server_group import dense_range
 from psfleet.shard.shard import Shard
-from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, write_state
-from psfleet.wire.table_clocks import clock_to_json
+from psfleet.wire.table_messages import clock_to_json
 
-__all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
+
+class SnapshotDraft:
+    """A snapshot on its way to `path`; leaving the `with` block before `finish` removes it.
+
+    A reader of `path` finds the earlier snapshot or the whole new one, also when the process is killed
+    at any moment: the two folders are exchanged in one step (renameat2). Where the system cannot
+    do that, there is nothing at the path for a moment between two renames; the next save or load puts the
+    earlier one back if the process died there. A path that is a symbolic link stays one: the folder
+    that it leads to is replaced.
+
+    In a store (a URL) each file is written under a name of its own and the manifest last, as one object; the
+    files of the snapshot before are removed after that.
+
+    Args:
+        path: Path of the finished snapshot.
+        crashes: For tests.
+
+    Attributes:
+        folder: Folder or URL that its files are written to.
+
+    Raises:
+        CheckpointError: There is something else at `path`, or the folder cannot be made.
+    """
+
+    def __init__(self, path: str | Path, crashes: CrashFaults | None = None) -> None:
+        self._crashes = crashes
+        self._url = url_of(path)
+        if self._url is not None:
+            self._path, self.folder = shown_url(self._url), self._url
+            self._store = ObjectStore(self._url)
+            self._check_store()
+            return
+        self._path = str(local_path(path))
+        try:
+            self._place = place_of(path)
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            clear(self._place)
+            self._check_place()
+            folder = beside(self._place, "partial")
+            folder.mkdir()
+            self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except (OSError, ValueError) as error:  # ValueError: no name of a file
+            raise CheckpointError(
+                f"a snapshot cannot be written to {self._path!r}: {reason(error)}; "
+                "choose another folder"
+            ) from None
+        # Where folders have no locks, it is not taken for a leftover.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.folder = str(folder)
+        self._reach("began")
+
+    def __enter__(self) -> "SnapshotDraft":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._url is not None:
+            return
+        os.close(self._lock)
+        shutil.rmtree(self.folder, ignore_errors=True)  # what it has replaced, if it was finished
+
+    def finish(self, manifest: Manifest, check: Callable[[Snapshot], None] | None = None) -> None:
+        """Write the manifest, open the snapshot as a load or a restart will, and give it its place.
+
+        Args:
+            manifest: Manifest of the files in the folder, each of which has been read back for its
+                checksum.
+            check: Raises what else speaks against it.
+
+        Raises:
+            CheckpointError: It cannot be opened. What was at its place is still there.
+        """
+        if self._url is not None:
+            self._finish_in_store(manifest)
+            return
+        folder = Path(self.folder)
+        write_manifest(folder, manifest)
+        sync(folder)
+        snapshot = Snapshot(folder, read_back=False)
+        for index in range(len(manifest.files)):
+            Shard().become(snapshot.server(index).shard)
+        if check is not None:
+            check(snapshot)
+        self._reach("unnamed")
+        self._check_place()
+        self._take_place(folder)
+        self._reach("named")
+        sync(self._place.parent)
+
+    def _finish_in_store(self, manifest: Manifest) -> None:
+        """The manifest is one object, which takes the place of the one before whole; then go its files."""
+        sizes = self._store.sizes()
+        for file in manifest.files:
+            if sizes.get(file.file) != file.bytes:
+                raise CheckpointError(
+                    f"{self._path!r} has {sizes.get(file.file, 0):,} bytes of {file.file}, which has "
+                    f"{file.bytes:,}; the snapshot is not complete"
+                )
+        with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
+            write_manifest(Path(staging), manifest)
+            self._reach("unnamed")
+            self._store.put(Path(staging) / MANIFEST, MANIFEST)
+        self._reach("named")
+        kept = {MANIFEST, *(file.file for file in manifest.files)}
+        for name in sizes:
+            if name not in kept and name.startswith("shard-"):
+                self._store.remove(name)
+
+    def _check_store(self) -> None:
+        names = self._store.sizes()
+        if MANIFEST not in names and any(not name.startswith("shard-") for name in names):
+            raise CheckpointError(
+                f"{self._path!r} exists and is not a checkpoint; choose another folder"
+            )
+
+    def _take_place(self, folder: Path) -> None:
+        place = self._place
+        if not place.exists():
+            folder.rename(place)
+            return
+        if exchange(folder, place):
+            return
+        old = beside(place, "old")
+        place.rename(old)
+        self._reach("away")
+        folder.rename(place)
+        old.rename(folder)
+
+    def _check_place(self) -> None:
+        place = self._place
+        if place.exists() and not (place / MANIFEST).exists() and any(place.iterdir()):
+            raise CheckpointError(
+                f"{self._path!r} exists and is not a checkpoint; choose another folder"
+            )
+
+    def _reach(self, point: str) -> None:
+        if self._crashes is not None:
+            self._crashes.reach(point)
 
 
 def save_fleet(
@@ -56,11 +223,13 @@ def _told(path: str) -> Iterator[None]:
 
 
 def linked(base: str | Path, path: str | Path) -> DeltaBase:
-    """What the manifest of a delta at `path` says of the snapshot before it.
+    """Return the entry about the snapshot before it in the manifest of a delta at `path`.
 
     Raises:
         CheckpointError: It would replace one of those that it builds on, or one of them is not there.
     """
+    if (url := url_of(path)) is not None:
+        return _linked_in_store(base, url)
     target = place_of(path)
     if any(folder.resolve() == target for folder, _ in chain(base)):
         raise CheckpointError(
@@ -71,20 +240,38 @@ def linked(base: str | Path, path: str | Path) -> DeltaBase:
     return DeltaBase(relative, digest(Path(base) / MANIFEST))
 
 
+def _linked_in_store(base: str | Path, url: str) -> DeltaBase:
+    before = url_of(base)
+    if before is None or before.partition("://")[0] != url.partition("://")[0] or before == url:
+        raise CheckpointError(
+            f"a delta cannot be written to {shown_url(url)!r}: it says the changes of "
+            f"{str(before or base)!r}, which must be another folder of the same store"
+        )
+    relative = posixpath.relpath(before.partition("://")[2], url.partition("://")[2])
+    return DeltaBase(relative, digest(readable(before) / MANIFEST))
+
+
 def write_frozen(
     folder: str,
     frozen: FrozenShard,
     state: ServerState | None = None,
     between: Callable[[], None] | None = None,
 ) -> ShardFile:
-    """Write a shard as it was at one moment into the folder, durably.
+    """Write a shard as it was at one moment into the folder, or to the URL, durably.
 
     Args:
-        folder: Of the snapshot.
+        folder: Folder of the snapshot.
         frozen: The shard; the caller closes it.
         state: In place of the shard's own, if more is to be kept.
         between: Called after each page, and now and then while the file's checksum is made.
     """
+    if (url := url_of(folder)) is not None:
+        with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
+            written = write_frozen(staging, frozen, state, between)
+            # A name of its own: the snapshot that it is to replace is read until the manifest is written.
+            name = written.file.replace(".", f"-{secrets.token_hex(4)}.", 1)
+            ObjectStore(url).put(Path(staging) / written.file, name)
+        return replace(written, file=name)
     kept = [*map(flat, write_state(state or ServerState(frozen.state)))]
     name = f"shard-{frozen.index}-of-{frozen.servers}.safetensors"
     tables = list(frozen.tables)
@@ -117,11 +304,11 @@ def write_frozen(
 
 def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
     """The tables of all servers. One that is only on some is being created and has had no push."""
-    found = {spec.name: spec for part in parts for spec in part}
-    return tuple(found.values())
+    specs_by_name = {spec.name: spec for part in parts for spec in part}
+    return tuple(specs_by_name.values())
 
 
 def _header(frozen: FrozenShard) -> str:
-    """What the file says beside the tensors."""
+    """Return the file's metadata beside the tensors."""
     clocks = {table.spec.name: clock_to_json(table.clock) for table in frozen.tables}
     return json.dumps(SHARD.document(clocks=clocks))

@@ -28,27 +28,24 @@ from psfleet.checkpoint import (
     write_frozen,
 )
 from psfleet.consistency import find_mode
-from psfleet.data.worker_state import PLACE, LoopPosition, WorkerState
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.execution.inference import save_inference
-from psfleet.formats.mode_request import write_answer, write_request
-from psfleet.formats.ready_file import write_ready
+from psfleet.formats import write_ready, write_reply, write_request
 from psfleet.optimizer.lr import StepDecay
 from psfleet.program.names import guard as names_guard
 from psfleet.program.operation import Op
 from psfleet.rules import RULES
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Gradient, use
+from psfleet.runtime.interface import Gradient
+from psfleet.runtime.process_runtime import current
+from psfleet.runtime.worker_state import PLACE, LoopPosition, WorkerState
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
-from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
-from psfleet.shard.server_group import owned_rows
+from psfleet.shard.server_group import dense_range, owned_rows
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
-
-__all__ = ["SPECS", "VERSION", "VERSION_2", "build", "build_groups", "names", "shards"]
 
 _FORMATS = Path(__file__).parents[1] / "goldens" / "formats"
 VERSION, VERSION_2 = (_FORMATS / version / "checkpoint" for version in ("v1", "v2"))
@@ -109,21 +106,21 @@ def push(fleet: list[Shard], number: int) -> None:
             Gradient(spec.key, values[mine], ids[mine], 0.1)
             for spec, values, mine in zip(others, rows, owned[1:], strict=True)
         ]
-        [answer] = shard.handle(Push(0, 7, number, tuple(gradients), 8, 0.5), "push")
-        assert not hasattr(answer, "error"), answer
+        [reply] = shard.handle(Push(0, 7, number, tuple(gradients), 8, 0.5), "push")
+        assert not hasattr(reply, "error"), reply
 
 
 def worker_state() -> dict[str, Any]:
     """What a worker keeps in the snapshot."""
-    remembered, place, rate = WorkerState(), LoopPosition(), StepDecay(0.5, step_size=2)
+    worker_state, place, rate = WorkerState(), LoopPosition(), StepDecay(0.5, step_size=2)
     place.loop, place.item, place.inside = 2, 11, True
-    place.broken, place.meetings = {0: 4}, {1: (2, 1)}
+    place.broken, place.collectives = {0: 4}, {1: (2, 1)}
     for _ in range(3):
         rate.step()
-    remembered.add(PLACE, place)
-    remembered.add("rate", rate)
-    remembered.add("noise", np.random.default_rng(5))
-    kept: dict[str, Any] = json.loads(remembered.capture(3))
+    worker_state.add(PLACE, place)
+    worker_state.add("rate", rate)
+    worker_state.add("noise", np.random.default_rng(5))
+    kept: dict[str, Any] = json.loads(worker_state.capture(3))
     return kept
 
 
@@ -169,13 +166,13 @@ def build(folder: Path) -> None:
     export(str(folder / "delta"), str(folder / "export"), "safetensors", ids=True)
     export(str(folder / "delta"), str(folder / "export-npz"), "npz", ids=False)
     fresh = EmbeddedRuntime()
-    before = use(fresh)
+    before = current().use(fresh)
     try:
         _build_model(folder / "model")
         _build_states(folder)
         _build_torch(folder / "optimizer.pt")
     finally:
-        use(before)
+        current().use(before)
         fresh.close()
     _build_job(folder / "job")
     text = json.dumps(names(), indent=1, sort_keys=True)
@@ -227,13 +224,13 @@ def _build_job(folder: Path) -> None:
     folder.mkdir()
     write_ready(folder / "ready.0", 0, "unix:/tmp/psfleet/server.0", 4711)
     write_request(folder, 3, {"mode": "ssp", "staleness": 4})
-    write_answer(folder, 3)
+    write_reply(folder, 3)
     tables = {"w": "0" * 64}
     HELD.write(folder / "held.0.json", mode="async", audit={"0": {"7": 3}}, tables=tables)
-    notes = AuditFile(folder)
-    notes.sent(0, 1, 7, 2)
-    notes.acknowledged(0, 1, 7, 2)
-    del notes
+    audit = AuditFile(folder)
+    audit.sent(0, 1, 7, 2)
+    audit.acknowledged(0, 1, 7, 2)
+    del audit
     [written] = folder.glob("pushed.*")
     written.rename(folder / "pushed.1.0")
 

@@ -9,13 +9,13 @@ import pytest
 from psfleet.checkpoint import load_shard, read_specs, save_fleet
 from psfleet.consistency import find_mode
 from psfleet.errors import CheckpointError, TableConflict
-from psfleet.kernels.id_routing import owned_by
+from psfleet.kernels.hashing import owned_by
 from psfleet.rules.adam import Adam
-from psfleet.rules.ftrl import Ftrl
+from psfleet.rules.proximal import Ftrl
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
+from psfleet.shard.server_group import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable

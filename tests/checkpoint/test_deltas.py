@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from psfleet.checkpoint import (
     chain,
@@ -19,14 +20,19 @@ from psfleet.checkpoint import (
 from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
-from psfleet.kernels.id_routing import owned_by
+from psfleet.kernels.hashing import owned_by
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.entry import CountFilterEntry, ShowClickEntry
+from psfleet.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    EvictionStreamEntry,
+    ShowClickEntry,
+)
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
+from psfleet.shard.server_group import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
@@ -71,8 +77,8 @@ def push(shards: list[Shard], number: int) -> None:
             else:
                 mine = owned_by(ids, shard.index, shard.servers)
                 gradients.append(Gradient(spec.key, values[mine], ids[mine], 0.1))
-        [answer] = shard.handle(Push(0, 1, number, tuple(gradients)), "push")
-        assert not hasattr(answer, "error"), answer
+        [reply] = shard.handle(Push(0, 1, number, tuple(gradients)), "push")
+        assert not hasattr(reply, "error"), reply
 
 
 def content(shards: list[Shard]) -> dict[str, object]:
@@ -96,8 +102,8 @@ def content(shards: list[Shard]) -> dict[str, object]:
             read, waiting = table.rows(table.ids()), table.candidates()
             for i, *kept in zip(read.ids, read.values, read.touched, read.scores, strict=True):
                 rows[int(i)] = [value.tobytes() for value in kept]
-            remembered = (waiting.ids, *waiting.values.values(), waiting.touched)
-            for i, *counts in zip(*remembered, strict=True):
+            candidates = (waiting.ids, *waiting.values.values(), waiting.touched)
+            for i, *counts in zip(*candidates, strict=True):
                 rows[int(i)] = counts
             found[f"{spec.name} clock"] = table.clock
         found[spec.name] = rows
@@ -164,6 +170,41 @@ def test_deltas_build_on_each_other(tmp_path: Path) -> None:
             )
             for ours, theirs in zip(read.values, state.values, strict=True):
                 np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@pytest.mark.parametrize("keep", [300, 1 << 16])
+def test_a_delta_holds_the_evictions_since_its_base(keep: int, tmp_path: Path) -> None:
+    """Not the whole stream; joined again, all that the table remembers comes back, also after a load."""
+    entry = CapacityEntry(rows=64) & EvictionStreamEntry(keep=keep)
+    spec = TableSpec("rows", "sparse", (2,), Adam(), entry=entry)
+
+    def evict(runtime: EmbeddedRuntime, rounds: int) -> None:
+        for _ in range(rounds):
+            ids = np.arange(64) + 64 * runtime.pushes
+            runtime.push([Gradient(spec.key, np.ones((64, 2), np.float32), ids, 0.1)])
+
+    def candidates(runtime: EmbeddedRuntime) -> list[Any]:
+        [gone] = runtime.evictions(spec.key, [0], 1 << 20)
+        return [gone.position, gone.missed, gone.ids.tolist(), gone.steps.tolist()]
+
+    runtime = EmbeddedRuntime()
+    runtime.create(spec)
+    evict(runtime, 40)
+    runtime.save(str(tmp_path / "0"), base=True)
+    found = [candidates(runtime)]
+    for number in range(1, 5):
+        if number == 3:
+            runtime.load(str(tmp_path / "1"))
+        evict(runtime, 2)
+        runtime.save(str(tmp_path / str(number)), delta=True)
+        found.append(candidates(runtime))
+    for number, gone in enumerate(found):
+        again = EmbeddedRuntime()
+        again.load(str(tmp_path / str(number)))
+        assert candidates(again) == gone
+        if number:
+            evicted = load_file(tmp_path / str(number) / "shard-0-of-1.safetensors")["rows/evicted"]
+            assert len(evicted) == 128 or number == 3
 
 
 def test_a_delta_needs_the_snapshot_before_it(tmp_path: Path) -> None:

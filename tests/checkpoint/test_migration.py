@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import psfleet
 from psfleet import optimizer
-from psfleet.checkpoint import plan_migration
+from psfleet.checkpoint import plan_migration, reshard
 from psfleet.entry import (
     CapacityEntry,
     CountFilterEntry,
@@ -19,12 +20,13 @@ from psfleet.entry import (
     ShowClickEntry,
     TTLEntry,
 )
-from psfleet.errors import CheckpointError, ConfigError
+from psfleet.errors import CheckpointError, ConfigError, TableConflict
 from psfleet.features import Feature, FeatureSet, Table, find_features
 from psfleet.initializer import Uniform
 from psfleet.runtime.interface import TableState
-from psfleet.schema.table import key_of
+from psfleet.schema.table import InitializerSpec, TableSpec, key_of
 from psfleet.settings.environment import Environment
+from psfleet.shard.shard import Shard
 from psfleet_launch.commands.psfleet_cli import main
 
 
@@ -116,12 +118,91 @@ def test_tables_may_be_kept_and_dropped(tmp_path: Path) -> None:
         "drop a: 2 wide; 5 rows",
         "keep b: 5 rows",
         "drop fc: 3 values",
-        "keep bias: 3 values",
+        "keep bias: 3 values; shape 3",
         "add a: 1 wide, sgd; 0 rows",
+        "dense tables keep their shapes: the model loads only if its own are the same; for one that is not, "
+        "name its new shape (--shape bias=3) or leave it behind (--drop bias)",
     ]
     plan.apply(tmp_path / "new")
     assert len(loaded(str(tmp_path / "new"), table("b", 2)).values[0]) == 5
     assert len(loaded(str(tmp_path / "new"), table("a", 1)).values[0]) == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        optimizer.SGD(0.1),
+        optimizer.Adam(0.1),
+        optimizer.Lamb(0.1),
+        optimizer.LarsMomentum(0.1, 0.9),
+        optimizer.RowWiseAdagrad(0.1),
+    ],
+)
+@pytest.mark.parametrize("shape", [(5, 7), (3, 9), (4, 8)])
+def test_dense_tables_get_longer_axes(tmp_path: Path, rule: Any, shape: tuple[int, int]) -> None:
+    """What is trained keeps its bits and state, on any number of servers; new weights start small, and
+    train. Without a new shape the load is refused, and the sentence says how to go on."""
+    shapes, path = {"w": shape, "b": (4,)}, str(tmp_path / "model")
+    with psfleet.connect(Environment(None, 0, (), 1)) as client:
+        for name, small in {"w": (3, 7), "b": (4,)}.items():
+            made = client.dense_table(name, np.ones(small), rule)
+            made.push(np.arange(made.spec.size, dtype=np.float32).reshape(small))
+        client.flush()
+        client.save(path)
+        before = client.runtime.read_table(key_of("w"))
+    plan = plan_migration(path, features(f=table("f", 2)), shapes=shapes)
+    assert f"widen w: 21 values; from 3x7 to {shape[0]}x{shape[1]}" in str(plan).splitlines()
+    plan.apply(tmp_path / "one")
+    reshard(str(tmp_path / "one"), str(tmp_path / "two"), 2)
+    with psfleet.connect(Environment(None, 0, (), 1)) as client:
+        made = client.dense_table("w", np.zeros(shape), rule)
+        with pytest.raises(TableConflict, match=r"not \(3, 7\).*--drop w.*--shape"):
+            client.load(path)
+        client.load(str(tmp_path / "two"))
+        after = client.runtime.read_table(key_of("w"))
+        assert after.step == before.step
+        for old, new in zip(before.values, after.values, strict=True):
+            assert np.array_equal(old.reshape(3, 7), new.reshape(shape)[:3, :7])
+        is_new = np.ones(shape, bool)
+        is_new[:3, :7] = False
+        fresh = after.values[0].reshape(shape)[is_new]
+        assert np.all(np.abs(fresh) <= 0.01)
+        assert len({*fresh.tolist()}) == shape[0] * shape[1] - 21
+        made.push(np.ones(shape))
+        client.flush()
+        assert np.all(made.pull()[is_new] != fresh)
+
+
+def test_dense_tables_with_other_first_values_are_the_same() -> None:
+    """A script may declare a dense table with other first values than the snapshot's had, as Xavier's do when
+    a layer gets wider; those of a sparse table are still to come, and must be the same."""
+    other = InitializerSpec("uniform", -0.5, 0.5)
+    for kind, shape in (("dense", (2, 3)), ("sparse", (3,))):
+        shard, value = Shard(), np.zeros(6 if kind == "dense" else 0, np.float32)
+        spec = TableSpec("t", kind, shape, optimizer.SGD(0.1).rule())  # type: ignore[arg-type]
+        assert shard.create(spec, value)
+        again = replace(spec, initializer=other)
+        if kind == "dense":
+            assert not shard.create(again, value)
+        else:
+            with pytest.raises(TableConflict, match="its initializer is"):
+                shard.create(again, value)
+
+
+def test_shapes_that_are_refused(tmp_path: Path) -> None:
+    """A shorter axis, another number of axes, a sparse table, and what is no shape, each in a sentence."""
+    path, new = saved(tmp_path, table("t", 2), names="fc"), features(f=table("t", 2))
+    for name, shape, message in (
+        ("fc", (2,), "'fc' has the shape 3 in the snapshot and cannot get 2; .*--drop fc"),
+        ("fc", (3, 3), "cannot get 3x3"),
+        ("t", (3,), "'t' is sparse; the dim of its Table"),
+        ("x", (3,), "no table 'x'"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            plan_migration(path, new, shapes={name: shape})
+    for said in ("fc", "fc=", "fc=3x", "=3", "fc=-3"):
+        command = ["ckpt", "migrate", path, "--features", "no.toml", "--to", "n", "--shape", said]
+        assert main(command) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,36 +17,30 @@ from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import MAX_NAME, TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
+from tests.trainings import in_threads
 
-INTERNAL = (
-    "server",
-    "server/ids",
-    "__metadata__",
-    "state",
-    "manifest.json",
-    "manifest",
-    "a/ids",
-    "a",
-)
+INTERNAL = ("server", "server/ids", "__metadata__", "state", "manifest.json", "manifest", "a/ids")
 NASTY = (
-    "..",
-    ".",
-    "/",
-    "a/../b",
-    "/etc/passwd",
-    "a\0b",
-    "\n",
-    "con",
-    "A",
-    "é",
-    "e\u0301",
-    "\u202e",
+    *(
+        "..",
+        ".",
+        "/",
+        "a/../b",
+        "/etc/passwd",
+        "a\0b",
+        "\n",
+        "con",
+        "a",
+        "A",
+        "é",
+        "e\u0301",
+        "\u202e",
+    ),
     "x" * 512,
 )
-PATIENCE = Patience(answer=300.0, outage=300.0, start=300.0, leave=30.0)
+PATIENCE = Patience(reply=300.0, outage=300.0, start=300.0, leave=30.0)
 
 names = st.one_of(
     st.sampled_from([*INTERNAL, *NASTY]),
@@ -72,7 +66,7 @@ def opens(folder: Path) -> None:
         Shard().become(snapshot.server(index).shard)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sets(names, min_size=1, max_size=6))
 def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, named: set[str]) -> None:
     """Tables of any names are saved, opened as a restart opens them, resharded, loaded and exported."""

@@ -30,11 +30,11 @@ def warm_entry() -> Iterator[type[Entry]]:
     """An entry that gives a row to ids that are pushed often in a short time."""
     before = dict(FORMS)
 
-    @stored_as("warm", needed=float, remembered=int)
+    @stored_as("warm", needed=float, kept=int)
     @dataclass(frozen=True, slots=True)
     class WarmEntry(Entry):
         needed: float = 1.4
-        remembered: int = 64
+        kept: int = 64
         admits = True
         candidate: ClassVar = {"warmth": float, "first_steps": int}
 
@@ -44,7 +44,7 @@ def warm_entry() -> Iterator[type[Entry]]:
 
         def __init__(self, entry: WarmEntry, spec: TableSpec, servers: int) -> None:
             self._needed = entry.needed
-            self.candidates = CandidateIds(entry.candidate, entry.remembered)
+            self.candidates = CandidateIds(entry.candidate, entry.kept)
 
         def _warmth(self, ids: Ids, step: int) -> NDArray[np.float32]:
             """1 for each push, halved with each step since it was first pushed."""
@@ -117,7 +117,7 @@ def test_the_rule_says_what_is_remembered(warm_entry: type[Entry]) -> None:
         "first_steps": [2, 1],
         "touched": [2, 4],
     }
-    assert len(sparse(trained(warm_entry(remembered=2))).candidates()) == 2  # type: ignore[call-arg]
+    assert len(sparse(trained(warm_entry(kept=2))).candidates()) == 2  # type: ignore[call-arg]
 
 
 def test_snapshots_hold_it(warm_entry: type[Entry], tmp_path: Path) -> None:

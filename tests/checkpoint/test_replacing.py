@@ -3,34 +3,35 @@
 import os
 import resource
 import signal
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import psfleet.checkpoint.draft
+import psfleet.checkpoint.writing
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
-from psfleet.formats.document import Format
+from psfleet.formats import Format
 from psfleet.platform.atomic_files import exchange
-from psfleet.rules.sgd import SGD
+from psfleet.rules.momentum import SGD
 from psfleet.runtime.interface import Read
 from psfleet.schema.table import TableSpec
+from tests.programs import ended
 
 TABLE = TableSpec("t", "dense", (3,), SGD())
 SAVER = """
 import sys
 import numpy as np
-import psfleet.checkpoint.draft
+import psfleet.checkpoint.writing
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.rules.sgd import SGD
+from psfleet.rules.momentum import SGD
 from psfleet.schema.table import TableSpec
 
 path, value, exchanges = sys.argv[1:]
 if exchanges == "False":
-    psfleet.checkpoint.draft.exchange = lambda one, other: False
+    psfleet.checkpoint.writing.exchange = lambda one, other: False
 runtime = EmbeddedRuntime()
 runtime.create(TableSpec("t", "dense", (3,), SGD()), np.full(3, float(value), np.float32))
 runtime.save(path)
@@ -39,12 +40,14 @@ runtime.save(path)
 
 def save(path: Path, value: float, crash: str = "", exchanges: bool = True) -> int:
     """Write a table full of this value in a process of its own; its exit code."""
-    places = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.run(
-        [sys.executable, "-c", SAVER, str(path), str(value), str(exchanges)],
-        env={**os.environ, "PYTHONPATH": places, "PSFLEET_CRASH": crash},
-        check=False,
-    ).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "saver.py")
+        script.write_text(SAVER)
+        places = os.pathsep.join(entry for entry in sys.path if entry)
+        return ended(
+            [sys.executable, script, path, str(value), str(exchanges)],
+            env={**os.environ, "PYTHONPATH": places, "PSFLEET_CRASH": crash},
+        ).returncode
 
 
 def save_here(path: Path, value: float) -> None:
@@ -126,7 +129,7 @@ def test_a_delta_beside_a_link_finds_its_base(tmp_path: Path) -> None:
 
 def test_a_save_under_way_is_not_cleared(tmp_path: Path) -> None:
     """Two that save to one place at once do not remove each other's files."""
-    with psfleet.checkpoint.draft.SnapshotDraft(tmp_path / "model") as draft:
+    with psfleet.checkpoint.writing.SnapshotDraft(tmp_path / "model") as draft:
         save_here(tmp_path / "model", 1.0)
         assert Path(draft.folder).is_dir()
     assert [left.name for left in tmp_path.iterdir()] == ["model"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from psfleet.checkpoint.table_definitions import table_from_json, table_to_json, version_of
+from psfleet.checkpoint.manifest import table_from_json, table_to_json, version_of
 from psfleet.entry import CountFilterEntry
-from psfleet.formats.document import Misfit
+from psfleet.formats import Misfit
 from psfleet.rules.adam import Adam
-from psfleet.rules.sgd import SGD
+from psfleet.rules.momentum import SGD
 from psfleet.schema.later_fields import arguments, later, later_fields, later_values
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.wire.table_messages import read_spec, write_spec

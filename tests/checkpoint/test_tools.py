@@ -1,5 +1,6 @@
 """psfleet ckpt and psfleet log say what lies on the disk, in sentences."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_launch.commands.psfleet_cli import main
-from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.recovery import Journal
 
 TABLE = TableSpec("t", "sparse", (2,), Adam())
 DENSE = TableSpec("d", "dense", (4,), Adam())
@@ -40,6 +41,10 @@ def test_list_verify_and_compare(models: Path, capsys: pytest.CaptureFixture[str
     assert "a  full  async, 1 pushes  1 server(s), 2 table(s)" in listed
     assert "b  delta  async, 2 pushes" in listed
     assert "changes since ../a" in listed
+    assert main(["ckpt", "ls", "--json", "."]) == 0
+    a, b = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (a["path"], a["kind"], a["mode"], a["base"]) == ("a", "full", "async", None)
+    assert (b["pushes"], b["servers"], b["tables"], b["base"]) == (2, 1, 2, "../a")
     assert main(["ckpt", "verify", "b"]) == 0
     assert main(["ckpt", "diff", "a", "a"]) == 0
     capsys.readouterr()
@@ -66,6 +71,10 @@ def test_what_is_wrong_is_a_sentence(models: Path, capsys: pytest.CaptureFixture
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["ckpt", "verify", "b"]) == 2
     assert "is damaged" in capsys.readouterr().err
+    assert main(["ckpt", "ls", "--json", "a"]) == 1
+    damaged = json.loads(capsys.readouterr().out)
+    assert damaged["path"] == "a"
+    assert "is damaged" in damaged["error"]
     assert main(["log", "verify", "server.0.log"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""Tables of a snapshot as files that other programs read."""
+"""Rows of a snapshot's tables as files that other programs read, and of files as a warm start."""
 
 import contextlib
 import csv
@@ -14,16 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from psfleet.checkpoint.imported_rows import known_tables
+from psfleet.checkpoint.imported_rows import RowFile, content_of, known_tables, sparse_table
 from psfleet.checkpoint.loading import Snapshot
-from psfleet.checkpoint.table_content import content_of
+from psfleet.checkpoint.manifest import Manifest
+from psfleet.checkpoint.resharding import rewrite
 from psfleet.checkpoint.tensors import HEADER, write_arrays
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.formats.document import Format
+from psfleet.formats import Format
 from psfleet.platform.atomic_files import reason
+from psfleet.platform.object_store import upload
 from psfleet.schema.table import TableSpec
-
-__all__ = ["ExportKind", "export"]
+from psfleet.settings.kinds import local_path, url_of
+from psfleet.shard.events import RestorePart
+from psfleet.shard.server_group import owned_rows
+from psfleet.shard.shard import Shard
+from psfleet.tables.row_data import RowData, row_columns
+from psfleet.tables.sparse import SparseTable
 
 ExportKind = Literal["safetensors", "npz", "parquet"]
 Arrays = Mapping[str, NDArray[Any]]
@@ -48,8 +54,8 @@ def export(
 
     Args:
         path: The snapshot.
-        target: A folder; it is made. It gets all the files or none.
-        kind: Of the files.
+        target: A folder or URL; it is made. It gets all the files or none.
+        kind: Kind of the files.
         ids: Write the ids of each sparse table as CSV too.
         tables: Names of those that are wanted; empty: all.
         rows: Only rows of these ids, int64 [n]; None: all. Ids without a row are left out.
@@ -58,9 +64,13 @@ def export(
         CheckpointError: The snapshot is damaged, has no such table, or the files cannot be written.
         ConfigError: pyarrow is wanted and missing.
     """
+    if (url := url_of(target)) is not None:
+        with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
+            export(path, staging, kind, ids=ids, tables=tables, rows=rows)
+            return [Path(name) for name in upload(Path(staging), url)]
+    folder = local_path(target)
     snapshot = Snapshot(path)
     wanted = known_tables(path, snapshot.specs(), tables)
-    folder = Path(target)
     try:
         with _made(folder), tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
             stems: set[str] = set()
@@ -138,3 +148,53 @@ def _write_parquet(where: Path, arrays: Arrays, metadata: Mapping[str, str]) -> 
 def _write_ids(where: Path, ids: NDArray[np.int64]) -> None:
     with where.open("w", newline="") as file:
         csv.writer(file).writerows([["id"], *([int(i)] for i in ids)])
+
+
+def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
+    """Write a snapshot anew with rows of a table set, whole by itself; its manifest.
+
+    Rows that are set count as pushed by the table's last update, and as never shown. Their state is that of
+    `rows` if these have all state slots of the table, else its first values. Other rows and tables stay as
+    they are.
+
+    Args:
+        path: The snapshot.
+        target: Path of the new snapshot.
+        table: The name of the table.
+        rows: Rows to set; ids that have a row already get these values.
+
+    Raises:
+        CheckpointError: There is no such table, or the rows do not fit it.
+        UsageError: The table has no room for them.
+    """
+    snapshot = Snapshot(path)
+    spec = sparse_table(path, snapshot.specs(), table)
+    if rows.value.shape[1] != spec.dim:
+        raise CheckpointError(
+            f"the rows are {rows.value.shape[1]} wide and table {table!r} of {path!r} is {spec.dim} wide; "
+            "they must be as wide"
+        )
+    values = _with_state(spec, rows)
+
+    def load(shard: Shard) -> None:
+        snapshot.load(shard)
+        found = shard.tables[spec.key]
+        assert isinstance(found, SparseTable)
+        mine = owned_rows(spec, rows.ids, shard.index, shard.servers)
+        ids = rows.ids[mine]
+        never_shown = np.zeros((len(ids), spec.scores), np.float32)
+        touched = np.full(len(ids), found.clock.step)
+        data = RowData(ids, np.ascontiguousarray(values[mine]), touched, never_shown)
+        shard.fill(RestorePart(spec.key, found.clock, row_columns(data)))
+
+    return rewrite(snapshot, target, len(snapshot.manifest.files), load)
+
+
+def _with_state(spec: TableSpec, rows: RowFile) -> NDArray[np.float32]:
+    """Weights and state, float32 [n, dim * (1 + slots)]."""
+    slots = spec.rule.slots
+    if all(slot.name in rows.state for slot in slots):
+        state = [rows.state[slot.name] for slot in slots]
+    else:
+        state = [np.full_like(rows.value, slot.initial) for slot in slots]
+    return np.concatenate([rows.value, *state], axis=1)

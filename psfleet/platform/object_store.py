@@ -1,0 +1,176 @@
+"""Files in remote stores, named by URLs such as s3://bucket/model, through fsspec."""
+
+import atexit
+import json
+import os
+import posixpath
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from psfleet.errors import CheckpointError, ConfigError
+from psfleet.settings.kinds import local_path, shown_url, url_of
+
+T = TypeVar("T")
+
+_ATTEMPTS = 6
+_PAUSE = 0.05  # seconds after the first failed attempt, twice as many after each further one
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+MARKS = ("manifest.json", "program.json", "export.json")
+"""Files that make a folder whole, which are written last."""
+
+
+class ObjectStore:
+    """The files of one folder of a store. What fails is tried again.
+
+    Args:
+        url: URL of the folder.
+
+    Attributes:
+        name: The URL without credentials, for messages.
+
+    Raises:
+        ConfigError: fsspec or what it needs for this scheme is missing, or the URL names no folder.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.name = shown_url(url)
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise ConfigError(
+                f"{self.name!r} is a URL, which needs fsspec; run: pip install '.[objects]' in psfleet's "
+                "checkout"
+            ) from None
+        try:
+            self._system, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError, OSError) as error:
+            raise ConfigError(f"{self.name!r} cannot be used: {_why(error)}") from None
+        self._root = root.rstrip("/")
+        if not self._root:
+            raise ConfigError(f"{self.name!r} names no folder; add one")
+
+    def put(self, file: Path, name: str) -> None:
+        """Write a local file to the store, as `name`."""
+        self._tried(f"write {name}", lambda: self._system.put_file(str(file), self._place(name)))
+
+    def get(self, name: str, file: Path) -> None:
+        """Read a file of the store into a local one."""
+        self._tried(f"read {name}", lambda: self._system.get_file(self._place(name), str(file)))
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        content: bytes = self._tried(
+            f"read {name}", lambda: self._system.cat_file(self._place(name))
+        )
+        return content
+
+    def sizes(self) -> dict[str, int]:
+        """The files of the folder, and their bytes; {}: it is not there."""
+
+        def listed() -> dict[str, int]:
+            self._system.invalidate_cache()
+            try:
+                entries = self._system.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+            files = [entry for entry in entries if entry["type"] == "file"]
+            return {posixpath.basename(entry["name"]): int(entry["size"]) for entry in files}
+
+        return self._tried("list it", listed)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        try:
+            self._tried(f"remove {name}", lambda: self._system.rm_file(self._place(name)))
+        except CheckpointError:
+            if name in self.sizes():
+                raise
+
+    def _place(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _tried(self, what: str, call: Callable[[], T]) -> T:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return call()
+            except Exception as error:  # each store has errors of its own
+                if isinstance(error, _FINAL) or attempt == _ATTEMPTS - 1:
+                    raise CheckpointError(f"{self.name!r}: cannot {what}: {_why(error)}") from None
+            time.sleep(_PAUSE * 2**attempt)
+        raise AssertionError
+
+
+def _why(error: Exception) -> str:
+    """Reason without what a store's library may have put into it of a request, such as its headers."""
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def readable(path: str | os.PathLike[str]) -> Path:
+    """The local folder of a path; of a URL a copy, which lasts as long as this process.
+
+    A snapshot comes with those that it builds on.
+
+    Raises:
+        CheckpointError: The folder is not there, or cannot be read.
+    """
+    url = url_of(path)
+    return local_path(path) if url is None else _copied(url)
+
+
+_copies: list[Path] = []
+
+
+def _copied(url: str) -> Path:
+    if not _copies:
+        _copies.append(Path(tempfile.mkdtemp(prefix="psfleet-copies-")))
+        atexit.register(shutil.rmtree, _copies[0], ignore_errors=True)
+    store = ObjectStore(url)
+    scheme, _, rest = url.partition("://")
+    folder = _copies[0] / scheme / rest.strip("/")
+    sizes = store.sizes()
+    mark = next((name for name in MARKS if name in sizes), None)
+    if mark is None:
+        raise CheckpointError(
+            f"{store.name!r} holds none of {', '.join(MARKS)}; it is no complete snapshot or model"
+        )
+    content = store.read(mark)
+    if (folder / mark).exists() and (folder / mark).read_bytes() == content:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    names, base = _named(content)
+    for name in names or [name for name in sizes if name != mark]:
+        store.get(name, folder / name)
+    if base:
+        _copied(f"{scheme}://{posixpath.normpath(posixpath.join(rest, base))}")
+    (folder / mark).write_bytes(content)
+    return folder
+
+
+def _named(content: bytes) -> tuple[list[str], str]:
+    """The files that a manifest names, and what it builds on; whether they are right is found out later."""
+    try:
+        document = json.loads(content)
+        names = [entry["file"] for entry in document.get("files", ())]
+        base = (document.get("base") or {}).get("path", "")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return [], ""
+    return [name for name in names if posixpath.basename(name) == name], base
+
+
+def upload(folder: Path, url: str, names: Sequence[str] | None = None) -> list[str]:
+    """Write the files of a local folder to a URL, what makes it whole last; returns their names.
+
+    Raises:
+        CheckpointError: One cannot be written.
+    """
+    store = ObjectStore(url)
+    found = names or sorted(path.name for path in folder.iterdir() if path.is_file())
+    ordered = sorted(found, key=lambda name: name in MARKS)
+    for name in ordered:
+        store.put(folder / name, name)
+    return ordered

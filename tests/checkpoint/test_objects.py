@@ -1,0 +1,213 @@
+"""Snapshots, exports and models in object stores: an S3 server, and one that fails every tenth request."""
+
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import psfleet
+from psfleet import checkpoint, serving
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import CheckpointError, ConfigError
+from psfleet.platform import object_store
+from psfleet.rules.adam import Adam
+from psfleet.runtime.interface import Gradient, Read, Runtime
+from psfleet.schema.table import TableSpec
+from psfleet.serving.follower import Follower
+from psfleet.settings.kinds import local_path, shown_url, url_of
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_launch.job.job_snapshots import check_snapshot
+from tests.serving import models
+
+fsspec: Any = pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+TABLE = TableSpec("t", "sparse", (3,), Adam())
+IDS = np.arange(200)
+SECRET = "not-to-be-logged"
+
+
+def train(runtime: Runtime, steps: int, seed: int = 0) -> NDArray[np.float32]:
+    """Push to some rows; the weights of all."""
+    dice = np.random.default_rng(seed)
+    runtime.create(TABLE)
+    for _ in range(steps):
+        ids = dice.choice(IDS, 40, replace=False)
+        noise = dice.standard_normal((40, 3)).astype(np.float32)
+        runtime.push([Gradient(TABLE.key, noise, ids, 0.1)]).wait()
+    return weights(runtime)
+
+
+def weights(runtime: Runtime) -> NDArray[np.float32]:
+    """The weights of all ids."""
+    runtime.create(TABLE)
+    [rows] = runtime.pull([Read(TABLE.key, IDS)])
+    return rows
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """An S3 server on loopback, and its endpoint."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    command = [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "Running on http" in line)
+        yield line.partition("Running on ")[2].strip()
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def bucket(server: str) -> Iterator[str]:
+    """A bucket of that server, which s3fs finds by the environment; the threads of s3fs stay for good."""
+    settings = {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        urllib.request.urlopen(urllib.request.Request(f"{server}/bucket", method="PUT")).close()
+        object_store.ObjectStore("s3://bucket/none").sizes()
+        yield "s3://bucket"
+
+
+def test_s3(
+    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A fleet saves, one of other size resumes; deltas and exports are there; no secret is logged."""
+    caplog.set_level(logging.DEBUG, "psfleet")
+    with LocalFleet(servers=2, workers=1) as fleet:
+        worker = fleet.connect(0, "sync")
+        first = train(worker, 3)
+        assert worker.save(f"{bucket}/model") == f"{bucket}/model"
+        second = train(worker, 3, seed=1)
+        worker.save(f"{bucket}/model")  # in place of the one before
+        with Follower(fleet.endpoints, snapshot=f"{bucket}/model") as follower:
+            assert follower.snapshot == f"{bucket}/model"
+            np.testing.assert_array_equal(follower.look_up("t", IDS), second)
+        worker.close()
+    assert len(checkpoint.read_manifest(f"{bucket}/model").files) == 2
+    assert len(object_store.ObjectStore(f"{bucket}/model").sizes()) == 3  # nothing of the first
+    assert (first != second).any()
+    with LocalFleet(servers=1, workers=1, resume=check_snapshot(f"{bucket}/model")) as fleet:
+        worker = fleet.connect(0, "sync")
+        np.testing.assert_array_equal(weights(worker), second)
+        worker.close()
+    alone = EmbeddedRuntime()
+    alone.load(f"{bucket}/model")
+    alone.save(f"{bucket}/own/base", base=True)
+    third = train(alone, 2, seed=2)
+    alone.save(f"{bucket}/own/delta", delta=True)
+    with psfleet.connect(checkpoint=f"{bucket}/own/delta") as client:
+        np.testing.assert_array_equal(client.sparse_table("t", 3).pull(IDS), third)
+    [name] = checkpoint.export(f"{bucket}/own/delta", f"{bucket}/plain", "npz")
+    object_store.ObjectStore(f"{bucket}/plain").get(name.name, tmp_path / "t.npz")
+    assert len(np.load(tmp_path / "t.npz")["ids"]) > 100
+    with pytest.raises(ConfigError, match="--resume is no complete snapshot"):
+        check_snapshot(f"{bucket}/nothing")
+    said = capfd.readouterr()
+    assert SECRET not in caplog.text + said.out + said.err
+
+
+def test_models(bucket: str, tmp_path: Path) -> None:
+    """An export at a URL predicts as the model does, and a model at a URL is exported; none is replaced."""
+    expected = models.train(tmp_path)
+    object_store.upload(tmp_path / "model", f"{bucket}/clicks")
+    serving.export(f"{bucket}/clicks", f"{bucket}/small", "npz", "bfloat16")
+    for url, error in ((f"{bucket}/clicks", 0.0), (f"{bucket}/small", 1e-2)):
+        found = serving.load(url, models.FEATURES)(models.BATCH)
+        assert np.abs(found - expected).max() <= error
+    with pytest.raises(ConfigError, match="'s3://bucket/small' is there already"):
+        serving.export(f"{bucket}/clicks", f"{bucket}/small")
+
+
+def test_failing_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tenth request fails: snapshots are whole or not there, and each is what was saved."""
+    memory = fsspec.filesystem("memory")
+    numbers = itertools.count(1)
+    for name in ("put_file", "get_file", "cat_file", "ls", "rm_file"):
+        plain = getattr(type(memory), name)
+
+        def failing(self: Any, *arguments: Any, _plain: Any = plain, **named: Any) -> Any:
+            if next(numbers) % 10 == 0:
+                raise OSError("the store fails")
+            return _plain(self, *arguments, **named)
+
+        monkeypatch.setattr(type(memory), name, failing)
+    monkeypatch.setattr(object_store, "_PAUSE", 0.0)
+    for seed in range(6):
+        runtime = EmbeddedRuntime()
+        expected = train(runtime, 2, seed)
+        runtime.save("memory://failing/model")
+        other = EmbeddedRuntime()
+        other.load("memory://failing/model")
+        np.testing.assert_array_equal(weights(other), expected)
+    assert next(numbers) > 40
+
+
+def test_manifest_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that dies before the manifest leaves the snapshot before; one without it is refused."""
+    runtime = EmbeddedRuntime()
+    expected = train(runtime, 2)
+    runtime.save("memory://whole/model")
+    train(runtime, 2, seed=1)
+
+    def put(store: object_store.ObjectStore, file: Path, name: str) -> None:
+        if name == checkpoint.MANIFEST:
+            raise KeyboardInterrupt
+        plain(store, file, name)
+
+    plain = object_store.ObjectStore.put
+    monkeypatch.setattr(object_store.ObjectStore, "put", put)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.save("memory://whole/model")
+    with pytest.raises(KeyboardInterrupt):
+        runtime.save("memory://whole/other")
+    other = EmbeddedRuntime()
+    other.load("memory://whole/model")
+    np.testing.assert_array_equal(weights(other), expected)
+    with pytest.raises(CheckpointError, match=r"no complete snapshot"):
+        other.load("memory://whole/other")
+
+
+def test_damage() -> None:
+    """A file that is not as it was written is refused, and so is a folder with something else."""
+    runtime = EmbeddedRuntime()
+    train(runtime, 2)
+    runtime.save("memory://damaged/model")
+    memory = fsspec.filesystem("memory")
+    [file] = json.loads(memory.cat_file("/damaged/model/manifest.json"))["files"]
+    memory.pipe_file(f"/damaged/model/{file['file']}", b"x" * file["bytes"])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        EmbeddedRuntime().load("memory://damaged/model")
+    memory.pipe_file("/damaged/letters/a.txt", b"x")
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        runtime.save("memory://damaged/letters")
+
+
+def test_urls(tmp_path: Path) -> None:
+    """A Path of a URL is the URL, file: is a path, and messages are without credentials."""
+    assert url_of(Path("s3://bucket/m")) == url_of("s3://bucket/m") == "s3://bucket/m"
+    assert url_of("a/b") is url_of("12:30/x") is url_of(f"file://{tmp_path}") is None
+    assert local_path(f"file://{tmp_path}") == local_path(f"file:{tmp_path}") == tmp_path
+    assert shown_url("ftp://me:secret@host/m?key=secret") == "ftp://host/m"
+    with pytest.raises(ConfigError, match="'nothing://host/m' cannot be used") as caught:
+        EmbeddedRuntime().load("nothing://me:secret@host/m")
+    assert "secret" not in str(caught.value)
