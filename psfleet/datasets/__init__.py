@@ -1,6 +1,5 @@
-"""Readers of users' own files: ratings as CSV, and sparse samples as libsvm lines."""
+"""Samples: readers of files and topics, and the batches of them that a fleet hands to its workers."""
 
-from psfleet.datasets.libsvm import Samples, read_libsvm
-from psfleet.datasets.ratings import Ratings, read_ratings
+from psfleet.datasets.line_files import Ratings, Samples, read_libsvm, read_ratings
 
 __all__ = ["Ratings", "Samples", "read_libsvm", "read_ratings"]

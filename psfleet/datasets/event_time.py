@@ -14,13 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.data.assignment import Range
-from psfleet.data.dispatch import OrderedSource
+from psfleet.datasets.assignment import Range
+from psfleet.datasets.dispatch import OrderedSource
 from psfleet.datasets.sample_batch import SampleBatch, joined_batches
 from psfleet.errors import UsageError
 from psfleet.validation.annotations import PositiveInt, checked
-
-__all__ = ["EventTimeSequence"]
 
 _KEPT = 2  # pairs of windows, before and after merging
 _NONE = np.empty(0, np.int64)
@@ -39,7 +37,7 @@ class _Sorted:
         return self.samples.times
 
     def part(self, second: bool) -> SampleBatch:
-        """As many of the samples as the first window has, or the others."""
+        """Return as many samples as the first window has, or the others."""
         return self.samples.chosen(slice(self.first, None) if second else slice(self.first))
 
 
@@ -81,13 +79,18 @@ class EventTimeSequence:
         late: "drop" late samples, which makes their batches smaller, or "keep" them: they come late.
 
     Attributes:
-        late: How many of this process's samples were late.
+        late: Number of this process's samples that were late.
     """
 
     @checked
     def __init__(
         self, source: OrderedSource, window: PositiveInt, late: Literal["drop", "keep"] = "drop"
     ) -> None:
+        if getattr(source, "idle", None) is not None:
+            raise UsageError(
+                f"the source goes on without partitions that are idle for {source.idle} s, so its order is "  # type: ignore[attr-defined]
+                "not one of times; leave idle out"
+            )
         self.waits = source.waits
         self.late = 0
         self._source = source
@@ -97,7 +100,7 @@ class EventTimeSequence:
         self._merges: OrderedDict[_Place, _Sorted] = OrderedDict()
 
     def __len__(self) -> int:
-        """As many as the source has."""
+        """Return the length of the source."""
         return self._size
 
     def prepare(
@@ -150,7 +153,7 @@ class EventTimeSequence:
         return merged.samples.chosen(chosen), on_time - low
 
     def _late(self, place: _Place) -> int:
-        """How many samples happened before the latest one of those that were sorted before."""
+        """Return the number of samples from before the latest one of those that were sorted before."""
         before = self._merged(place.before()).times if place.number else _NONE
         return int(np.searchsorted(self._merged(place).times, before[-1])) if len(before) else 0
 
@@ -188,7 +191,7 @@ class EventTimeSequence:
 
 
 def _newest(cache: OrderedDict[_Place, _Sorted], place: _Place) -> _Sorted:
-    """What is at this place; what was used before the last two is dropped."""
+    """Return the entry of this place, and drop what was used before the last two."""
     cache.move_to_end(place)
     while len(cache) > _KEPT:
         cache.popitem(last=False)

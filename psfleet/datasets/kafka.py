@@ -7,42 +7,55 @@ for batch in fleet.dataset(clicks, batch_size=1024):
 """
 
 import functools
+import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import sleep
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from psfleet.data.assignment import MOST, Range
-from psfleet.datasets.mapped_samples import batch_of, sample_of, time_of
-from psfleet.datasets.row_order import RowRange, RowSequence
-from psfleet.datasets.sample_batch import SampleBatch
+from psfleet.datasets.assignment import MOST, Range
+from psfleet.datasets.kafka_partition import Partition
+from psfleet.datasets.sample_batch import (
+    RowRange,
+    RowSequence,
+    SampleBatch,
+    batch_of,
+    sample_of,
+    time_of,
+)
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.platform.notices import say
+from psfleet.observability.logged_values import LAGS
+from psfleet.platform.logs import log_of
+from psfleet.validation.annotations import Range as Within
 from psfleet.validation.annotations import checked
 
-try:
-    import confluent_kafka as kafka
-except ModuleNotFoundError as error:
-    if error.name != "confluent_kafka":
-        raise
-    raise ConfigError(
-        "Kafka topics need confluent-kafka, which is not installed; run: pip install psfleet[kafka]"
-    ) from None
-
-__all__ = ["KafkaTopic"]
+_log = log_of(__name__)
 
 _SAID = 5  # bad messages of which a line is printed
-_WAIT = 0.1  # seconds until an interrupt is noticed
-_AT_ONCE = 1000  # messages that are taken at once
 _KIBIBYTES = 16384  # of messages that the client fetches ahead, per partition
+_WAIT = 0.1  # seconds until the broker is asked again
 _FOREIGN = {"auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.partition.eof"}
+
+
+@dataclass
+class _Span:
+    """Offsets of a partition that are to be read, from the first up to, and without, the second."""
+
+    low: int
+    high: int
+
 
 Place = tuple[int, int, int]
 """A partition, the first of its offsets, and the one behind the last."""
 
+Sample = tuple[dict[str, Any], int]
+"""The values of a message's columns, and its time."""
 
+
+@checked
 class KafkaTopic:
     """The messages of a topic, as samples of a feature set: a source of `fleet.dataset`.
 
@@ -58,16 +71,22 @@ class KafkaTopic:
         labels: Names of the labels in the object.
         start: By partition the first offset to read. Other partitions are not read.
         end: By partition the offset to stop before; None: go on until the script leaves the loop.
-        bad_messages: What happens to a message with a value that cannot be used, and to offsets that the
-            broker has deleted: "fail", or "skip" it, which is counted in `skipped` and reported on standard
-            error.
+        bad_messages: Handling of a message with a value that cannot be used, and of offsets that
+            the broker has deleted: "fail", or "skip" it, which is counted in `skipped` and reported
+            on standard error.
         parse: Makes the mapping of a message's value; None: JSON. ValueError: it cannot.
         time: Name of the whole number in the object that says when the sample happened, for
             `SampleBatch.times` and `EventTimeSequence`; None: the message's own timestamp, in milliseconds.
+        idle: Seconds without a message after which the order goes on without a partition, if others have
+            messages: its offsets are put off, and come with later batches of this worker as soon as they have
+            messages. Batches may then be smaller; a step whose batch would be empty is left out. None: the
+            order waits. `fleet.remember(topic, source)` keeps what is put off, within one batch, for a worker
+            that starts again. Only without `end`.
         settings: More settings of librdkafka, such as those for TLS.
 
     Attributes:
-        skipped: How many messages this process has skipped.
+        skipped: Number of messages that this process has skipped.
+        idle: Time limit, as passed.
 
     Raises:
         ConfigError: The offsets do not fit each other, or a setting is psfleet's own.
@@ -88,9 +107,15 @@ class KafkaTopic:
         bad_messages: Literal["fail", "skip"] = "fail",
         parse: Callable[[bytes], Any] | None = None,
         time: str | None = None,
+        idle: Annotated[float, Within(0)] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         _check(start, end, settings or {})
+        if idle is not None and end is not None:
+            raise ConfigError(
+                f"idle is {idle!r} for a topic that is read up to end={end!r}; leave one of them out"
+            )
+        self.idle = idle
         self.features = features
         self.labels = list(labels)
         self.skipped = 0
@@ -99,6 +124,7 @@ class KafkaTopic:
         self._time = time
         self._start = dict(sorted(start.items()))
         self._numbers = list(self._start)
+        self._put_off: dict[int, deque[_Span]] = {number: deque() for number in self._start}
         self._sizes = None if end is None else [end[p] - first for p, first in self._start.items()]
         self._said = 0
         self._order: RowSequence | None = None
@@ -110,9 +136,9 @@ class KafkaTopic:
             "auto.offset.reset": "error",
             "queued.max.messages.kbytes": _KIBIBYTES,
         }
-        self._open = functools.partial(_Partition, topic, own | dict(settings or {}))
+        self._open = functools.partial(Partition, topic, own | dict(settings or {}))
         self._topic = topic
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions: dict[int, Partition] = {}
 
     def __len__(self) -> int:
         """The number of offsets; without an end as many as a dataset may have."""
@@ -121,7 +147,7 @@ class KafkaTopic:
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], SampleBatch]:
-        """See OrderedSource.prepare.
+        """See OrderedSource.prepare. With `idle` what it returns also depends on when it is called.
 
         Raises:
             UsageError: The topic cannot be read; a message cannot be used, and bad messages are to fail.
@@ -130,10 +156,17 @@ class KafkaTopic:
             raise UsageError(
                 f"shuffle_seed is {seed}; the messages of a topic come in their order, leave it out"
             )
-        found: list[tuple[dict[str, Any], int]] = []
-        for low, high in ranges:
-            for place in self._places(low % len(self), low % len(self) + high - low, batch_size):
-                found += self._samples(*place)
+        size = len(self)
+        places = [
+            place
+            for low, high in ranges
+            for place in self._places(low % size, low % size + high - low, batch_size)
+        ]
+        if self.idle is None:
+            found = [sample for place in places for sample in self._samples(*place)]
+        else:
+            found = self._present(places, batch_size)
+        LAGS.update({f"{self._topic}/{n}": each.lag for n, each in self._partitions.items()})
         samples, times = [sample for sample, _ in found], [time for _, time in found]
         return functools.partial(batch_of, self.features, self.labels, samples, times)
 
@@ -157,18 +190,78 @@ class KafkaTopic:
             yield RowRange(partition, row * block + skip, row * block + skip + count)
             low += count
 
-    def _samples(self, partition: int, low: int, high: int) -> Iterator[tuple[dict[str, Any], int]]:
-        """The samples at these offsets, each with its time."""
-        if partition not in self._partitions:
-            self._partitions[partition] = self._open(partition)
-        for message in self._partitions[partition].messages(low, high, self._lost):
+    def _present(self, places: Sequence[Place], block: int) -> list[Sample]:
+        """Samples of these offsets and of those that are put off, no more than the places have.
+
+        Their partitions are waited for until they are idle and there are samples, or another partition has
+        messages that come later in the order.
+        """
+        for number, low, high in places:
+            self._put_off[number].append(_Span(low, high))
+        own, count = {place[0] for place in places}, sum(high - low for _, low, high in places)
+        samples: list[Sample] = []
+        while count:
+            for number in self._put_off:
+                self._drain(number, samples, count, self.idle if number in own else 0.0)
+            late = [number for number in own if self._put_off[number]]
+            if len(samples) == count or not any(self._put_off.values()):
+                break
+            if samples or self._others_have(places[-1], block):
+                for number in late:
+                    self._partition(number).say_idle()
+                break
+            sleep(_WAIT)
+        return samples
+
+    def _drain(self, number: int, found: list[Sample], count: int, patience: float | None) -> None:
+        """Add what there is at the offsets that are put off, until there are so many samples."""
+        spans, partition = self._put_off[number], self._partition(number)
+        while spans and len(found) < count:
+            span = spans[0]
+            samples = self._samples(number, span.low, span.high, patience)
+            found.extend(itertools.islice(samples, count - len(found)))
+            span.low = partition.next
+            if span.low < span.high:
+                return
+            spans.popleft()
+
+    def _others_have(self, place: Place, block: int) -> bool:
+        """Return whether another partition has a message that comes later in the order than this place."""
+        number, _, high = place
+        row = (high - 1 - self._start[number]) // block
+        return any(
+            self._partition(other).end > first + (row + (other < number)) * block
+            for other, first in self._start.items()
+            if other != number
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The offsets that are put off, by partition; see `idle`."""
+        return {str(n): [[s.low, s.high] for s in spans] for n, spans in self._put_off.items()}
+
+    def set_state_dict(self, state: dict[str, Any]) -> None:
+        """The opposite. Partitions that are not read any more are left out."""
+        for number, spans in self._put_off.items():
+            spans.clear()
+            spans.extend(_Span(*span) for span in state.get(str(number), ()))
+
+    def _partition(self, number: int) -> Partition:
+        if number not in self._partitions:
+            self._partitions[number] = self._open(number)
+        return self._partitions[number]
+
+    def _samples(
+        self, partition: int, low: int, high: int, patience: float | None = None
+    ) -> Iterator[Sample]:
+        """The samples at these offsets, each with its time, until there is no message for so long."""
+        for message in self._partition(partition).messages(low, high, self._lost, patience):
             value = message.value()
             try:
-                given = self._parse(value)
-                sample = sample_of(self.features, self.labels, given)
-                time = message.timestamp()[1] if self._time is None else time_of(self._time, given)
+                parsed = self._parse(value)
+                sample = sample_of(self.features, self.labels, parsed)
+                time = message.timestamp()[1] if self._time is None else time_of(self._time, parsed)
                 yield sample, time
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 place = f"{self._topic} partition {partition} offset {message.offset()}"
                 self._bad(f"{place}: {error}; the message is {value!r:.80}", 1)
 
@@ -185,93 +278,14 @@ class KafkaTopic:
         self._said += 1
         if self._said <= _SAID:
             more = "; more such lines are left out" if self._said == _SAID else ""
-            say(f"psfleet: {text}; it is skipped{more}")
+            _log.warning(f"psfleet: {text}; it is skipped{more}")
 
     def close(self) -> None:
         """End the connections; reading opens them again."""
         while self._partitions:
-            self._partitions.popitem()[1].close()
-
-
-class _Partition:
-    """Messages of one partition, by their offsets."""
-
-    def __init__(self, topic: str, settings: Mapping[str, Any], number: int) -> None:
-        self._topic = topic
-        self._number = number
-        try:
-            self._consumer = kafka.Consumer(dict(settings))
-        except kafka.KafkaException as error:
-            raise ConfigError(f"settings of topic {topic!r}: {error.args[0].str()}") from None
-        self._next = -1  # every message before this offset is handed out
-        self._held: deque[Any] = deque()
-
-    def messages(self, low: int, high: int, lost: Callable[[int, int, int], None]) -> Iterator[Any]:
-        """The messages from offset `low` to `high` - 1; some offsets of a topic have none.
-
-        Args:
-            lost: Is told the partition and the offsets that the broker has deleted.
-        """
-        if low != self._next:
-            self._seek(low)
-        while self._next < high:
-            if not self._held:
-                self._held.extend(self._consumer.consume(_AT_ONCE, _WAIT))
-            elif self._held[0].error() is not None:
-                self._handle(self._held.popleft(), high, lost)
-            elif self._held[0].offset() >= high:
-                self._next = high
-            else:
-                message = self._held.popleft()
-                self._next = message.offset() + 1
-                yield message
-
-    def _seek(self, offset: int) -> None:
-        self._held.clear()
-        self._next = offset
-        self._consumer.assign([kafka.TopicPartition(self._topic, self._number, offset)])
-
-    def _handle(self, event: Any, high: int, lost: Callable[[int, int, int], None]) -> None:
-        """An error, or the news that the end of the partition is reached."""
-        error = event.error()
-        if error.code() == kafka.KafkaError._PARTITION_EOF:
-            self._next = max(self._next, min(event.offset(), high))
-        elif error.code() in (
-            kafka.KafkaError._AUTO_OFFSET_RESET,
-            kafka.KafkaError.OFFSET_OUT_OF_RANGE,
-        ):
-            self._find_again(high, lost)
-        elif not (error.retriable() or error.code() in _PASSING):
-            raise UsageError(
-                f"{self._topic} partition {self._number} cannot be read at offset {self._next}: "
-                f"{error.str()}"
-            )
-
-    def _find_again(self, high: int, lost: Callable[[int, int, int], None]) -> None:
-        """Go on after the offsets that the broker has deleted; wait for those that it does not have yet."""
-        place, begin = kafka.TopicPartition(self._topic, self._number), self._next
-        try:
-            first, _ = self._consumer.get_watermark_offsets(place, timeout=60)
-        except kafka.KafkaException:
-            first = begin
-        gone = max(begin, min(first, high))
-        if gone == begin:
-            sleep(_WAIT)
-        self._seek(gone)
-        if gone > begin:
-            lost(self._number, begin, gone)
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
-_PASSING = {
-    kafka.KafkaError._TRANSPORT,
-    kafka.KafkaError._ALL_BROKERS_DOWN,
-    kafka.KafkaError._TIMED_OUT,
-    kafka.KafkaError._RESOLVE,
-}
-"""Errors after which the client connects again by itself."""
+            number, partition = self._partitions.popitem()
+            LAGS.pop(f"{self._topic}/{number}", None)
+            partition.close()
 
 
 def _check(

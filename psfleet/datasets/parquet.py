@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from psfleet.datasets.data_paths import opened, reason_of
-from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
+from psfleet.datasets.parquet_rows import Rows, check_schema, opened, reason_of, rows_of
 from psfleet.datasets.row_group_files import RowGroup, RowGroupFiles
 from psfleet.datasets.sample_batch import SampleBatch
 from psfleet.errors import UsageError
@@ -35,9 +35,9 @@ class ParquetFiles(RowGroupFiles):
         features: The set; each feature has a column of its name, or of the name that it says. A cell is a
             value or a list of values; a null is a feature that is missing.
         labels: Columns of labels, numbers.
-        bad_rows: What happens to a row with a value that cannot be used, such as a label that is null, and
-            to row groups and files that cannot be read: "fail", or "skip" it, which is counted in
-            `skipped` and reported on standard error.
+        bad_rows: Handling of a row with a value that cannot be used, such as a label that is null,
+            and to row groups and files that cannot be read: "fail", or "skip" it, which is counted
+            in `skipped` and reported on standard error.
         interleave: Row groups that are read in turn. In sync mode each worker decodes only its own if the
             number of workers divides it.
         time: A column of whole numbers or timestamps that says when each sample happened, for
@@ -45,7 +45,7 @@ class ParquetFiles(RowGroupFiles):
             one row group after the other; timestamps count microseconds.
 
     Attributes:
-        skipped: How many rows this process has skipped.
+        skipped: Number of rows that this process has skipped.
 
     Raises:
         UsageError: A file cannot be read or lacks a column, or there is no row.
@@ -53,10 +53,10 @@ class ParquetFiles(RowGroupFiles):
 
     endings = (".parquet",)
 
+    @override
     def names(self, group: RowGroup) -> Sequence[str]:
-        """See RowGroupFiles."""
-        found: list[str] = group.metadata.schema.to_arrow_schema().names
-        return found
+        column_names: list[str] = group.metadata.schema.to_arrow_schema().names
+        return column_names
 
     def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
         """Columns of rows of a row group, as pyarrow has them, by name.
@@ -79,7 +79,7 @@ class ParquetFiles(RowGroupFiles):
             ) from None
         return {name: table.column(name).take(pa.array(rows)) for name in names}
 
-    def _pieces(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+    def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         buffer = 0 if "://" in group.file else _BUFFER  # many small reads of an URL are slow
         done = 0
         with opened(group.file) as file:

@@ -5,6 +5,7 @@ writes one holds a lock on it. So processes share the work by themselves, and on
 later, does what is left.
 """
 
+import contextlib
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.datasets.data_paths import check_columns
-from psfleet.datasets.parquet_rows import Rows
+from psfleet.datasets.parquet_rows import Rows, check_columns
 from psfleet.datasets.row_group_files import RowGroupFiles
 from psfleet.errors import ShapeError, UsageError
-from psfleet.formats.document import Format, reading
+from psfleet.formats import Format, reading
 from psfleet.platform.arrow import pa, pq
 from psfleet.platform.atomic_files import read_small, sync
-
-__all__ = ["ParquetPredictions"]
+from psfleet.settings.kinds import local_path
 
 _FORMAT = Format("predictions")
-_PLAN = "predictions.json"
+_PLAN = "_predictions.json"  # readers of the folder skip what begins so
+_FORMER_PLAN = "predictions.json"
 _LONGEST = 256 << 20  # bytes of the plan
 _SKIPPED = b"psfleet.skipped"
 Predict = Callable[[dict[str, Any]], Any]
@@ -48,7 +48,7 @@ class ParquetPredictions:
         batch_size: Rows for which the model is asked at once. Batches end with their row group, so that they,
             and the bits of the predictions, do not depend on the number of processes.
         part_rows: A part ends with the row group that fills it.
-        model: What tells the model apart from others, for the folder's plan.
+        model: Text that tells the model apart from others, for the folder's plan.
 
     Raises:
         UsageError: The folder holds something else, or a file lacks a column.
@@ -63,7 +63,7 @@ class ParquetPredictions:
         part_rows: int,
         model: str,
     ) -> None:
-        self._files, self._target = files, Path(target)
+        self._files, self._target = files, local_path(target)
         self._columns, self._batch_size = list(columns), batch_size
         self._parts = list(_parts(files, part_rows))
         self._check_columns()
@@ -85,6 +85,9 @@ class ParquetPredictions:
         """Begin, or go on with the same."""
         self._target.mkdir(parents=True, exist_ok=True)
         where = self._target / _PLAN
+        if not where.exists():
+            with contextlib.suppress(FileNotFoundError):
+                (self._target / _FORMER_PLAN).rename(where)
         if not where.exists():
             if any(file.suffix == ".parquet" for file in self._target.iterdir()):
                 raise UsageError(
@@ -116,7 +119,7 @@ class ParquetPredictions:
                 self._take(part, predict, waits)
 
     def summary(self) -> tuple[int, int]:
-        """How many rows have predictions, and how many were skipped."""
+        """Return the number of rows with predictions, and of those that were skipped."""
         found = [pq.read_metadata(self._target / part.name) for part in self._parts]
         rows: int = sum(metadata.num_rows for metadata in found)
         return rows, sum(int(metadata.metadata[_SKIPPED]) for metadata in found)
@@ -160,7 +163,7 @@ class ParquetPredictions:
 
     def _predicted(self, rows: Rows, predict: Predict) -> dict[str, Any]:
         count = len(rows.numbers)
-        found: dict[str, list[Any]] = {}
+        predictions: dict[str, list[Any]] = {}
         for start in range(0, max(count, 1), self._batch_size):
             part = rows.chosen(slice(start, start + self._batch_size))
             for name, values in _named(predict(part.features)).items():
@@ -169,8 +172,8 @@ class ParquetPredictions:
                         f"the model gave predictions {name!r} of shape {values.shape} for a batch of "
                         f"{len(part.numbers)} rows; give one for each row"
                     )
-                found.setdefault(name, []).append(values)
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+                predictions.setdefault(name, []).append(values)
+        return {name: np.concatenate(parts) for name, parts in predictions.items()}
 
 
 def _parts(files: RowGroupFiles, part_rows: int) -> Iterator[_PredictionPart]:

@@ -1,21 +1,85 @@
-"""The rows of a Parquet row group as the columns of a feature set, and what is wrong in them."""
+"""Files and URLs of data."""
 
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.data_paths import check_columns
 from psfleet.datasets.sample_batch import chosen_columns, joined_columns
-from psfleet.errors import UsageError
-from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
+from psfleet.errors import ConfigError, UsageError
+from psfleet.feature_sets.feature_set import Feature, FeatureSet, Input, Number
 from psfleet.feature_sets.jagged import Jagged
+from psfleet.feature_sets.value_types import typed
 from psfleet.platform.arrow import pa, pc
 
-__all__ = ["BadRow", "Rows", "check_schema", "joined_rows", "rows_of"]
+
+def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
+    """The files that paths and URLs name.
+
+    Args:
+        paths: A path or several.
+        endings: Endings of the names of files that are read of a folder; none: all but hidden ones.
+    """
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = [file for path in listed for file in _inside(str(path), tuple(endings))]
+    if not files:
+        raise UsageError(f"{paths!r} names no {' or '.join(endings)} file")
+    return files
+
+
+def _inside(path: str, endings: tuple[str, ...]) -> list[str]:
+    if "://" in path:
+        system, place = _fsspec().core.url_to_fs(path)
+        if not system.isdir(place):
+            return [path]
+        inside = sorted(system.ls(place, detail=False))
+        return [system.unstrip_protocol(name) for name in inside if _is_data(name, endings)]
+    if Path(path).is_dir():
+        return sorted(str(f) for f in Path(path).iterdir() if _is_data(f.name, endings))
+    return [path]
+
+
+def _is_data(name: str, endings: tuple[str, ...]) -> bool:
+    return name.endswith(endings) if endings else Path(name).name[0] not in "._"
+
+
+def opened(file: str) -> Any:
+    """A file or URL to read bytes from, which may be sought in. The caller closes it."""
+    return _fsspec().open(file).open() if "://" in file else pa.OSFile(file)
+
+
+def _fsspec() -> Any:
+    try:
+        import fsspec
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "files at an URL need fsspec, which is not installed; run: "
+            "pip install '.[parquet]' in psfleet's checkout"
+        ) from None
+    return fsspec
+
+
+def check_columns(wanted: Sequence[str], columns: Sequence[str], where: str) -> None:
+    """Refuse a file that lacks a column.
+
+    Raises:
+        UsageError: Names the file and the columns that it has.
+    """
+    for column in wanted:
+        if column not in columns:
+            raise UsageError(
+                f"{where} has no column {column!r}; it has {', '.join(columns) or 'none'}"
+            )
+
+
+def reason_of(error: Exception) -> str:
+    """Describe an error of reading in one short line."""
+    return " ".join(str(error).split())[:200]
+
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -26,7 +90,7 @@ class BadRow:
     """A row that cannot be used: its number in the row group, and what is wrong.
 
     Attributes:
-        place: Where it is in the file, if there is a better name than row group and row.
+        place: Place in the file, if there is a better name than row group and row.
     """
 
     row: int
@@ -98,13 +162,18 @@ def check_schema(
 def _wanted(
     features: FeatureSet, labels: Sequence[str], time: str | None
 ) -> Iterator[tuple[str, str, Any]]:
-    for feature in features:
-        if isinstance(feature, Number):
+    for feature in features.given.values():
+        if not feature.jagged:
             yield feature.columns[0], "numbers, or lists of them", _holds(_is_number)
             continue
-        ids = _is_hashable if feature.hashed else pa.types.is_integer
-        texts = " or texts" if feature.hashed else ""
+        if feature.value_type in ("int", "float"):
+            yield feature.columns[0], "numbers or texts, or lists of them", _holds(_is_plain)
+            continue
+        is_text = feature.hashed or feature.value_type == "text"
+        ids = _is_hashable if is_text else pa.types.is_integer
+        texts = " or texts" if is_text else ""
         yield feature.columns[0], f"whole numbers{texts}, or lists of them", _holds(ids)
+    for feature in features.given.values():
         for column in feature.columns[1:]:
             yield column, "numbers, or lists of them", _holds(_is_number)
     for column in labels:
@@ -129,6 +198,10 @@ def _is_hashable(kind: Any) -> bool:
     )
 
 
+def _is_plain(kind: Any) -> bool:
+    return _is_number(kind) or _is_hashable(kind)
+
+
 def _is_list(kind: Any) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -136,7 +209,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _holds(fits: Any) -> Any:
-    """Whether a column, or the lists in it, are of a type that fits."""
+    """Return whether a column, or the lists in it, are of a type that fits."""
     return lambda kind: fits(_plain(kind.value_type if _is_list(kind) else kind))
 
 
@@ -159,9 +232,9 @@ def rows_of(
     numbers = np.arange(first, first + table.num_rows, dtype=np.int64)
     bad = _BadRows(first)
     found: dict[str, Any] = {}
-    for feature in features:
+    for feature in features.given.values():
         columns = [_Column(table, name) for name in feature.columns]
-        if isinstance(feature, Number):
+        if isinstance(feature, Number) and not feature.jagged:
             found[feature.name] = _numbers(feature, columns[0], bad)
         else:
             found[feature.name] = _ids(feature, columns, bad)
@@ -211,10 +284,15 @@ class _Column:
         )
 
     @property
+    def filler(self) -> Any:
+        """A value of the column's type, for those that are null."""
+        return "" if self.has_texts else pa.scalar(0).cast(self._flat.type)
+
+    @property
     def missing(self) -> NDArray[np.bool_]:
-        """Which of the values are null."""
-        found: NDArray[np.bool_] = self._flat.is_null().to_numpy(zero_copy_only=False)
-        return found
+        """Mask of the values that are null."""
+        mask: NDArray[np.bool_] = self._flat.is_null().to_numpy(zero_copy_only=False)
+        return mask
 
     @functools.cached_property
     def rows(self) -> NDArray[np.int64]:
@@ -234,9 +312,9 @@ class _Column:
 
     def floats(self) -> Floats:
         """The values as float32; those that are missing are NaN."""
-        found = self._flat.cast(pa.float32(), safe=False)
-        found = pc.fill_null(found, float("nan")) if self.has_nulls else found
-        return np.asarray(found.to_numpy(zero_copy_only=False))
+        numbers = self._flat.cast(pa.float32(), safe=False)
+        numbers = pc.fill_null(numbers, float("nan")) if self.has_nulls else numbers
+        return np.asarray(numbers.to_numpy(zero_copy_only=False))
 
     def times(self, bad: "_BadRows") -> Ids:
         """Whole numbers as they are, timestamps in microseconds; rows in which they are null are bad."""
@@ -265,15 +343,20 @@ def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:
     return out
 
 
-def _ids(feature: Feature, columns: Sequence[_Column], bad: _BadRows) -> Jagged:
+def _ids(feature: Feature | Number | Input, columns: Sequence[_Column], bad: _BadRows) -> Jagged:
     ids, *others = columns
     weights = _weights(others[0], ids, bad) if others else None
-    given = Jagged(ids.values("" if ids.has_texts else 0), ids.lengths, weights=weights)
-    if not ids.has_nulls:
+    given = Jagged(ids.values(ids.filler), ids.lengths, weights=weights)
+    if feature.value_type is None and not ids.has_nulls:
         return given
+    missing = ids.missing
     if ids.is_list:
-        ids.note_bad(ids.missing, bad)
-    return given.kept(~ids.missing)
+        ids.note_bad(missing, bad)
+    if feature.value_type is not None:
+        values, absent, unusable = typed(given.values, feature.value_type)
+        ids.note_bad(unusable & ~missing, bad)
+        given, missing = given.with_values(values), missing | absent
+    return given.kept(~missing) if missing.any() else given
 
 
 def _weights(column: _Column, ids: _Column, bad: _BadRows) -> Floats:

@@ -10,24 +10,22 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.data.assignment import Range
-from psfleet.datasets.data_paths import files_of, reason_of
-from psfleet.datasets.parquet_rows import Rows, joined_rows
+from psfleet.datasets.assignment import Range
+from psfleet.datasets.parquet_rows import Rows, files_of, joined_rows, reason_of
 from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
-from psfleet.datasets.row_order import RowSequence
-from psfleet.datasets.sample_batch import SampleBatch
+from psfleet.datasets.sample_batch import RowSequence, SampleBatch
 from psfleet.errors import UsageError
-from psfleet.feature_sets.feature_lookup import no_samples
+from psfleet.feature_sets.feature_batches import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.platform.arrow import pa
-from psfleet.platform.notices import say
+from psfleet.platform.logs import log_of
 from psfleet.validation.annotations import PositiveInt, checked
 
-__all__ = ["RowGroup", "RowGroupFiles"]
+_log = log_of(__name__)
 
 T = TypeVar("T")
 _SAID = 5  # bad rows of which a line is printed
-_PIECE = 8192  # rows that are decoded at once
+_ROWS = 8192  # rows that are decoded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +44,12 @@ class RowGroupFiles(ABC):
     Formats derive from it, and say how a file is divided and how a row group is read.
 
     Attributes:
-        skipped: How many rows this process has skipped.
+        skipped: Number of rows that this process has skipped.
     """
 
     waits = False
     endings: Sequence[str] = ()
-    """Of the names of the files that are read of a folder."""
+    """Endings of the names of the files that are read of a folder."""
 
     @checked
     def __init__(
@@ -71,13 +69,11 @@ class RowGroupFiles(ABC):
         self._time = time
         times = [] if time is None else [time]
         self._columns = list(dict.fromkeys([*features.columns, *self.labels, *times]))
-        self._groups = [
-            group for file in files_of(paths, self.endings) for group in self._row_groups(file)
-        ]
+        self._groups = list(self._all_groups(paths))
         self._size = sum(group.rows for group in self._groups)
         if not self._size:
             raise UsageError(f"{paths!r} has no row")
-        self._orders: OrderedDict[tuple[int, int | None, int], RowSequence] = OrderedDict()
+        self._sequences: OrderedDict[tuple[int, int | None, int], RowSequence] = OrderedDict()
         self._streams: OrderedDict[tuple[int, int], RowGroupStream] = OrderedDict()
         self._shuffled: OrderedDict[tuple[int, int, int], _ShuffledGroup] = OrderedDict()
         self._buffers = RowBuffers()
@@ -95,11 +91,11 @@ class RowGroupFiles(ABC):
         """The rows of a row group that can be used, as they are in the file.
 
         Raises:
-            UsageError: As for `read`.
+            UsageError: Errors as for `read`.
         """
         group = self._groups[number]
-        pieces = list(self._decoded(group, _PIECE))
-        rows = joined_rows(pieces) if pieces else self._no_rows()
+        parts = list(self._decoded(group, _ROWS))
+        rows = joined_rows(parts) if parts else self._no_rows()
         usable, texts = _without_bad(group, rows)
         self._report(texts, group.rows - len(rows))
         return usable
@@ -116,21 +112,25 @@ class RowGroupFiles(ABC):
             UsageError: They cannot be read.
         """
 
+    def _all_groups(self, paths: Any) -> Iterator[RowGroup]:
+        for file in files_of(paths, self.endings):
+            yield from self._row_groups(file)
+
     @abstractmethod
     def _row_groups(self, file: str) -> Iterator[RowGroup]:
         """The row groups of a file."""
 
     @abstractmethod
-    def _pieces(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+    def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         """The rows of a group, so many at once."""
 
     def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         """The rows of a group piece by piece, up to where it cannot be read."""
         done = 0
         try:
-            for piece in self._pieces(group, rows):
-                yield piece
-                done += len(piece)
+            for part in self._row_parts(group, rows):
+                yield part
+                done += len(part)
         except (OSError, pa.ArrowException) as error:
             where = f" from row {done} on" if done else ""
             what = (
@@ -152,8 +152,8 @@ class RowGroupFiles(ABC):
         The same positions give the same samples for any number of workers. Bad rows are left out.
 
         Args:
-            ranges: Positions, see psfleet.data.assignment.
-            batch_size: Of the dataset: so many rows in a row are of one row group.
+            ranges: Positions, see psfleet.datasets.assignment.
+            batch_size: Batch size of the dataset: so many rows in a row are of one row group.
             seed: Shuffles each epoch; None: none.
 
         Raises:
@@ -209,20 +209,20 @@ class RowGroupFiles(ABC):
 
     def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowSequence:
         key = (batch_size, seed, epoch)
-        if key not in self._orders:
+        if key not in self._sequences:
             sizes = [group.rows for group in self._groups]
             # Of blocks larger than any group there is none, only what is left of each group, in their order.
             in_order = self._time is not None and seed is None
             block = self._size + 1 if in_order else batch_size
-            self._orders[key] = RowSequence(sizes, block, self._interleave, seed, epoch)
-            _trim(self._orders, 2)
-        return self._orders[key]
+            self._sequences[key] = RowSequence(sizes, block, self._interleave, seed, epoch)
+            _trim(self._sequences, 2)
+        return self._sequences[key]
 
     def _stream(self, number: int, batch_size: int) -> RowGroupStream:
         """The rows of a group as they are."""
         key, group = (number, batch_size), self._groups[number]
         if key not in self._streams:
-            blocks = max(_PIECE // batch_size, 1)
+            blocks = max(_ROWS // batch_size, 1)
             begin = functools.partial(self._decoded, group, blocks * batch_size)
             self._streams[key] = RowGroupStream(group.rows, begin)
             _trim(self._streams, self._interleave + 1)
@@ -239,8 +239,8 @@ class RowGroupFiles(ABC):
                 if dropped.readable is not None:
                     self._buffers.give_back(dropped.readable)
             places = order.rows_of(number)
-            pieces = self._decoded(self._groups[number], _PIECE)
-            self._shuffled[key] = _ShuffledGroup(places, self._buffers.ordered(pieces, places))
+            parts = self._decoded(self._groups[number], _ROWS)
+            self._shuffled[key] = _ShuffledGroup(places, self._buffers.ordered(parts, places))
         self._shuffled.move_to_end(key)
         return self._shuffled[key]
 
@@ -249,7 +249,7 @@ class RowGroupFiles(ABC):
         self._told = getattr(self, "_told", 0) + 1
         if self._told <= _SAID:
             more = "; more such lines are left out" if self._told == _SAID else ""
-            say(f"psfleet: {text}{more}")
+            _log.warning(f"psfleet: {text}{more}")
 
 
 class _ShuffledGroup:
@@ -266,7 +266,7 @@ class _ShuffledGroup:
         self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(there)])
 
     def rows(self, low: int, high: int) -> Iterator[Rows | int]:
-        """As `RowGroupStream.rows`."""
+        """Yield rows, as `RowGroupStream.rows` does."""
         first, end = int(self._before[low]), int(self._before[high])
         if self.readable is not None:
             yield self.readable.chosen(slice(first, end))

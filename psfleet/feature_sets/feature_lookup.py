@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
+from psfleet.feature_sets.feature_batches import by_feature, transformed
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
-from psfleet.feature_sets.hashed_ids import hashed
-from psfleet.feature_sets.jagged import Jagged, as_jagged, as_plain
+from psfleet.feature_sets.jagged import Jagged
+from psfleet.feature_sets.value_hashes import are_value, hashed
 from psfleet.kernels.bags import RowBags
-from psfleet.parameters.pooled_gradient import PooledGradient
+from psfleet.parameters.gradients import PooledGradient
 from psfleet.runtime.pooled_ids import PooledIds, frozen
 from psfleet.runtime.validation import as_ids
-
-__all__ = ["Bags", "FeatureLookup", "bags_of", "by_feature", "feed", "no_samples"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -32,63 +31,13 @@ class Bags:
         ids: int64 [n].
         lengths: int64 [bags]; their sum is n.
         weights: float32 [n] or None.
-        shape: Of the output, without its last axis, the width of a row.
+        shape: Shape of the output, without its last axis, the width of a row.
     """
 
     ids: Ids
     lengths: Ids
     weights: Floats | None
     shape: tuple[int, ...]
-
-
-def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
-    """What a batch says of each feature, and its number of samples.
-
-    Args:
-        features: The set.
-        batch: A mapping from names to what `as_jagged` takes, or for a Number an array; or an object with
-            a method `to_dict` that gives one, as TorchRec's KeyedJaggedTensor. A feature that is missing,
-            or None, has no ids in any sample.
-
-    Raises:
-        UsageError: It names a feature that is not in the set, or none of the set's.
-        ShapeError: The features have different numbers of samples.
-    """
-    given = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
-    if not isinstance(given, Mapping):
-        raise UsageError(
-            f"a batch of features is {given!r:.80}; it must be a mapping from their names to their ids"
-        )
-    for name in given:
-        if name not in features.features:
-            known = ", ".join(features.features) or "none"
-            raise UsageError(f"the batch has the feature {name!r}; the set has {known}")
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        if value is not None:
-            jagged = isinstance(features.features[name], Feature)
-            found[name] = as_jagged(name, value) if jagged else as_plain(value)
-    if not found:
-        raise UsageError("the batch has no feature, so its number of samples is unknown")
-    counts = {name: len(value) for name, value in found.items()}
-    first, samples = next(iter(counts.items()))
-    for name, count in counts.items():
-        if count != samples:
-            raise ShapeError(
-                f"feature {name!r} has {count} samples and feature {first!r} has {samples}; a batch has as "
-                "many of each"
-            )
-    return found, samples
-
-
-def no_samples(features: FeatureSet) -> dict[str, Any]:
-    """A batch without samples."""
-    return {
-        feature.name: feature.of(None, 0)
-        if isinstance(feature, Number)
-        else Jagged(np.empty(0, np.int64), np.empty(0, np.int64))
-        for feature in features
-    }
 
 
 def bags_of(feature: Feature, given: Jagged | None, samples: int) -> Bags:
@@ -100,7 +49,7 @@ def bags_of(feature: Feature, given: Jagged | None, samples: int) -> Bags:
     if given is None:
         given = Jagged(np.empty(0, np.int64), np.zeros(samples, np.int64))
     if feature.padding is not None and len(given.values):
-        padded = given.values == feature.padding
+        padded = are_value(given.values, feature.padding)
         given = given.kept(~padded) if np.any(padded) else given
     given = given.last(feature.last) if feature.last else given
     ids = (
@@ -130,8 +79,8 @@ class FeatureLookup(Generic[K]):
 
     Args:
         features: The set.
-        batch: What `by_feature` takes.
-        keys: What stands for each table in `ids` and `gradients`, by the tables' names.
+        batch: A batch as `by_feature` takes it.
+        keys: Key of each table in `ids` and `gradients`, by the tables' names.
 
     Attributes:
         ids: By table the ids of all its features, int64 [n]: what to pull.
@@ -143,7 +92,8 @@ class FeatureLookup(Generic[K]):
     """
 
     def __init__(self, features: FeatureSet, batch: Any, keys: Mapping[str, K]) -> None:
-        given, self.samples = by_feature(features, batch)
+        found, self.samples = by_feature(features, batch)
+        given = transformed(features, found, self.samples)
         self._keys = {f.name: keys[f.table.name] for f in features.looked_up}
         self._bags = {
             f.name: bags_of(f, given.get(f.name), self.samples) for f in features.looked_up
@@ -162,15 +112,15 @@ class FeatureLookup(Generic[K]):
         self._names: dict[K, list[str]] = {}
         for name, key in self._keys.items():
             self._names.setdefault(key, []).append(name)
-        self._places, self.ids = self._laid_out()
+        self._places, self.ids = self._lay_out()
 
     @property
     def lengths(self) -> dict[str, Ids]:
         """By feature the ids of each row of its output, int64; "none" without `last`: ones."""
         return {name: bags.lengths for name, bags in self._bags.items()}
 
-    def _laid_out(self) -> tuple[dict[str, slice], dict[K, Ids]]:
-        """Where the ids of each feature lie among those of its table, and those."""
+    def _lay_out(self) -> tuple[dict[str, slice], dict[K, Ids]]:
+        """Return the slice of each feature's ids among those of its table, and the tables' ids."""
         places = {}
         for names in self._names.values():
             start = 0
@@ -214,7 +164,9 @@ class FeatureLookup(Generic[K]):
         }
 
     def values(self, pooled: Mapping[K, Floats]) -> dict[str, Floats]:
-        """As `pool`, with the same bits, of what was pulled with `pooled`. It takes less time and memory.
+        """Do as `pool`, with the same bits, for values pulled with `pooled`.
+
+        It takes less time and memory.
 
         Args:
             pooled: By table float32 [all bags, dim]. Others are not looked at.
@@ -229,10 +181,10 @@ class FeatureLookup(Generic[K]):
         return {name: found[name] for name in self._order}
 
     def pooled_gradients(self, given: Mapping[str, Any]) -> dict[K, PooledGradient]:
-        """As `gradients`, for what was pulled with `pooled`: what to push, to the same effect.
+        """Return the gradients to push for values pulled with `pooled`, to the same effect as `gradients`.
 
         Args:
-            given: As for `gradients`.
+            given: Gradients as for `gradients`.
 
         Raises:
             ShapeError, UsageError: As `gradients`.
@@ -297,10 +249,10 @@ class FeatureLookup(Generic[K]):
     def _flat(self, name: str, given: Any) -> Floats:
         """The gradient of a feature's bags, float32 [bags, dim]."""
         bags, gradient = self._bags[name], np.asarray(given, np.float32)
-        wanted = (*bags.shape, self._dims[name])
-        if gradient.shape != wanted:
+        shape = (*bags.shape, self._dims[name])
+        if gradient.shape != shape:
             raise ShapeError(
-                f"the gradient of feature {name!r} has the shape {gradient.shape}; it must be {wanted}"
+                f"the gradient of feature {name!r} has the shape {gradient.shape}; it must be {shape}"
             )
         return gradient.reshape(-1, self._dims[name])
 
@@ -310,25 +262,26 @@ def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
-    """What a program with `layers.features(features)` is fed for a batch.
+    """Return the feed of a batch for a program with `layers.features(features)`.
 
     Args:
         features: The set.
-        batch: What `by_feature` takes.
+        batch: A batch as `by_feature` takes it.
 
     Raises:
         UsageError: The batch does not fit the set; the error names the feature.
     """
-    given, samples = by_feature(features, batch)
-    found: dict[str, NDArray[Any]] = {}
+    found, samples = by_feature(features, batch)
+    given = transformed(features, found, samples)
+    feeds: dict[str, NDArray[Any]] = {}
     for feature in features:
         if isinstance(feature, Number):
-            found[feature.name] = feature.of(given.get(feature.name), samples)
+            feeds[feature.name] = feature.of(given.get(feature.name), samples)
             continue
         bags = bags_of(feature, given.get(feature.name), samples)
-        found[f"{feature.name}.lengths"] = bags.lengths
-        found[f"{feature.name}.ids"] = bags.ids
+        feeds[f"{feature.name}.lengths"] = bags.lengths
+        feeds[f"{feature.name}.ids"] = bags.ids
         if bags.weights is not None:
-            found[f"{feature.name}.weights"] = bags.weights
+            feeds[f"{feature.name}.weights"] = bags.weights
     # A program counts the samples of a step by the first input.
-    return dict(sorted(found.items(), key=lambda item: len(item[1]) != samples))
+    return dict(sorted(feeds.items(), key=lambda item: len(item[1]) != samples))

@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ShapeError
 from psfleet.kernels.bags import chosen_bags
-
-__all__ = ["Jagged", "as_jagged", "as_plain", "joined"]
+from psfleet.validation.annotations import checked
 
 Floats = NDArray[np.float32]
 Lengths = NDArray[np.int64]
 
 
+@checked
 class Jagged:
     """Values of a batch, any number for each sample.
 
@@ -62,7 +62,7 @@ class Jagged:
 
     @functools.cached_property
     def offsets(self) -> Lengths:
-        """Where the values of each sample begin, and the end: int64 [samples + 1]."""
+        """Start of each sample's values, and the end: int64 [samples + 1]."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     def __getitem__(self, rows: Any) -> "Jagged":
@@ -82,6 +82,27 @@ class Jagged:
         ends = self.offsets
         weights = None if self.weights is None else self.weights[keep]
         return Jagged(self.values[keep], counts[ends[1:]] - counts[ends[:-1]], weights=weights)
+
+    def with_values(self, values: NDArray[Any]) -> "Jagged":
+        """Other values in the same places."""
+        return Jagged(values, self.lengths, weights=self.weights)
+
+    def expanded(self, values: NDArray[Any], counts: Lengths) -> "Jagged":
+        """Several other values in place of each one, `counts`, int64 [n], each with its weight."""
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        lengths = ends[self.offsets[1:]] - ends[self.offsets[:-1]]
+        weights = None if self.weights is None else np.repeat(self.weights, counts)
+        return Jagged(values, lengths, weights=weights)
+
+    @property
+    def rows(self) -> Lengths:
+        """The sample of each value, int64 [n]."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def ranks(self) -> Lengths:
+        """The number of each value within its sample, from 0: int64 [n]."""
+        return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def last(self, count: int) -> "Jagged":
         """At most `count` values of each sample: the last ones."""
@@ -107,7 +128,7 @@ def as_jagged(name: str, given: Any, weights: Any = None) -> Jagged:
     """The bags that one of these stands for.
 
     Args:
-        name: Of the feature, for messages.
+        name: Name of the feature, for messages.
         given: A Jagged; an object with methods `values` and `lengths`, as TorchRec's JaggedTensor; a
             mapping with `values` and `lengths` or `offsets`, and perhaps `weights`; an array of one value
             [n] or of equally many values [n, k] for each sample; a list of lists.
@@ -192,5 +213,5 @@ def as_plain(given: Any, dtype: Any = None) -> NDArray[Any]:
         given = given.detach().cpu().numpy()
     try:
         return np.asarray(given, dtype)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ShapeError(f"the values cannot be read as an array: {error}") from None

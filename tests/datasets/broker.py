@@ -6,8 +6,6 @@ from typing import Any
 
 import confluent_kafka as kafka
 
-__all__ = ["Broker"]
-
 
 class Broker:
     """Topics are made when they are first written to. It ends with its `with` block.

@@ -2,8 +2,6 @@
 
 from psfleet.features import Feature, FeatureSet, Number, Table
 
-__all__ = ["FEATURES", "TABLE"]
-
 TABLE = Table("t", 4)
 FEATURES = FeatureSet(
     [

@@ -12,7 +12,7 @@ from psfleet import fleet
 from psfleet.datasets.event_time import EventTimeSequence
 from psfleet.errors import UsageError
 from psfleet.features import Feature, FeatureSet, Table
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 
 FEATURES = FeatureSet([Feature("row", Table("t", 4))])
 
@@ -20,9 +20,9 @@ FEATURES = FeatureSet([Feature("row", Table("t", 4))])
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """No runtime before, none afterwards."""
-    before = runtimes.use(None)
+    before = current().use(None)
     yield
-    runtimes.use(before)
+    current().use(before)
 
 
 def files(

@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 
 from psfleet import fleet
+from psfleet.datasets import dispatch
 from psfleet.errors import ConfigError, UsageError
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 
 pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
 )
 
-from psfleet.datasets.kafka import KafkaTopic  # after the check for confluent-kafka
+from psfleet.datasets import kafka_partition  # after the check for confluent-kafka
+from psfleet.datasets.event_time import EventTimeSequence
+from psfleet.datasets.kafka import KafkaTopic
+from psfleet.observability.logged_values import LAGS
+from psfleet_worker.observability.step_times import StepTimes
+from psfleet_worker.observability.worker_metrics import WorkerMetrics
+from tests import waiting
 from tests.datasets.broker import Broker
 from tests.datasets.click_features import FEATURES
 
@@ -23,9 +30,9 @@ from tests.datasets.click_features import FEATURES
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """No runtime before, none afterwards."""
-    before = runtimes.use(None)
+    before = current().use(None)
     yield
-    runtimes.use(before)
+    current().use(before)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +109,88 @@ def test_messages_to_come(broker: Broker) -> None:
     source.close()
 
 
+def test_a_partition_with_less_traffic(broker: Broker, capsys: Any) -> None:
+    """The order goes on without an idle partition while others have messages, and says so; what is put off
+    comes when it is there. No message is lost or doubled, and no batch is empty or too large."""
+    filled(broker, "idle", [6, 3])
+    source = KafkaTopic(broker.servers, "idle", FEATURES, ["click"], start={0: 0, 1: 0}, idle=0.05)
+    batches = iter(fleet.dataset(source, 2))
+    assert together(batches, 9) == [*range(6), 100, 101, 102]
+    broker.send("idle", 1, [message(103), message(104), message(105)])
+    broker.send("idle", 0, [message(row) for row in range(6, 12)])
+    assert together(batches, 9) == [*range(6, 12), 103, 104, 105]
+    said = capsys.readouterr().err
+    assert "idle partition 1 has had no message for " in said
+    assert "the order goes on without it" in said
+    assert "idle partition 1 has messages again" in said
+    assert LAGS["idle/0"] == LAGS["idle/1"] == 0
+    source.close()
+
+
+def test_lag(broker: Broker) -> None:
+    """A worker tells of each partition how many messages are behind those that it has read."""
+    filled(broker, "lag", [7, 5])
+    source = KafkaTopic(broker.servers, "lag", FEATURES, ["click"], start={0: 0, 1: 0})
+    source.prepare([(0, 6)], 2, None)()
+    metrics = WorkerMetrics(StepTimes(), lambda: 0)
+    metrics.wanted = True
+    told = metrics.text().decode()
+    assert 'psfleet_topic_lag{partition="lag/0"} 3.0' in told
+    assert 'psfleet_topic_lag{partition="lag/1"} 3.0' in told
+    source.close()
+    assert b"lag/" not in metrics.text()
+
+
+def together(batches: Iterator[Any], count: int) -> list[int]:
+    """So many labels in order; how they come in batches of at most 2 depends on the time."""
+    found: list[int] = []
+    while len(found) < count:
+        (batch,) = clicks([next(batches)])
+        assert 1 <= len(batch) <= 2
+        found += batch
+    return sorted(found)
+
+
+def test_what_is_put_off_is_remembered(broker: Broker) -> None:
+    """A source that gets the state of another one reads what that had put off, and nothing twice."""
+    filled(broker, "kept", [6, 1])
+    options: dict[str, Any] = {"start": {0: 0, 1: 0}, "idle": 0.05}
+    first = KafkaTopic(broker.servers, "kept", FEATURES, ["click"], **options)
+    (found,) = clicks([first.prepare([(2, 8)], 2, None)()])
+    kept = json.loads(json.dumps(first.state_dict()))
+    put_off = [
+        100 * int(number) + offset
+        for number, spans in kept.items()
+        for low, high in spans
+        for offset in range(low, high)
+    ]
+    assert {101, 102, 103} <= {*put_off}
+    assert sorted(found + put_off) == [2, 3, 100, 101, 102, 103]
+    second = KafkaTopic(broker.servers, "kept", FEATURES, ["click"], **options)
+    second.set_state_dict(kept)
+    broker.send("kept", 1, [message(101), message(102), message(103)])
+    low = 8
+    while len(found) < 8:
+        found += clicks([second.prepare([(low, low + 2)], 2, None)()])[0]
+        low += 2
+    assert sorted(found) == [2, 3, 4, 5, 100, 101, 102, 103]
+    first.close()
+    second.close()
+
+
+def test_waiting_is_said(broker: Broker, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an idle time the order waits, and a line says for which partition."""
+    monkeypatch.setattr(kafka_partition, "_QUIET", 0.0)
+    filled(broker, "said", [2, 1])
+    source = KafkaTopic(broker.servers, "said", FEATURES, ["click"], start={0: 0, 1: 0})
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: source.prepare([(0, 4)], 2, None)())
+        waiting.until(lambda: "at offset 1: the order waits for it" in capsys.readouterr().err)
+        broker.send("said", 1, [message(101)])
+        assert clicks([found.result()]) == [[0, 1, 100, 101]]
+    source.close()
+
+
 BAD: list[tuple[bytes, str]] = [
     (b"no json", "Expecting value"),
     (b"[1]", "it is a list, not an object with columns"),
@@ -149,6 +238,8 @@ def test_bad_messages(broker: Broker, capsys: Any, case: int) -> None:
         ({"start": {0: 1}, "end": {1: 2}}, "end is {1: 2}"),
         ({"start": {0: 3}, "end": {0: 2}}, "end is {0: 2}"),
         ({"start": {0: 3}, "end": {0: 3}}, "there is no message between them"),
+        ({"start": {0: 0}, "end": {0: 2}, "idle": 1.0}, "idle is 1.0 for a topic"),
+        ({"start": {0: 0}, "idle": -1.0}, "idle is -1.0"),
         ({"start": {0: 0}, "settings": {"enable.auto.commit": True}}, "enable.auto.commit"),
     ],
 )
@@ -163,3 +254,12 @@ def test_shuffling_is_refused(broker: Broker) -> None:
     source = KafkaTopic(broker.servers, "t", FEATURES, start={0: 0})
     with pytest.raises(UsageError, match="shuffle_seed is 3"):
         next(iter(fleet.dataset(source, 2, shuffle_seed=3)))
+
+
+def test_an_idle_time_has_its_limits(broker: Broker) -> None:
+    """Samples in order of time, and merged steps, need the order that waits."""
+    source = KafkaTopic(broker.servers, "t", FEATURES, start={0: 0}, idle=1.0)
+    with pytest.raises(UsageError, match=r"idle for 1\.0 s.* leave idle out"):
+        EventTimeSequence(source, 10)
+    with pytest.raises(UsageError, match="leave out idle, or pipeline and gradient_merge"):
+        next(dispatch.batches(source, 2, None, None, merged=2))

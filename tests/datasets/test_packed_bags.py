@@ -5,13 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.datasets.packed_bags import PackedBags
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
+
+from psfleet.datasets.row_groups import PackedBags  # after the check for pyarrow
 from psfleet.feature_sets.jagged import Jagged, joined
 
 ORDER = np.random.default_rng(1).permutation(50)
 
 
-def pieces(values: Any, weighted: bool) -> list[Jagged]:
+def parts(values: Any, weighted: bool) -> list[Jagged]:
     """Bags of up to four of these values, in pieces of 20, 20 and 10."""
     dice, parts = np.random.default_rng(2), []
     for size in (20, 20, 10):
@@ -56,11 +58,11 @@ VALUES = {
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_order(values: Any, weighted: bool) -> None:
     """Bags of every type, and ids that do or do not fit in 32 bits, come in the order that is asked for."""
-    check(PackedBags(), pieces(values, weighted))
+    check(PackedBags(), parts(values, weighted))
 
 
 def test_memory_is_used_again() -> None:
     """It takes row groups one after the other, whatever the one before was like."""
     bags = PackedBags()
     for name in ("small", "late", "small", "int32", "texts", "edges"):
-        check(bags, pieces(VALUES[name], weighted=name == "small"))
+        check(bags, parts(VALUES[name], weighted=name == "small"))

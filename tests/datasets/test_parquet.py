@@ -10,7 +10,7 @@ from psfleet import fleet
 from psfleet.errors import UsageError
 from psfleet.feature_sets.jagged import Jagged
 from psfleet.features import Feature, FeatureLookup, FeatureSet, Number, Table
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
@@ -18,7 +18,7 @@ import pyarrow as pa  # after the check for pyarrow
 import pyarrow.parquet as pq
 
 from psfleet.datasets.parquet import ParquetFiles, SampleBatch
-from psfleet.datasets.row_order import RowSequence
+from psfleet.datasets.sample_batch import RowSequence
 
 TABLE = Table("t", 4)
 FEATURES = FeatureSet(
@@ -35,9 +35,9 @@ FEATURES = FeatureSet(
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """No runtime before, none afterwards."""
-    before = runtimes.use(None)
+    before = current().use(None)
     yield
-    runtimes.use(before)
+    current().use(before)
 
 
 def columns(first: int, count: int) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def test_workers_read_row_groups_of_their_own(workers: int) -> None:
 
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("block", [1, 3, 100])
-def test_orders_have_every_row_once(seed: int | None, block: int) -> None:
+def test_sequences_have_every_row_once(seed: int | None, block: int) -> None:
     """Also of row groups that are empty, smaller than a block or no multiple of it."""
     sizes = [5, 0, 9, 1, 6, 100, 2]
     order = RowSequence(sizes, block, 3, seed, epoch=2)

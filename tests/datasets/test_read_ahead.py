@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from psfleet.data.assignment import Range
-from psfleet.data.read_ahead import ReadAhead, probable
+from psfleet.datasets.assignment import Range
+from psfleet.datasets.read_ahead import ReadAhead, probable
 
 Ranges = tuple[Range, ...]
 

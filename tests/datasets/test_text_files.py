@@ -9,13 +9,19 @@ import pytest
 from psfleet import fleet
 from psfleet.errors import UsageError
 from psfleet.features import Feature, FeatureSet
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
-from psfleet.datasets import text_files  # after the check for pyarrow
+import pyarrow as pa  # after the check for it
+import pyarrow.parquet as pq
+
+from psfleet.datasets import text_files
 from psfleet.datasets.event_time import EventTimeSequence
+from psfleet.datasets.parquet import ParquetFiles
+from psfleet.datasets.sample_batch import batch_of, sample_of
 from psfleet.datasets.text_files import TextFiles
+from psfleet.feature_sets.feature_lookup import FeatureLookup
 from tests.datasets.click_features import FEATURES, TABLE
 
 COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note", "at"]
@@ -26,9 +32,9 @@ SPARSE = FeatureSet([Feature("x", TABLE, weighted=True, column="index", weights_
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No runtime before, none afterwards; row groups of 4 lines."""
     monkeypatch.setattr(text_files, "_GROUP", 4)
-    before = runtimes.use(None)
+    before = current().use(None)
     yield
-    runtimes.use(before)
+    current().use(before)
 
 
 def written(
@@ -114,7 +120,7 @@ BAD = [
     ({"age": "1"}, r"age is \[1.0\]"),
     ({"click": ""}, r"click is \[\]"),
     ({"click": "inf"}, r"click is \[inf\]"),
-    ({"note": "a,b"}, "it has 9 cells, the first line has 8"),
+    ({"note": "a,b"}, "it has 9 cells for 8 columns"),
     ({"note": '"a'}, "has no cells: unexpected end of data"),
     ({"at": "x"}, "at is 'x'"),
     ({"at": ""}, r"at is \[\]"),
@@ -137,7 +143,7 @@ def test_refused_files(tmp_path: Path) -> None:
     """What is no such file, or lacks a column, is named."""
     with pytest.raises(UsageError, match=r"none\.csv cannot be read: No such file"):
         TextFiles(tmp_path / "none.csv", FEATURES)
-    with pytest.raises(UsageError, match=r"names no \.csv or \.tsv or \.libsvm file"):
+    with pytest.raises(UsageError, match=r"names no \.csv or \.tsv or \.libsvm or "):
         TextFiles(tmp_path, FEATURES)
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UsageError, match=r"a\.txt ends with none of \.csv, \.tsv, \.libsvm"):
@@ -151,3 +157,29 @@ def test_refused_files(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("")
     with pytest.raises(UsageError, match=r"b\.csv has no column 'user'; it has none"):
         TextFiles(tmp_path / "b.csv", FEATURES)
+
+
+def test_an_id_from_every_kind_of_file(tmp_path: Path) -> None:
+    """A hashed id is the same from CSV, from numbers and texts of Parquet, and from both in JSON."""
+    features = FeatureSet(
+        [Feature("user", TABLE, hashed=True), Feature("city", TABLE, hashed=True)]
+    )
+    users, cities = [15, 0, 2**63 - 1, -4], ["9", "x", "", "007"]
+    rows = [f"{user},{city},1\n" for user, city in zip(users, cities, strict=True)]
+    (tmp_path / "a.csv").write_text("user,city,click\n" + "".join(rows))
+    for name, given in (("n", users), ("t", list(map(str, users)))):
+        columns = {"user": given, "city": [[c] if c else [] for c in cities], "click": [1] * 4}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    found = []
+    for file in ("a.csv", "n.parquet", "t.parquet"):
+        kind = TextFiles if file == "a.csv" else ParquetFiles
+        (batch,) = fleet.dataset(kind(str(tmp_path / file), features, ["click"]), 4)
+        found.append(batch.features)
+    for change in (int, str):
+        objects = [
+            sample_of(features, [], {"user": change(user), "city": [city] if city else []})
+            for user, city in zip(users, cities, strict=True)
+        ]
+        found.append(batch_of(features, [], objects).features)
+    ids = [FeatureLookup(features, batch, {"t": 0}).ids[0].tolist() for batch in found]
+    assert ids == [ids[0]] * 5

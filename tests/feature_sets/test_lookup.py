@@ -7,7 +7,7 @@ import pytest
 
 import psfleet
 from psfleet import initializer
-from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.errors import IdError
 from psfleet.features import Feature, FeatureLookup, FeatureSet, Jagged, Number, Table, hashed
 from psfleet.optimizer import SGD
 
@@ -165,6 +165,34 @@ def test_hashes() -> None:
         hashed(np.array([1.5], object))
 
 
+def test_numbers_as_texts() -> None:
+    """A whole number has one hash, whether it comes as a number, as its text or between texts."""
+    numbers = [15, 0, -7, 2**63 - 1, -(2**63)]
+    wanted = hashed(np.array(numbers)).tolist()
+    texts = [str(number) for number in numbers]
+    for given in (np.array(texts), np.array(texts, object), np.array(texts, "S")):
+        assert hashed(given).tolist() == wanted
+    assert hashed(np.array(numbers, object), salt="a")[0] == hashed(np.array([15]), salt="a")[0]
+    mixed = hashed(np.array([15, "red", "15"], object))
+    assert mixed.tolist() == [wanted[0], hashed(np.array(["red"]))[0], wanted[0]]
+    large = 2**64 - 1
+    assert hashed(np.array([large], np.uint64)) == hashed(np.array([str(large)]))
+    others = ["015", "+15", " 15", "15.0", "1_5", "-0", str(2**64), "\u0661\u0665"]
+    assert not set(hashed(np.array(others)).tolist()) & {*wanted}
+    assert len(set(hashed(np.array(others)).tolist())) == len(others)
+
+
+@pytest.mark.parametrize("padding", [0, "0"])
+@pytest.mark.parametrize(
+    "values", [np.array([3, 0]), np.array(["3", "0"]), np.array(["3", 0], object)]
+)
+def test_padding_as_number_or_text(padding: Any, values: Any) -> None:
+    """Padding counts for nothing, whichever of the two it and the values are."""
+    features = FeatureSet([Feature("f", Table("t", 2), hashed=True, padding=padding)])
+    lookup = FeatureLookup(features, {"f": values[None]}, {"t": "t"})
+    assert lookup.ids["t"].tolist() == hashed(np.array([3])).tolist()
+
+
 def test_texts() -> None:
     """A hashed feature takes texts, and padding may be one."""
     features = FeatureSet([Feature("f", Table("t", 2), hashed=True, padding="")])
@@ -177,56 +205,6 @@ def feature_set() -> FeatureSet:
     """Two features of one table, and a number."""
     table = Table("t", 2, SGD(1.0), initializer.Constant(0.5))
     return FeatureSet([Feature("f", table), Feature("g", table, pooling="mean"), Number("n")])
-
-
-@pytest.mark.parametrize(
-    ("batch", "error", "text"),
-    [
-        ({"x": [1]}, UsageError, r"the feature 'x'; the set has f, g, n"),
-        ({}, UsageError, "has no feature"),
-        ([1, 2], UsageError, r"\[1, 2\]; it must be a mapping"),
-        ({"f": [1], "g": [1, 2]}, ShapeError, "feature 'g' has 2 samples and feature 'f' has 1"),
-        ({"f": [0.5]}, IdError, r"feature 'f'.*0\.5"),
-        ({"f": np.zeros((1, 1, 1), np.int64)}, ShapeError, r"feature 'f': .*\(1, 1, 1\)"),
-        ({"f": {"values": [1], "lengths": [2]}}, ShapeError, "feature 'f': .* 1, .* sum to 2"),
-        ({"f": {"values": [1], "lengths": [2, -1]}}, ShapeError, "lengths is -1"),
-        ({"f": {"values": [1], "offsets": [1, 1]}}, ShapeError, r"begin with \[1\]"),
-        ({"f": {"values": [1], "offsets": [0, 2, 1]}}, ShapeError, "offset 1 comes after 2"),
-        ({"f": {"values": [1]}}, ShapeError, "lengths or offsets"),
-        ({"f": {"ids": [1]}}, ShapeError, "the dict has 'ids'"),
-        ({"f": {"values": [1], "lengths": [0.5]}}, ShapeError, "lengths have the dtype float64"),
-        ({"f": [1], "n": [[1, 2]]}, ShapeError, r"feature 'n' .*\(1, 2\)"),
-    ],
-)
-def test_refused_batches(batch: Any, error: type[Exception], text: str) -> None:
-    """What is no batch of the set is refused with the feature and the value."""
-    with pytest.raises(error, match=text):
-        FeatureLookup(feature_set(), batch, {"t": "t"})
-
-
-def test_refused_gradients() -> None:
-    """A gradient must be of a feature of the set, in the shape of its value."""
-    lookup = FeatureLookup(feature_set(), {"f": [1]}, {"t": "t"})
-    with pytest.raises(ShapeError, match=r"feature 'f' has the shape \(2,\); it must be \(1, 2\)"):
-        lookup.gradients({"f": [1, 2]})
-    with pytest.raises(UsageError, match="feature 'x'"):
-        lookup.gradients({"x": [1, 2]})
-
-
-def test_refused_definitions() -> None:
-    """What a feature set cannot be is refused with the name of the feature or table."""
-    with pytest.raises(ConfigError, match=r"table 't': dim is 0"):
-        Table("t", 0)
-    with pytest.raises(ConfigError, match=r"feature 'f': pooling is 'max'"):
-        Feature("f", Table("t", 1), pooling="max")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"feature 'f' has buckets 5"):
-        Feature("f", Table("t", 1), buckets=5)
-    with pytest.raises(ConfigError, match="two features are named 'f'"):
-        FeatureSet([Number("f"), Number("f")])
-    with pytest.raises(ConfigError, match="feature 'g' names another table 't'"):
-        FeatureSet([Feature("f", Table("t", 1)), Feature("g", Table("t", 2))])
-    with pytest.raises(ConfigError, match="a feature is 'f'"):
-        FeatureSet(["f"])  # type: ignore[list-item]
 
 
 def test_client() -> None:

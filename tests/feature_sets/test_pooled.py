@@ -19,7 +19,7 @@ from psfleet.optimizer import Adagrad, Adam
 from psfleet.runtime.interface import Gradient
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import same_bits
+from tests.trainings import same_bits
 
 Way = Callable[[Client, FeatureSet, int], dict[str, NDArray[Any]]]
 STEPS, SAMPLES = 5, 30
@@ -125,7 +125,10 @@ def test_on_servers(mode: Any) -> None:
     """Likewise on two servers, also in a mode that has rows of its own."""
     found = []
     for way in (at_once, afterwards):
-        with LocalFleet(2, 1) as fleet, psfleet.connect(fleet.environment(0), mode=mode) as client:
+        with (
+            LocalFleet(2, 1, in_process=True) as fleet,
+            psfleet.connect(fleet.environment(0), mode=mode) as client,
+        ):
             found.append(trained(client, way, counts=mode != "geo"))
             client.close()
             assert fleet.wait(60) == [0, 0]

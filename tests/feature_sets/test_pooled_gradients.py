@@ -15,20 +15,19 @@ from psfleet.features import Feature, FeatureSet, Jagged, Table, feed
 from psfleet.initializer import Normal
 from psfleet.kernels.bags import RowBags
 from psfleet.optimizer import SGD, Adagrad
-from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.clip import ClipGradByGlobalNorm
-from psfleet.parameters.gradients import gradient_of
+from psfleet.optimizer.outgoing_gradients import GradientScaler
+from psfleet.parameters.gradients import PooledGradient, gradient_of
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.parameters.pooled_gradient import PooledGradient
 from psfleet.program.gradient import summed
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface as runtimes
-from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.pooled_ids import PooledIds
+from psfleet.runtime.process_runtime import current
+from psfleet.runtime.runtime_bases import ForwardingRuntime
 from psfleet.schema.table import key_of
-from psfleet.strategy.wire_format import AMPSettings
-from psfleet.testing.training_run import same_bits
+from psfleet.strategy.strategy_parts import AMPSettings
+from tests.trainings import same_bits
 
 FEATURES = FeatureSet(
     [
@@ -98,7 +97,7 @@ def batch(step: int) -> dict[str, Any]:
 
 def trained(runtime: Any, **settings: Any) -> list[Any]:
     """The tables after some steps of a program."""
-    before = runtimes.use(runtime)
+    before = current().use(runtime)
     try:
         with program_guard(Program(), Program()):
             values = layers.features(FEATURES)
@@ -110,7 +109,7 @@ def trained(runtime: Any, **settings: Any) -> list[Any]:
         return [runtime.read_table(key_of(name)) for name in FEATURES.tables]
     finally:
         psfleet.reset()
-        runtimes.use(before)
+        current().use(before)
         runtime.close()
 
 

@@ -14,7 +14,7 @@ from psfleet.execution.executor import Executor
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table, feed
 from psfleet.optimizer import SGD, LookAhead
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 
 ONE = initializer.Constant(1.0)
 
@@ -22,11 +22,11 @@ ONE = initializer.Constant(1.0)
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """A program, and no runtime before or afterwards."""
-    before = runtimes.use(None)
+    before = current().use(None)
     with program_guard(Program(), Program()):
         yield
     psfleet.reset()
-    runtimes.use(before)
+    current().use(before)
 
 
 def trained(features: FeatureSet, optimizer: Any, batch: Any, steps: int = 1) -> list[Any]:

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 from psfleet.entry import CapacityEntry, CountFilterEntry, DecayedFrequency, TTLEntry
-from psfleet.errors import ConfigError
 from psfleet.features import Feature, Number, load_features
 from psfleet.initializer import Normal
 
@@ -56,33 +53,3 @@ def test_load(tmp_path: Path) -> None:
     assert user.table.optimizer.rule().epsilon == 1e-8
     assert features.tables["items"].optimizer is None
     assert features.tables["items"].entry == CapacityEntry(9, policy=DecayedFrequency(7.0))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tables.t.dim = 0", r"table 't': dim is 0"),
-        ("tables.t.dims = 1", r"table 't': .*'dims'"),
-        ("tables.t = 1", r"tables has t = 1"),
-        ("tables = 1", r"tables has tables = 1"),
-        ("columns.a = 1", r"\[columns\] is unknown"),
-        ("features.f.table = 't'", r"feature 'f': table is 't'; the file has none"),
-        ("features.f.dims = 1", r"feature 'f': .*'dims'"),
-        ("[tables.t]\ndim = 1\noptimizer = 'SGD'", r"optimizer of table 't' is 'SGD'"),
-        ("[tables.t]\ndim = 1\noptimizer.kind = 'lr'", r"must have the `kind` of a class"),
-        (
-            "[tables.t]\ndim = 1\noptimizer = {kind = 'SGD', learning_rate = -1}",
-            r"SGD: learning_rate is -1",
-        ),
-        ("[tables.t]\ndim = 1\nentry = {kind = 'TTLEntry'}", r"a TTLEntry needs steps or seconds"),
-        ("= 1", "is no TOML"),
-    ],
-)
-def test_refusals(tmp_path: Path, text: str, message: str) -> None:
-    """What a file cannot say is refused in one sentence that names the file."""
-    path = tmp_path / "features.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=f"features.toml.*{message}"):
-        load_features(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_features(tmp_path / "none.toml")

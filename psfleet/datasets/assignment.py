@@ -1,0 +1,224 @@
+"""Sync mode: which samples of a dataset each worker has in which round.
+
+A plan is a pure function of what the coordinator has decided: the order in which requests arrive
+plays no part, so that the same decisions give the same bits (rules R3 to R5 of docs/protocol.md).
+
+Samples are named by their position: sample i of epoch e has position e * size + i. An entry of a plan
+deals a stream of positions to some seats from one round on, until the next entry begins. Epochs do
+not share a round; the last round of an epoch is dealt evenly.
+
+Whole epochs in a row are one range and one lap, whatever their number: nothing here takes longer, or
+more room, for more of them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+Range = tuple[int, int]
+"""Positions from the first number up to, and without, the second."""
+
+MOST = 1 << 62
+"""Positions of a dataset at most. One that goes on until it is stopped has as many epochs as fit."""
+
+LOOKAHEAD = 2
+"""Rounds after the last closed one that a change of the members leaves as they were planned: a worker
+takes the samples of a round as soon as the round before the last is closed."""
+
+
+def length(ranges: Iterable[Range]) -> int:
+    """Return the number of positions."""
+    return sum(high - low for low, high in ranges)
+
+
+def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
+    """The positions number `low` up to `high` of the ranges."""
+    found = []
+    at = 0
+    for start, end in ranges:
+        first, last = max(low - at, 0), min(high - at, end - start)
+        if first < last:
+            found.append((start + first, start + last))
+        at += end - start
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRange:
+    """Part of an epoch that is left; `repeats` times, in as many epochs in a row, if that is all of it."""
+
+    ranges: tuple[Range, ...]
+    repeats: int = 1
+
+
+def laps_of(ranges: Iterable[Range], size: int) -> list[EpochRange]:
+    """The ranges, those of one epoch together, in order."""
+    laps: list[EpochRange] = []
+    begun = -1  # the epoch of the last lap, if there may be more of it
+    for low, high in ranges:
+        while low < high:
+            epoch, offset = divmod(low, size)
+            if epoch == begun:
+                end = min(high, (epoch + 1) * size)
+                laps[-1] = EpochRange((*laps[-1].ranges, (low, end)))
+            elif offset == 0 and high - low >= size:
+                repeats, begun = (high - low) // size, -1
+                laps.append(EpochRange(((low, low + size),), repeats))
+                end = low + repeats * size
+            else:
+                end, begun = min(high, (epoch + 1) * size), epoch
+                laps.append(EpochRange(((low, end),)))
+            low = end
+    return laps
+
+
+def _shifted(ranges: Iterable[Range], by: int) -> tuple[Range, ...]:
+    return tuple((low + by, high + by) for low, high in ranges)
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same positions in the same order; what follows without a gap is one range."""
+    found: list[Range] = []
+    for low, high in ranges:
+        if found and found[-1][1] == low:
+            low = found.pop()[0]
+        found.append((low, high))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """From round `first` on these seats share the stream, in order of seat."""
+
+    first: int
+    seats: tuple[int, ...]
+    stream: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The deal of one dataset.
+
+    Attributes:
+        size: Samples of an epoch.
+        batch: Samples of one seat in one round.
+        entries: In order of their rounds; never changed, only followed by others or replaced whole.
+        withdrawn: Rounds and seats whose share has been dealt again: the seat is not in the round.
+    """
+
+    size: int
+    batch: int
+    entries: tuple[PlanEntry, ...] = ()
+    withdrawn: frozenset[tuple[int, int]] = frozenset()
+
+    def share(self, seat: int, number: int) -> tuple[Range, ...]:
+        """Return the seat's samples in round `number`; none if it has no part in it."""
+        entry = self._entry(number)
+        if entry is None or seat not in entry.seats:
+            return ()
+        place, seats = entry.seats.index(seat), len(entry.seats)
+        for span, start, rounds in self._laps(entry):
+            if start <= number < start + span.repeats * rounds:
+                epoch, within = divmod(number - start, rounds)
+                offset = within * self.batch * seats
+                take = min(self.batch * seats, length(span.ranges) - offset)
+                low, high = take * place // seats, take * (place + 1) // seats
+                return _shifted(part(span.ranges, offset + low, offset + high), epoch * self.size)
+        return ()
+
+    def last(self) -> int:
+        """Return the last round in which a seat has samples; 0: there is none."""
+        number = 0
+        for index, entry in enumerate(self.entries):
+            ends = [start + span.repeats * rounds - 1 for span, start, rounds in self._laps(entry)]
+            if ends:
+                number = max(number, ends[-1])
+            if index + 1 < len(self.entries):
+                number = min(number, self.entries[index + 1].first - 1)
+        return number
+
+    def rest(self, number: int) -> tuple[Range, ...]:
+        """Return the samples that are dealt in round `number` or later."""
+        entry = self._entry(number)
+        if entry is None or not entry.seats:  # no seat had any of it
+            return () if entry is None else entry.stream
+        left: list[Range] = []
+        for span, start, rounds in self._laps(entry):
+            epoch, within = divmod(max(number - start, 0), rounds)
+            if epoch < span.repeats:
+                dealt = within * self.batch * len(entry.seats)
+                left += _shifted(part(span.ranges, dealt, length(span.ranges)), epoch * self.size)
+            if epoch + 1 < span.repeats:
+                low = span.ranges[0][0]
+                left.append((low + (epoch + 1) * self.size, low + span.repeats * self.size))
+        return _joined(left)
+
+    def unused(self, closed: int) -> tuple[Range, ...]:
+        """Return the samples that no round up to `closed` has used, in order."""
+        if not self.entries:
+            return ()
+        last = self.entries[-1]
+        if last.first <= closed + 1:
+            return self.rest(closed + 1)
+        dealt = [
+            found
+            for number in range(closed + 1, last.first)
+            for seat in self._seats(number)
+            if (number, seat) not in self.withdrawn
+            for found in self.share(seat, number)
+        ]
+        return tuple(sorted((*dealt, *last.stream)))
+
+    def missed(self, seat: int, after: int, closed: int) -> tuple[Range, ...]:
+        """Return the seat's samples of rounds after `after`, up to `closed`, which closed without it."""
+        begin = max(after + 1, self.entries[0].first) if self.entries else closed + 1
+        return tuple(
+            found
+            for number in range(begin, closed + 1)
+            if (number, seat) not in self.withdrawn
+            for found in self.share(seat, number)
+        )
+
+    def changed(
+        self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
+    ) -> "RoundPlan":
+        """The plan after a change of the members.
+
+        Args:
+            number: From this round on `seats` share what is left.
+            seats: In order.
+            closed: The last round that is closed anywhere.
+            counts_in: Function that tells whether a seat is a member of a round. What those that
+                are not had in rounds between is dealt again.
+        """
+        out = [
+            (between, seat)
+            for between in range(closed + 1, number)
+            for seat in self._seats(between)
+            if not counts_in(seat, between) and (between, seat) not in self.withdrawn
+        ]
+        lost = [found for between, seat in out for found in self.share(seat, between)]
+        rest = self.rest(number)
+        unchanged = not lost and self._seats(number) == tuple(seats)
+        if unchanged or not (lost or rest):
+            return self
+        kept = tuple(entry for entry in self.entries if entry.first < number)
+        entries = (*kept, PlanEntry(number, tuple(seats), (*lost, *rest)))
+        withdrawn = frozenset(pair for pair in self.withdrawn if pair[0] > closed) | set(out)
+        return RoundPlan(self.size, self.batch, entries, withdrawn)
+
+    def _entry(self, number: int) -> PlanEntry | None:
+        return next((e for e in reversed(self.entries) if e.first <= number), None)
+
+    def _seats(self, number: int) -> tuple[int, ...]:
+        entry = self._entry(number)
+        return () if entry is None else entry.seats
+
+    def _laps(self, entry: PlanEntry) -> list[tuple[EpochRange, int, int]]:
+        """The laps of an entry, each with its first round and how many rounds each of its epochs takes."""
+        laps = []
+        start = entry.first
+        for span in laps_of(entry.stream, self.size) if entry.seats else []:
+            rounds = -(-length(span.ranges) // (self.batch * len(entry.seats)))
+            laps.append((span, start, rounds))
+            start += span.repeats * rounds
+        return laps

@@ -1,0 +1,193 @@
+"""fleet.dataset: samples in batches, each handed to one worker by the fleet."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.datasets.assignment import MOST, Range
+from psfleet.datasets.read_ahead import Peekable, ReadAhead
+from psfleet.errors import UsageError
+from psfleet.runtime.interface import Runtime
+from psfleet.runtime.process_runtime import active
+from psfleet.stages.links import here
+from psfleet.validation.annotations import PositiveInt, check
+
+Ids = NDArray[np.int64]
+
+
+@runtime_checkable
+class OrderedSource(Protocol):
+    """Samples that are read in an order of their own, such as that of the files in which they are.
+
+    Attributes:
+        waits: Reading waits for samples that are yet to come: none are read ahead.
+    """
+
+    waits: bool
+
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    def prepare(
+        self, ranges: Sequence[Range], batch_size: int, seed: int | None
+    ) -> Callable[[], Any]:
+        """Read the samples at these positions; sample i of epoch e is at e * len + i.
+
+        A pure function of the arguments, whichever worker and thread calls it; one does at a time.
+
+        Returns:
+            Reports what was wrong, and returns the samples.
+        """
+
+
+Source = int | Sequence[Any] | NDArray[Any] | OrderedSource
+
+
+def batches(
+    source: Source,
+    batch_size: int,
+    epochs: int | None,
+    shuffle_seed: int | None,
+    merged: int,
+    runtime: Callable[[], Any] = active,
+    prefetch: int = 0,
+) -> Peekable[Any]:
+    """See Fleet.dataset; `merged`: batches of one push."""
+    dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, prefetch, runtime)
+    return Peekable(dataset.run(merged), dataset.peek)
+
+
+def size_of(source: Source) -> int:
+    """Return the number of samples; at least one."""
+    size = len(source) if isinstance(source, Sized) else source
+    return int(check("dataset", "size", size, PositiveInt))
+
+
+class _DatasetPass:
+    """One use of a dataset."""
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        epochs: int | None,
+        shuffle_seed: int | None,
+        prefetch: int,
+        runtime: Callable[[], Any],
+    ) -> None:
+        self._runtime = runtime
+        self._size = size_of(source)
+        self._source = source if isinstance(source, Sized) else self._size
+        self._batch = batch_size
+        self._epochs = MOST // self._size if epochs is None else epochs
+        self._seed = shuffle_seed
+        self._order = _SampleSequence(self._size, self._seed)
+        self._prefetch = prefetch
+        self._ahead: ReadAhead | None = None
+        self._seen: tuple[tuple[Range, ...], Any] = ((), None)
+
+    def run(self, merged: int) -> Iterator[Any]:
+        """The batches."""
+        if self._size * self._epochs > MOST:
+            raise UsageError(
+                f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "
+                "None to train until the script stops"
+            )
+        if getattr(self._source, "idle", None) is not None and (merged > 1 or here().processes > 1):
+            raise UsageError(
+                "a topic with an idle time leaves steps out, as other processes of a pipeline and merged "
+                "gradients cannot; leave out idle, or pipeline and gradient_merge"
+            )
+        runtime = self._runtime()
+        seed = -1 if self._seed is None else self._seed
+        arguments = (self._size, self._batch, self._epochs, seed, merged)
+        with self._reading_ahead():
+            for ranges in runtime.data_steps(_RuntimePusher(runtime), *arguments):
+                (next_ranges, samples), self._seen = self._seen, ((), None)
+                samples = samples if next_ranges == ranges else self._samples(ranges)
+                if self._waits and merged == 1 and len(samples) == 0:
+                    runtime.push([])  # what these positions stand for is not there
+                else:
+                    yield samples
+
+    @property
+    def _waits(self) -> bool:
+        return isinstance(self._source, OrderedSource) and self._source.waits
+
+    @contextlib.contextmanager
+    def _reading_ahead(self) -> Iterator[None]:
+        """A thread reads ahead, if that is wanted."""
+        source = self._source
+        if self._prefetch and isinstance(source, OrderedSource) and not self._waits:
+            self._ahead = ReadAhead(self._prepare, self._size, self._prefetch)
+        try:
+            yield
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
+
+    def peek(self) -> Any:
+        """The next batch, if this worker has it already; else None."""
+        if self._waits:  # the present step must not wait for samples of the next one
+            return None
+        ranges = getattr(self._runtime(), "next_ranges", ())
+        if ranges and ranges != self._seen[0]:
+            self._seen = (ranges, self._samples(ranges))
+        return self._seen[1] if ranges else None
+
+    def _samples(self, ranges: Sequence[Range]) -> Any:
+        if self._ahead is not None:
+            return self._ahead.take(tuple(ranges))
+        if isinstance(self._source, OrderedSource):
+            return self._prepare(ranges)()
+        chosen = self._order.samples(ranges)
+        if isinstance(self._source, int):
+            return chosen
+        if isinstance(self._source, np.ndarray):
+            return self._source[chosen]
+        return [self._source[index] for index in chosen]
+
+    def _prepare(self, ranges: Sequence[Range]) -> Callable[[], Any]:
+        assert isinstance(self._source, OrderedSource)
+        return self._source.prepare(ranges, self._batch, self._seed)
+
+
+class _RuntimePusher:
+    """Pusher of a dataset loop, made of a runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def skip(self) -> None:
+        """A step without gradients."""
+        self._runtime.push([])
+
+    def flush(self) -> None:
+        """Wait until every push is applied."""
+        self._runtime.flush()
+
+
+class _SampleSequence:
+    """Order of samples: the sample at each position, a pure function of seed and epoch."""
+
+    def __init__(self, size: int, seed: int | None) -> None:
+        self._size = size
+        self._seed = seed
+        self._epoch = -1
+        self._shuffled: Ids = np.empty(0, np.int64)
+
+    def samples(self, ranges: Sequence[Range]) -> Ids:
+        """int64 indices of the samples at these positions, in order."""
+        return np.concatenate([self._of(low, high) for low, high in ranges])
+
+    def _of(self, low: int, high: int) -> Ids:
+        epoch, start = divmod(low, self._size)
+        if self._seed is None:
+            return np.arange(start, start + high - low, dtype=np.int64)
+        if epoch != self._epoch:
+            dice = np.random.default_rng((abs(self._seed), self._seed < 0, epoch))
+            self._epoch, self._shuffled = epoch, dice.permutation(self._size).astype(np.int64)
+        return self._shuffled[start : start + high - low]

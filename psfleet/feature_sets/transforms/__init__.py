@@ -1,0 +1,1 @@
+"""Transforms of the values of features, see docs/features.md."""

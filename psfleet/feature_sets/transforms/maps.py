@@ -1,0 +1,152 @@
+"""Look-up of values in a map: one for all samples, or one of each sample."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.feature_sets.jagged import Jagged
+from psfleet.feature_sets.transforms.texts import objects
+from psfleet.feature_sets.transforms.transform import Transform, plain_values
+from psfleet.feature_sets.value_types import Dtype, as_typed
+from psfleet.validation.annotations import FilePath, check
+
+Plain = int | float | str
+
+
+@dataclass
+class Lookup(Transform):
+    """The value that a map has for each value.
+
+        Number("price", transform=Lookup({"hat": 9.5, "shoes": 60}, default=0))
+        Feature("country", countries, hashed=True, transform=Lookup(file="country_of_city.json"))
+
+    Attributes:
+        map: From texts, or numbers that are taken as texts, to numbers or to texts.
+        default: For a value that is not in the map; None: it is refused.
+        file: In place of the map, a file with it as a JSON object.
+    """
+
+    takes = "text"
+    map: Mapping[Any, Any] | None = None
+    default: Plain | None = None
+    file: InitVar[str | os.PathLike[str] | None] = None
+    _places: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _found: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self, file: Any) -> None:
+        super().__post_init__()
+        if self.map is None:
+            self.map = _read_map(check("Lookup", "file", file, FilePath | None))
+        if not self.map:
+            raise ConfigError(f"Lookup: the map is {self.map!r}; give it at least one key")
+        self.map = dict(zip(map(str, self.map), plain_values(self.map.values()), strict=True))
+        self._places = {key: place for place, key in enumerate(self.map)}
+        # The last place is that of the default.
+        given = [*self.map.values(), next(iter(self.map.values()))]
+        if self.default is not None:
+            given[-1] = self.default
+        self._found = _plain_array("Lookup", given)
+
+    @override
+    def __call__(self, *given: Jagged) -> Jagged:
+        keys = as_typed("Lookup", given[0], "text")
+        missing = len(self._places)
+        listed, find = keys.values.tolist(), self._places.get
+        places = np.array([find(key, missing) for key in listed], np.intp)
+        if self.default is None and len(places) and places.max() == missing:
+            key = listed[int(np.argmax(places))]
+            raise UsageError(
+                f"Lookup: the map of {missing} keys lacks {key!r:.80}; add it, or give a default"
+            )
+        return keys.with_values(self._found[places])
+
+
+def _read_map(file: Any) -> Any:
+    if file is None:
+        return None
+    try:
+        found = json.loads(Path(file).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the map {os.fspath(file)!r} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"the map {os.fspath(file)!r} has {found!r:.60}; it must be an object")
+    return found
+
+
+def _plain_array(owner: str, values: list[Any]) -> NDArray[Any]:
+    """An array of numbers, or of texts."""
+    if all(isinstance(value, str) for value in values):
+        return objects(values)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(
+                f"{owner}: the map has the value {value!r:.60}; its values and the default must be all "
+                "numbers or all texts"
+            )
+    return np.array(values)
+
+
+@dataclass
+class MapLookup(Transform):
+    """The values that the map of a sample has for keys of the same sample.
+
+        Input("clicks_by_category", "text")  # a list of texts: ["shoes:3", "hats:1"]
+        Number("clicks_here", inputs=["clicks_by_category", "category"], transform=MapLookup(default=0))
+
+    Attributes:
+        separator: Text between key and value.
+        dtype: Type of the values: "int", "float" or "text".
+        default: For a key that is not in the sample's map; None: it is refused.
+    """
+
+    arity = (2, 2)
+    separator: str = ":"
+    dtype: Dtype = "float"
+    default: Plain | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.separator:
+            raise ConfigError("MapLookup: separator is ''; it must be a text such as ':'")
+
+    @override
+    def __call__(self, *given: Jagged) -> Jagged:
+        entries, keys = (as_typed("MapLookup", each, "text") for each in given)
+        names, values = parted("MapLookup", entries, self.separator)
+        typed_values = as_typed("MapLookup", Jagged(values, [len(values)]), self.dtype).values
+        known = dict(
+            zip(zip(entries.rows.tolist(), names, strict=True), range(len(names)), strict=True)
+        )
+        wanted = zip(keys.rows.tolist(), keys.values.tolist(), strict=True)
+        places = np.array([known.get(each, -1) for each in wanted], np.intp)
+        if self.default is None and len(places) and places.min() < 0:
+            key = keys.values[int(np.argmin(places))]
+            raise UsageError(
+                f"MapLookup: the map of a sample lacks the key {key!r:.80}; add it, or give a default"
+            )
+        default = np.array([0 if self.default is None else self.default], typed_values.dtype)
+        return keys.with_values(np.concatenate([typed_values, default])[places])
+
+
+def parted(owner: str, given: Jagged, separator: str) -> tuple[list[str], NDArray[Any]]:
+    """The parts of texts before and behind the last separator in each.
+
+    Raises:
+        UsageError: A text has none.
+    """
+    parts = [text.rpartition(separator) for text in given.values.tolist()]
+    for before, between, value in parts:
+        if not between:
+            raise UsageError(
+                f"{owner} has the text {before + value!r:.80}, which has no {separator!r}; write "
+                f"'key{separator}value'"
+            )
+    return [part[0] for part in parts], objects([part[2] for part in parts])

@@ -1,0 +1,142 @@
+"""Vocabularies: values that become their number in a list."""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.feature_sets.jagged import Jagged
+from psfleet.feature_sets.transforms.transform import FittedTransform, plain_values
+from psfleet.feature_sets.value_hashes import hashed
+from psfleet.feature_sets.value_types import typed
+from psfleet.validation.annotations import FilePath, NonNegativeInt, PositiveInt, check
+
+
+@dataclass
+class Vocabulary(FittedTransform):
+    """The number of a value in a list, behind the ids of values that are out of vocabulary (OOV).
+
+        Feature("city", cities, transform=Vocabulary(["Rome", "Oslo"]))  # "Rome" -> 1, others -> 0
+        Feature("city", cities, transform=Vocabulary(file="cities.txt"))  # a value on each line
+        Feature("city", cities, transform=Vocabulary(min_count=5))  # `fit` counts the values of the data
+
+    Values are texts; a feature of numbers sets dtype="int", which is faster.
+
+    Attributes:
+        values: The list; None: `fit` makes it, by descending counts, which are exact, then in the order of
+            texts.
+        min_count: Values that come fewer times are left out by `fit`.
+        max_size: Most values that `fit` takes; 0: all.
+        oov: Number of ids for other values, of which a hash chooses one: ids 0 to oov - 1. 0: they are left
+            out.
+    """
+
+    takes = "text"
+    values: Sequence[Any] | None = None
+    min_count: PositiveInt = 1
+    max_size: NonNegativeInt = 0
+    oov: NonNegativeInt = 1
+    file: InitVar[str | os.PathLike[str] | None] = None
+    _counts: Counter[Any] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    _index: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self, file: Any) -> None:
+        super().__post_init__()
+        check("Vocabulary", "file", file, FilePath | None)
+        if file is not None and self.values is None:
+            self.values = _lines(file)
+        if self.values is None:
+            return
+        self.values = plain_values(self.values)
+        where = f" of {os.fspath(file)!r}" if file is not None else ""
+        if not self.values:
+            raise ConfigError(f"Vocabulary: the list of values{where} is empty; give at least one")
+        for value, count in Counter(map(str, self.values)).items():
+            if count > 1:
+                raise ConfigError(
+                    f"Vocabulary: the value {value!r:.80} is there {count} times{where}; name it once"
+                )
+
+    @property
+    def size(self) -> int:
+        """Number of ids, those of values out of vocabulary included."""
+        self.check_fitted()
+        return self.oov + len(self.values or ())
+
+    @property
+    @override
+    def fitted(self) -> bool:
+        return self.values is not None
+
+    @override
+    def observe(self, *given: Jagged) -> None:
+        self._counts.update(given[0].values.tolist())
+
+    @override
+    def finish(self) -> None:
+        counted = [item for item in self._counts.items() if item[1] >= self.min_count]
+        if not counted:
+            raise UsageError(
+                f"Vocabulary: no value comes {self.min_count} times in {self._counts.total()} values; lower "
+                "min_count, or fit it with more data"
+            )
+        counted.sort(key=lambda item: (-item[1], str(item[0])))
+        self.values = [value for value, _ in counted[: self.max_size or None]]
+        self._counts.clear()
+
+    @override
+    def __call__(self, *given: Jagged) -> Jagged:
+        self.check_fitted()
+        values = given[0].values
+        places = self._places(values)
+        unknown = places < 0
+        ids = places + self.oov
+        if not unknown.any():
+            return given[0].with_values(ids)
+        if not self.oov:
+            return given[0].with_values(ids).kept(~unknown)
+        ids[unknown] = 0
+        if self.oov > 1:
+            ids[unknown] = hashed(values[unknown], self.oov)
+        return given[0].with_values(ids)
+
+    def _places(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """The place of each value in the list; -1: it is not there."""
+        if self._index is None:
+            self._index = _Index(self.values or ())
+        if values.dtype.kind in "iu":
+            known, order = self._index.numbers
+            if not len(known):
+                return np.full(len(values), -1)
+            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+            return np.where(known[at] == values, order[at], -1)
+        find = self._index.texts.get
+        # A look-up of each value without a line of Python for it.
+        return np.fromiter(map(find, values.tolist(), itertools.repeat(-1)), np.int64, len(values))
+
+
+class _Index:
+    """The places of a vocabulary's values, by text and by number."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.texts = {str(value): place for place, value in enumerate(values)}
+        numbers, missing, bad = typed(np.array(values, object), "int")
+        usable = np.flatnonzero(~(missing | bad))
+        order = usable[np.argsort(numbers[usable], kind="stable")]
+        self.numbers = numbers[order], order
+
+
+def _lines(file: str | os.PathLike[str]) -> list[str]:
+    try:
+        return [line for line in Path(file).read_text("utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the vocabulary {os.fspath(file)!r} cannot be read: {what}") from None
