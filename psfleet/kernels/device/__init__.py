@@ -1,0 +1,1 @@
+"""Kernels of a CUDA device, and the queue of its work."""

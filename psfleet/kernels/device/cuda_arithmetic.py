@@ -1,0 +1,93 @@
+"""Arithmetic of rules that gives the same bits on a device as on the CPU.
+
+NVIDIA's compiler joins a product and a sum into one operation with one rounding wherever it may, and numba
+has no switch against that. The compiler leaves a product alone that names its rounding (mul.rn of the PTX
+ISA), as `rounded_product` does. Numba's sums, divisions and square roots on a device round to nearest and
+keep subnormal numbers, as on the CPU. `math.pow` is another function there; its last bit may differ.
+
+The simulator runs kernels as Python, whose `math` answers in float64. There the rules get the one of the
+reference in NumPy.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
+
+import math as _math
+import operator
+from typing import Any
+
+import numpy as np
+from numba import config, cuda, int64, uint64
+
+from psfleet.kernels import hashing
+from psfleet.kernels.rule_text import FLOAT32_MATH
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+"""True if kernels run as Python, in threads of the host."""
+
+mix: Any
+unmix: Any
+random_bits: Any
+rounded_product: Any
+rounded_double_product: Any
+
+
+def device_function(function: Any) -> Any:
+    """A function that kernels call; its text takes the place of the call."""
+    return function if SIMULATED else cuda.jit(device=True, inline="always")(function)
+
+
+@device_function
+def first_max(a, b):
+    """Python's max: the first one, unless the second is greater."""
+    return b if b > a else a
+
+
+@device_function
+def first_min(a, b):
+    """Python's min: the first one, unless the second is less."""
+    return b if b < a else a
+
+
+math: Any = FLOAT32_MATH if SIMULATED else _math
+"""Functions that rules call as `math` in kernels."""
+
+if SIMULATED:
+    from psfleet.kernels.rule_text import FLOAT32_MATH as math  # kernels import it here
+
+    rounded_product = rounded_double_product = operator.mul
+
+    def mix(x):
+        """The hash of a uint64. Sums and products of NumPy's numbers would warn of their overflow."""
+        return hashing.hash_ids(np.array([x], np.uint64).view(np.int64))[0]
+
+    def unmix(x):
+        """The uint64 whose hash is x."""
+        return hashing.ids_of(np.array([x], np.uint64)).view(np.uint64)[0]
+
+    def random_bits(hashed, stream, k):
+        """Return random bits, as the function below."""
+        number = int(mix(hashed ^ stream)) + (int(k) + 1) * hashing.GOLDEN
+        return int(mix(number % 2**64)) >> 40
+
+else:
+    import math  # noqa: F401
+
+    from numba.cuda import libdevice
+
+    mix = device_function(hashing.mix.py_func)
+    unmix = device_function(hashing.unmix.py_func)
+
+    @device_function
+    def random_bits(hashed, stream, k):
+        """The upper 24 bits of number k of the generator that hash and stream seed."""
+        seed = mix(hashed ^ stream)
+        return int64(mix(seed + uint64(k + 1) * uint64(hashing.GOLDEN)) >> uint64(40))
+
+    @device_function
+    def rounded_product(a, b):
+        """a * b in float32, rounded before anything is added to it."""
+        return libdevice.fmul_rn(a, b)
+
+    @device_function
+    def rounded_double_product(a, b):
+        """The same in float64."""
+        return libdevice.dmul_rn(a, b)

@@ -1,0 +1,45 @@
+"""A plugin of pytest (-p tests.tables.on_disk): rows of tables that name no device are on disk.
+
+Each table has as few pages in memory as it may have, so that rows come and go all the time.
+"""
+
+import os
+import tempfile
+
+import pytest
+
+from psfleet.tables import disk_rows
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.disk_rows import DiskRowMemory
+from psfleet.tables.memory_choice import MemoryChoice
+from psfleet.tables.sparse import SparseTable
+
+_folder = tempfile.TemporaryDirectory()
+disk_rows.LEAST = 1 << 14
+_keep_ahead = DiskRowMemory.keep_ahead
+
+
+def keep_ahead(self: DiskRowMemory, room: int | None = None) -> None:
+    """Let no more pages stay, whatever there is."""
+    _keep_ahead(self, 0)
+
+
+DiskRowMemory.keep_ahead = keep_ahead  # type: ignore[method-assign]
+os.environ["PSFLEET_DISK"] = _folder.name
+SparseTable.__init__.__defaults__ = (2**28, 1, None, "disk", MemoryBudget(folder=_folder.name))
+MemoryChoice.__init__.__defaults__ = ("disk", True, {}, False, _folder.name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what means host memory, or devices by their names."""
+    others = (
+        "test_arena.py",
+        "test_memory.py",
+        "test_device.py",
+        "test_disk.py",
+        "test_room.py",
+        "test_refusals.py",
+    )
+    for item in items:
+        if item.path.name in others:
+            item.add_marker(pytest.mark.skip(reason="it is not of rows on disk"))

@@ -1,0 +1,143 @@
+"""Rows on disk: the same bits as in memory, whatever stays in memory and whatever the disk refuses."""
+
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import ConfigError, UsageError
+from psfleet.rules import SGD
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import Environment
+from psfleet.tables import disk_rows
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.memory_choice import MemoryChoice
+from psfleet.tables.row_data import RowData
+from psfleet.tables.sparse import SparseTable
+from tests.tables.test_freezing import PLAIN, SPECS, change, content
+from tests.tables.test_freezing import read as read_frozen
+from tests.tables.test_sparse import SPEC, Model
+
+
+@pytest.fixture(autouse=True)
+def one_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A table may keep one page in memory, and half of those of a call."""
+    monkeypatch.setattr(disk_rows, "LEAST", 4096)
+    monkeypatch.setenv("PSFLEET_DISK", str(tmp_path / "rows"))
+
+
+def on_disk(spec: TableSpec, max_rows: int = 2**20) -> SparseTable:
+    host, own = MemoryBudget(limit=1 << 30), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
+    own.take("another table", 1 << 30)  # which leaves no more
+    return SparseTable(spec, max_rows, 1, host, "disk", own)
+
+
+class DiskModel(Model):
+    """The model of a table in memory, of one on disk."""
+
+    def make(self, max_rows: int) -> SparseTable:
+        return on_disk(SPEC, max_rows)
+
+
+TestDiskModel = DiskModel.TestCase
+TestDiskModel.settings = settings(max_examples=3, stateful_step_count=12, deadline=None)
+
+
+def state(table: SparseTable) -> list[object]:
+    rows = table.rows(table.ids())
+    assert isinstance(rows, RowData)
+    return [table.clock, *(part.tobytes() for part in (rows.ids, rows.values, rows.touched))]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rows_on_disk_are_those_in_memory(name: str) -> None:
+    """After updates, removals, expiry, eviction and shrinks, and in snapshots that are read meanwhile."""
+    tables = [on_disk(SPECS[name]), SparseTable(SPECS[name])]
+    snapshots = []
+    for table in tables:
+        dice = np.random.default_rng(5)
+        for number in range(120):
+            change(table, dice)
+            if number == 60:
+                frozen = table.freeze()
+        snapshots.append(content(read_frozen(frozen)))
+        frozen.close()
+    assert snapshots[0] == snapshots[1]
+    assert state(tables[0]) == state(tables[1])
+    paging = tables[0].paging
+    assert paging is not None
+    assert min(paging.found, paging.read, paging.written) > 0
+
+
+def test_a_full_disk_refuses_new_rows_alone() -> None:
+    """Known rows train on, nothing is lost, and with room again the refused push is taken."""
+    there, memory = on_disk(PLAIN), SparseTable(PLAIN)
+    known, more = np.arange(2000), np.arange(10**6, 10**6 + 100_000)
+    for table in (there, memory):
+        table.push(known, np.ones((2000, 3), np.float32), 0.1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, before[1]))
+    try:
+        with pytest.raises(
+            UsageError, match=r"rows on disk in .*/rows' cannot grow to .* Make room"
+        ):
+            there.check_room([more])
+        with pytest.raises(
+            UsageError, match=r"rows on disk in .*/rows' cannot grow to .* Make room"
+        ):
+            there.push(more, np.ones((100_000, 3), np.float32), 0.1)
+        assert state(there) == state(memory)
+        for table in (there, memory):
+            table.push(known, np.ones((2000, 3), np.float32), 0.1)
+        assert state(there) == state(memory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for table in (there, memory):
+        table.push(more, np.ones((100_000, 3), np.float32), 0.1)
+    assert state(there) == state(memory)
+
+
+def test_the_folder_is_empty_and_snapshots_move_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files have no names, so that no kill leaves one; what was saved on disk loads in memory, and back."""
+    saved, contents = [str(tmp_path / name) for name in ("first", "second")], []
+    rows = Gradient(PLAIN.key, np.ones((3000, 3), np.float32), np.arange(3000), 0.1)
+    there = EmbeddedRuntime()
+    there.create(PLAIN)
+    there.push([rows])
+    assert there._shard.tables[PLAIN.key].device == "disk"
+    assert os.listdir(os.environ["PSFLEET_DISK"]) == []
+    contents.append(there.read_table(PLAIN.key).values)
+    there.save(saved[0])
+    for path, device in zip([*saved, ""], ["cpu", "disk"], strict=False):
+        monkeypatch.setenv("PSFLEET_DISK", "" if device == "cpu" else str(tmp_path / "rows"))
+        runtime = EmbeddedRuntime()
+        runtime.load(path)
+        assert runtime._shard.tables[PLAIN.key].device == device
+        contents.append(runtime.read_table(PLAIN.key).values)
+        runtime.save(saved[1])
+    wanted = [[part.tobytes() for part in one] for one in contents]
+    assert wanted[0] == wanted[1] == wanted[2]
+
+
+def test_where_rows_lie(tmp_path: Path) -> None:
+    """--server-disk is for sparse tables that name no device; without it a table may not ask for it."""
+
+    named = MemoryChoice.of_settings(Environment(disk=str(tmp_path)))
+    none, asked = MemoryChoice.of_settings(Environment()), replace(PLAIN, device="disk")
+    dense = TableSpec("w", "dense", (4,), SGD())
+    assert [named.of(spec).name for spec in (PLAIN, asked, dense)] == ["disk", "disk", "cpu"]
+    assert none.of(asked, may_refuse=False).name == "cpu"
+    with pytest.raises(ConfigError, match="asks for device='disk', but no folder for it is named"):
+        none.of(asked)
+    with pytest.raises(ConfigError, match="'disk', but no folder for it is named"):
+        MemoryChoice.of_settings(Environment(device="disk"))
+    with pytest.raises(ConfigError, match="only the rows of sparse tables may be on disk"):
+        named.of(replace(dense, device="disk"))
