@@ -1,21 +1,39 @@
-"""How good predictions are."""
+"""Metrics of predictions."""
 
-from psfleet.metrics.area import Auc
-from psfleet.metrics.classification import Accuracy, accuracy, auc, log_loss
-from psfleet.metrics.probabilities import RMSE, Calibration, LogLoss, NormalizedEntropy
-from psfleet.metrics.ranking import NDCG, GroupAuc, Recall
+from psfleet.metrics.classification import (
+    RMSE,
+    Accuracy,
+    Auc,
+    BinaryRecall,
+    Calibration,
+    LogLoss,
+    NormalizedEntropy,
+    Precision,
+    accuracy,
+    auc,
+    log_loss,
+)
+from psfleet.metrics.fleet_metrics import FleetMetrics, MetricReading
+from psfleet.metrics.ranking import MRR, NDCG, Coverage, GroupAuc, HitRate, Recall
 from psfleet.metrics.streaming_metric import Metric
 
 __all__ = [
+    "MRR",
     "NDCG",
     "RMSE",
     "Accuracy",
     "Auc",
+    "BinaryRecall",
     "Calibration",
+    "Coverage",
+    "FleetMetrics",
     "GroupAuc",
+    "HitRate",
     "LogLoss",
     "Metric",
+    "MetricReading",
     "NormalizedEntropy",
+    "Precision",
     "Recall",
     "accuracy",
     "auc",

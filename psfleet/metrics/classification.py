@@ -1,23 +1,275 @@
-"""How good predictions are: exact measures of one array, and the mean of accuracies."""
+"""Metrics of classification and of predictions as numbers."""
 
-from typing import Any
+import math
+from abc import abstractmethod
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, ShapeError
-from psfleet.metrics.probabilities import cross_entropy
+from psfleet.metrics.streaming_metric import Batch, Metric, sums_by_slice
+from psfleet.validation.annotations import NonNegative, Numbers, PositiveInt, checked
 
-__all__ = ["Accuracy", "accuracy", "auc", "log_loss"]
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Spacing = Literal["linear", "logit"]
+
+_REACH = 16.0  # logits at which the outer bins of the logit spacing begin
 
 
-def accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
+@checked
+class Auc(Metric):
+    """The area under the ROC curve over many batches, from a histogram of the scores.
+
+    Samples of both classes that share a bin count half, as ties do. So the value lies within
+    `error_bound()` of the exact one, half the share of pairs of a positive and a negative that share
+    a bin. It is exact up to scores that share one of the `num_thresholds` + 1 bins on [0, 1].
+
+    Args:
+        name: Label of the results.
+        curve: ROC.
+        num_thresholds: Bins but one.
+        spacing: "linear": bins of equal width; the last holds only 1. "logit": bins of equal width in
+            log(p / (1 - p)) between -16 and 16, which suits probabilities near 0 or 1.
+    """
+
+    default_name = "auc"
+
+    def __init__(
+        self,
+        name: str | None = None,
+        curve: Literal["ROC"] = "ROC",
+        num_thresholds: PositiveInt = 4095,
+        spacing: Spacing = "linear",
+    ) -> None:
+        self.num_thresholds = num_thresholds
+        self.spacing = spacing
+        super().__init__(name)
+
+    @property
+    def size(self) -> int:
+        return 2 * (self.num_thresholds + 1)
+
+    def layout(self) -> str:
+        return f"{super().layout()} {self.spacing}"
+
+    def check(self, batch: Batch) -> None:
+        super().check(batch)
+        batch.check_probabilities(self.name)
+
+    def sums_of(self, batch: Batch) -> Floats:
+        where = self._bins(batch.predictions)
+        where += (batch.labels > 0) * (self.num_thresholds + 1)
+        if batch.slices is not None:
+            where += batch.slices * self.size
+        counts = np.bincount(where, batch.weights, minlength=self.sums.size)
+        return counts.reshape(self.sums.shape).astype(np.float64, copy=False)
+
+    def _bins(self, scores: Floats) -> Ids:
+        if self.spacing == "linear":
+            return (scores * self.num_thresholds).astype(np.int64)
+        with np.errstate(divide="ignore"):
+            logits = np.log(scores) - np.log1p(-scores)
+        share = (np.clip(logits, -_REACH, _REACH) + _REACH) / (2 * _REACH)
+        bins: Ids = (share * self.num_thresholds).astype(np.int64)
+        return bins
+
+    def score(self, sums: Floats) -> float:
+        """The area; 0.5 while only one class has been seen."""
+        return area_under_curve(*np.split(sums, 2))
+
+    def scores(self, sums: Floats) -> dict[str, float]:
+        return {self.name: self.score(sums), f"{self.name}_error": _bound(sums)}
+
+    def error_bound(self, slice: int | None = None) -> float:
+        """Return the largest distance between the result and the exact area."""
+        return _bound(self.sums.sum(axis=0) if slice is None else self.sums[slice])
+
+    def eval(self) -> float:
+        """The area so far; 0.5 while only one class has been seen."""
+        return self.result()
+
+
+def area_under_curve(negatives: Floats, positives: Floats) -> float:
+    """The area of samples counted by bin of the score, lowest first; 0.5: one class is empty."""
+    pairs = positives.sum() * negatives.sum()
+    below = np.cumsum(negatives) - negatives
+    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else 0.5
+
+
+def _bound(sums: Floats) -> float:
+    negatives, positives = np.split(sums, 2)
+    pairs = positives.sum() * negatives.sum()
+    return float((positives * negatives).sum() / pairs / 2) if pairs else 0.0
+
+
+class _BinaryMetric(Metric):
+    """The share of samples, of those that it counts, whose prediction and label are both 1."""
+
+    size = 2
+
+    @abstractmethod
+    def counted(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the mask of samples that are predicted as 1, and the mask of those that are counted."""
+
+    def sums_of(self, batch: Batch) -> Floats:
+        predicted, counted = self.counted(batch)
+        hits = predicted & (batch.labels == 1) & counted
+        columns = [batch.weighted(column.astype(np.float64)) for column in (counted, hits)]
+        return sums_by_slice(columns, batch.slices, len(self.sums))
+
+    def score(self, sums: Floats) -> float:
+        """The share; 0 while no sample counts."""
+        return float(sums[1] / sums[0]) if sums[0] else 0.0
+
+    def eval(self) -> float:
+        """The share so far; 0 while no sample counts."""
+        return self.result()
+
+    def accumulate(self) -> float:
+        """Return the result, as `eval` does."""
+        return self.result()
+
+
+class Precision(_BinaryMetric):
+    """The share of the samples predicted as 1, with a score of at least 0.5, that are labelled 1."""
+
+    default_name = "precision"
+
+    def counted(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        predicted = np.floor(batch.predictions + 0.5) == 1
+        return predicted, predicted
+
+
+class BinaryRecall(_BinaryMetric):
+    """The share of the samples labelled 1 that are predicted as 1, with a score above 0.5.
+
+    A score of 0.5 itself is predicted as 0 here and as 1 in Precision, as in the reference.
+    """
+
+    default_name = "recall"
+
+    def counted(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        return np.rint(batch.predictions) == 1, batch.labels == 1
+
+
+_LEAST = 1e-7  # distance that probabilities keep from 0 and 1
+
+
+def cross_entropy(labels: Floats, probabilities: Floats) -> Floats:
+    """-y log p - (1 - y) log(1 - p) of each sample, probabilities kept 1e-7 from 0 and 1."""
+    p = np.clip(probabilities, _LEAST, 1 - _LEAST)
+    return -(labels * np.log(p) + (1 - labels) * np.log1p(-p))
+
+
+@checked
+class _MeanMetric(Metric):
+    """Sums over samples; the first is that of the weights."""
+
+    def columns(self, batch: Batch) -> list[Floats]:
+        """Return each sample's terms, without its weight, of the sums after the first."""
+        raise NotImplementedError
+
+    def sums_of(self, batch: Batch) -> Floats:
+        columns = [np.ones(len(batch)), *self.columns(batch)]
+        weighted = [batch.weighted(column) for column in columns]
+        return sums_by_slice(weighted, batch.slices, len(self.sums))
+
+
+@checked
+class _ProbabilityMetric(_MeanMetric):
+    def check(self, batch: Batch) -> None:
+        super().check(batch)
+        batch.check_probabilities(self.name)
+        labels = batch.labels
+        if len(labels) and not 0 <= labels.min() <= labels.max() <= 1:
+            raise ShapeError(
+                f"{self.name} needs labels in [0, 1]; they are {labels.min()} to {labels.max()}"
+            )
+
+
+@checked
+class LogLoss(_ProbabilityMetric):
+    """The weighted mean of -y log p - (1 - y) log(1 - p), probabilities kept 1e-7 from 0 and 1."""
+
+    default_name = "log_loss"
+    size = 2
+
+    def columns(self, batch: Batch) -> list[Floats]:
+        return [cross_entropy(batch.labels, batch.predictions)]
+
+    def score(self, sums: Floats) -> float:
+        return _ratio(sums[1], sums[0])
+
+
+@checked
+class NormalizedEntropy(_ProbabilityMetric):
+    """The log loss divided by that of always predicting the mean label; lower is better, 1 is no use.
+
+    He et al., "Practical lessons from predicting clicks on ads at Facebook", ADKDD 2014. nan where all
+    labels are equal.
+    """
+
+    default_name = "normalized_entropy"
+    size = 3
+
+    def columns(self, batch: Batch) -> list[Floats]:
+        return [cross_entropy(batch.labels, batch.predictions), batch.labels]
+
+    def score(self, sums: Floats) -> float:
+        weight, loss, positive = sums
+        if not 0 < positive < weight:
+            return math.nan
+        rate = positive / weight
+        entropy = -(positive * math.log(rate) + (weight - positive) * math.log1p(-rate))
+        return _ratio(loss, entropy)
+
+
+@checked
+class Calibration(_MeanMetric):
+    """The sum of predictions divided by the sum of labels: 1.1 promises ten percent too much.
+
+    He et al., "Practical lessons from predicting clicks on ads at Facebook", ADKDD 2014. nan where no
+    label is above 0.
+    """
+
+    default_name = "calibration"
+    size = 3
+
+    def columns(self, batch: Batch) -> list[Floats]:
+        return [batch.predictions, batch.labels]
+
+    def score(self, sums: Floats) -> float:
+        return _ratio(sums[1], sums[2])
+
+
+@checked
+class RMSE(_MeanMetric):
+    """The root of the weighted mean of (prediction - label)^2."""
+
+    default_name = "rmse"
+    size = 2
+
+    def columns(self, batch: Batch) -> list[Floats]:
+        return [(batch.predictions - batch.labels) ** 2]
+
+    def score(self, sums: Floats) -> float:
+        return math.sqrt(_ratio(sums[1], sums[0]))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole else math.nan
+
+
+@checked
+def accuracy(scores: Numbers, labels: Numbers, k: PositiveInt = 1) -> float:
     """The share of samples whose label is among the k highest scores.
 
     Args:
         scores: [n, classes].
         labels: Whole numbers, [n] or [n, 1].
-        k: How many guesses count.
+        k: Number of guesses that count.
     """
     values, wanted = np.asarray(scores), np.asarray(labels).reshape(-1, 1)
     if values.ndim != 2 or len(values) != len(wanted) or not 1 <= k <= values.shape[1]:
@@ -31,12 +283,13 @@ def accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
     return float(np.mean(ahead.sum(axis=1) < k)) if len(values) else 0.0
 
 
-def auc(labels: ArrayLike, scores: ArrayLike) -> float:
+@checked
+def auc(labels: Numbers, scores: Numbers) -> float:
     """The exact area under the ROC curve: ties count half; 0.5 if only one class is there.
 
     Args:
         labels: 0 or 1, any shape.
-        scores: As many; higher means 1.
+        scores: Scores, as many; higher means 1.
     """
     truth, values = _flat_pair(labels, scores)
     positives = int(truth.sum())
@@ -49,19 +302,21 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float:
     return float((total - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def log_loss(labels: ArrayLike, probabilities: ArrayLike) -> float:
+@checked
+def log_loss(labels: Numbers, probabilities: Numbers) -> float:
     """The mean of -log(probability of what happened), probabilities kept 1e-7 from 0 and 1."""
     truth, values = _flat_pair(labels, probabilities)
     return float(np.mean(cross_entropy(truth.astype(np.float64), values.astype(np.float64))))
 
 
-def _flat_pair(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+def _flat_pair(labels: Numbers, scores: Numbers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     truth, values = np.asarray(labels).reshape(-1) > 0, np.asarray(scores).reshape(-1)
     if len(truth) != len(values) or len(truth) == 0:
         raise ShapeError(f"there are {len(truth)} labels for {len(values)} scores")
     return truth, values
 
 
+@checked
 class Accuracy:
     """The weighted mean of accuracies."""
 
@@ -73,9 +328,11 @@ class Accuracy:
         self.value = 0.0
         self.weight = 0.0
 
-    def update(self, value: ArrayLike, weight: float) -> None:
+    def update(self, value: Numbers, weight: NonNegative) -> None:
         """Take in one batch's accuracy; the weight is its number of samples."""
-        self.value += float(np.asarray(value).reshape(-1)[0]) * weight
+        if not (values := np.asarray(value).reshape(-1)).size:
+            raise ShapeError("the accuracy of a batch is an empty array; give one number")
+        self.value += float(values[0]) * weight
         self.weight += weight
 
     def eval(self) -> float:

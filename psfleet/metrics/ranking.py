@@ -1,7 +1,11 @@
-"""How well predictions order the samples of each user or query.
+"""Metrics of the order of samples within each user or query.
 
 All samples of a group come in one batch; a group that comes again counts as another one. So the state
-stays small however many groups there are. A group is in the slice of its first sample.
+stays small however many groups there are. A group has the slice and the user of its first sample.
+
+Where predictions of a group are equal, each value is the exact mean over all orders of them: McSherry and
+Najork, "Computing information retrieval performance measures efficiently in the presence of tied
+scores", ECIR 2008.
 """
 
 import math
@@ -10,34 +14,39 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from psfleet.errors import ConfigError, ShapeError
+from psfleet.errors import ShapeError
 from psfleet.metrics.streaming_metric import Batch, Metric, sums_by_slice
-
-__all__ = ["NDCG", "GroupAuc", "Recall"]
+from psfleet.validation.annotations import NonNegativeInt, PositiveInt, checked
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
 class _Groups:
-    """Samples side by side by group, in a group by falling prediction; ties as they came.
+    """Samples side by side by group, in a group by falling prediction; ties by item, or as they came.
 
     Attributes:
         predictions, labels, weights: float64 [n], in that order.
         starts: int64 [groups]: where each group begins.
         slices: int64 [groups]; None: all are in slice 0.
+        users: int64 [groups]; None: unknown.
+        items: int64 [n], in that order; None: unknown.
     """
 
     def __init__(self, batch: Batch) -> None:
         assert batch.groups is not None
-        order = np.lexsort((-batch.predictions, batch.groups))
+        items = () if batch.items is None else (batch.items,)
+        order = np.lexsort((*items, -batch.predictions, batch.groups))
         groups = batch.groups[order]
         self.predictions, self.labels = batch.predictions[order], batch.labels[order]
         self.weights = np.ones(len(batch)) if batch.weights is None else batch.weights[order]
         self.starts: Ids = _starts(groups)
         first = np.minimum.reduceat(order, self.starts) if len(order) else order
         self.slices = None if batch.slices is None else batch.slices[first]
+        self.users = None if batch.users is None else batch.users[first]
+        self.items = None if batch.items is None else batch.items[order]
 
     @cached_property
     def of_sample(self) -> Ids:
@@ -56,7 +65,7 @@ class _Groups:
 
     @cached_property
     def ties(self) -> Ids:
-        """Where each run of equal predictions of one group begins."""
+        """Start of each run of equal predictions of one group."""
         return _starts(self.of_sample, self.predictions)
 
     def sums(self, values: Floats) -> Floats:
@@ -71,13 +80,14 @@ class _Groups:
 
 
 def _starts(*keys: NDArray[Any]) -> Ids:
-    """Where a new value begins in any of the keys [n]."""
+    """Return the positions at which a new value begins in any of the keys [n]."""
     changed = np.ones(len(keys[0]), np.bool_)
     if len(changed):
         changed[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return np.flatnonzero(changed)
 
 
+@checked
 class _GroupMetric(Metric):
     """The weighted mean over groups."""
 
@@ -101,6 +111,7 @@ class _GroupMetric(Metric):
         return float(sums[1] / sums[0]) if sums[0] else math.nan
 
 
+@checked
 class GroupAuc(_GroupMetric):
     """GAUC: the mean of the exact AUC of each group, weighted by the weights of its samples.
 
@@ -133,29 +144,74 @@ def _before(values: Floats, owner: Ids) -> Floats:
     return total - first
 
 
+@checked
 class _TopMetric(_GroupMetric):
-    """Looks at the k highest predictions of a group.
+    """A mean over groups, or over users of the mean of each one's groups, of the k highest predictions.
 
     Args:
-        k: How many.
-        name: How results are labelled.
+        k: Number of samples at the top.
+        name: Label of the results.
+        users: Number of users. Each then weighs the same: the value is the mean over users of the weighted
+            mean of all groups of a user, in whichever batches and workers these come. The state has two
+            sums for each user. 0: all groups are alike.
     """
 
-    def __init__(self, k: int, name: str | None = None) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ConfigError(f"k is {k!r}; it must be a whole number above 0")
-        self.k = k
+    def __init__(self, k: PositiveInt, name: str | None = None, users: NonNegativeInt = 0) -> None:
+        self.k, self.users = k, users
+        self.size = 2 * max(users, 1)
         super().__init__(name or f"{self.default_name}@{k}")
 
+    @override
     def layout(self) -> str:
-        return f"{super().layout()} {self.k}"
+        return f"{super().layout()} {self.k} {self.users}"
+
+    @override
+    def check(self, batch: Batch) -> None:
+        super().check(batch)
+        if self.users:
+            _check_numbers(self.name, "users", batch.users, self.users)
+
+    @override
+    def sums_of(self, batch: Batch) -> Floats:
+        if not self.users:
+            return super().sums_of(batch)
+        groups = _Groups(batch)
+        weights, values = self.measure(groups)
+        return _counted(self, groups.users, [weights, weights * values], groups.slices)
+
+    @override
+    def score(self, sums: Floats) -> float:
+        weights, weighted = sums.reshape(-1, 2).T
+        counted = weights > 0
+        return float(np.mean(weighted[counted] / weights[counted])) if counted.any() else math.nan
 
 
+def _check_numbers(name: str, what: str, numbers: Ids | None, count: int) -> None:
+    """Refuse a batch whose users or items are missing or out of range."""
+    if numbers is None:
+        raise ShapeError(f"{name} needs the {what} of the samples; pass {what}=")
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+        raise ShapeError(
+            f"{name}: {what} are {numbers.min()} to {numbers.max()}; it was made for {count} {what}, "
+            f"0 to {count - 1}"
+        )
+
+
+def _counted(
+    metric: Metric, numbers: Ids | None, columns: list[Floats], slices: Ids | None
+) -> Floats:
+    """Sums of columns [n] by slice and number, float64 [slices, size]."""
+    assert numbers is not None
+    count = metric.size // len(columns)
+    places = numbers if slices is None else slices * count + numbers
+    return sums_by_slice(columns, places, len(metric.sums) * count).reshape(metric.sums.shape)
+
+
+@checked
 class Recall(_TopMetric):
     """recall@k: the mean share of a group's positives that are among its k highest predictions.
 
-    Ties are broken in the order in which samples came. A group weighs as its samples do on average; one
-    without positives is left out.
+    A group weighs as its samples do on average; one without positives is left out.
     """
 
     default_name = "recall"
@@ -163,10 +219,118 @@ class Recall(_TopMetric):
     def measure(self, groups: _Groups) -> tuple[Floats, Floats]:
         truth = (groups.labels > 0).astype(np.float64)
         positives = groups.sums(truth)
-        hits = groups.sums(truth * (groups.ranks < self.k))
+        ties, owner = groups.ties, groups.of_sample[groups.ties]
+        if not len(ties):
+            return positives, positives
+        sizes = np.diff(ties, append=len(truth))
+        inside = np.clip(self.k - groups.ranks[ties], 0, sizes) / sizes
+        hits = np.bincount(owner, np.add.reduceat(truth, ties) * inside, minlength=len(positives))
         return groups.mean_weights * (positives > 0), hits / np.maximum(positives, 1)
 
 
+@checked
+class _FirstHit(_TopMetric):
+    """Depends on the rank of a group's first positive alone; a group without one counts 0."""
+
+    @override
+    def measure(self, groups: _Groups) -> tuple[Floats, Floats]:
+        truth = (groups.labels > 0).astype(np.float64)
+        values, ties = np.zeros(len(groups.starts)), groups.ties
+        if not len(ties):
+            return values, values
+        hits = np.add.reduceat(truth, ties)
+        runs = np.flatnonzero(hits)
+        owners, firsts = np.unique(groups.of_sample[ties[runs]], return_index=True)
+        runs = runs[firsts]
+        # m positives among the t samples that share the places after `before`.
+        t, m = np.diff(ties, append=len(truth))[runs], hits[runs]
+        before, missed = groups.ranks[ties[runs]], np.ones(len(runs))
+        for x in range(min(self.k, int(t.max(initial=0)))):
+            left = np.maximum(t - x, 1)
+            chance = missed * np.minimum(m / left, 1)  # that the first one stands here
+            values[owners] += chance * self._gain(before + x + 1)
+            missed -= chance
+            if not missed.any():
+                break
+        return groups.mean_weights, values
+
+    def _gain(self, ranks: Ids) -> Floats:
+        """The value of groups whose first positive has these ranks, from 1."""
+        raise NotImplementedError
+
+
+@checked
+class HitRate(_FirstHit):
+    """HR@k: the mean over groups of 1 if a positive is among the k highest predictions, else 0.
+
+    Deshpande and Karypis, "Item-based top-N recommendation algorithms", ACM TOIS 22(1), 2004. A group
+    weighs as its samples do on average.
+    """
+
+    default_name = "hr"
+
+    @override
+    def _gain(self, ranks: Ids) -> Floats:
+        return (ranks <= self.k).astype(np.float64)
+
+
+@checked
+class MRR(_FirstHit):
+    """MRR@k: the mean over groups of 1 / rank of the first positive, 0 beyond rank k.
+
+    Voorhees, "The TREC-8 question answering track report", TREC 1999. A group weighs as its samples do on
+    average.
+    """
+
+    default_name = "mrr"
+
+    @override
+    def _gain(self, ranks: Ids) -> Floats:
+        return (ranks <= self.k) / ranks
+
+
+@checked
+class Coverage(_GroupMetric):
+    """Catalogue coverage: the share of all items that are among the k highest predictions of any group.
+
+    Ge, Delgado-Battenfeld and Jannach, "Beyond accuracy: evaluating recommender systems by coverage and
+    serendipity", RecSys 2010. Of equal predictions the smaller item number comes first. Groups of weight 0 do
+    not count; labels do not matter. The state is a count for each item.
+
+    Args:
+        k: Number of samples at the top.
+        items: Number of items of the catalogue.
+        name: Label of the results.
+    """
+
+    default_name = "coverage"
+
+    def __init__(self, k: PositiveInt, items: PositiveInt, name: str | None = None) -> None:
+        self.k, self.size = k, items
+        super().__init__(name or f"{self.default_name}@{k}")
+
+    @override
+    def layout(self) -> str:
+        return f"{super().layout()} {self.k}"
+
+    @override
+    def check(self, batch: Batch) -> None:
+        super().check(batch)
+        _check_numbers(self.name, "items", batch.items, self.size)
+
+    @override
+    def sums_of(self, batch: Batch) -> Floats:
+        groups = _Groups(batch)
+        shown = (groups.ranks < self.k) & (groups.mean_weights > 0)[groups.of_sample]
+        slices = None if groups.slices is None else groups.slices[groups.of_sample]
+        return _counted(self, groups.items, [shown.astype(np.float64)], slices)
+
+    @override
+    def score(self, sums: Floats) -> float:
+        return np.count_nonzero(sums) / self.size if sums.any() else math.nan
+
+
+@checked
 class NDCG(_TopMetric):
     """NDCG@k: the mean over groups of DCG@k divided by that of the best order.
 

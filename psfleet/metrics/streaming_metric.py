@@ -1,4 +1,4 @@
-"""What a streaming metric is: a fixed number of sums over samples, from which its value follows."""
+"""Base of streaming metrics: a fixed number of sums over samples, from which the value follows."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ConfigError, ShapeError
-
-__all__ = ["Batch", "Metric", "sums_by_slice"]
+from psfleet.validation.annotations import Numbers, PositiveInt, checked
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -26,6 +25,7 @@ class Batch:
         weights: float64 [n]; None: all are 1.
         slices: int64 [n]; None: all are in slice 0.
         groups: [n], of any type that can be sorted; None: unknown.
+        users, items: int64 [n]; None: unknown.
     """
 
     predictions: Floats
@@ -33,15 +33,19 @@ class Batch:
     weights: Floats | None = None
     slices: Ids | None = None
     groups: NDArray[Any] | None = None
+    users: Ids | None = None
+    items: Ids | None = None
 
     @classmethod
     def of(
         cls,
-        preds: ArrayLike,
-        labels: ArrayLike,
-        weights: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
+        preds: Numbers,
+        labels: Numbers,
+        weights: Numbers | None = None,
+        slices: Numbers | None = None,
+        groups: Numbers | None = None,
+        users: Numbers | None = None,
+        items: Numbers | None = None,
     ) -> "Batch":
         """Check and flatten the arguments of `Metric.update`.
 
@@ -60,8 +64,10 @@ class Batch:
             predictions,
             _as_many(_finite(labels, "label"), n, "labels"),
             weighted,
-            None if slices is None else _as_many(_whole(slices), n, "slices"),
+            _numbers(slices, n, "slices"),
             None if groups is None else _as_many(np.asarray(groups).reshape(-1), n, "groups"),
+            _numbers(users, n, "users"),
+            _numbers(items, n, "items"),
         )
 
     def __len__(self) -> int:
@@ -82,7 +88,7 @@ class Batch:
             raise ShapeError(f"{what} needs scores in [0, 1]; they are {low} to {high}")
 
 
-def _finite(given: ArrayLike, what: str) -> Floats:
+def _finite(given: Numbers, what: str) -> Floats:
     values = np.asarray(given, np.float64).reshape(-1)
     if not np.isfinite(values).all():
         place = int(np.argmin(np.isfinite(values)))
@@ -90,11 +96,13 @@ def _finite(given: ArrayLike, what: str) -> Floats:
     return values
 
 
-def _whole(given: ArrayLike) -> Ids:
+def _numbers(given: Numbers | None, n: int, what: str) -> Ids | None:
+    if given is None:
+        return None
     values = np.asarray(given).reshape(-1)
     if len(values) and values.dtype.kind not in "iu":
-        raise ShapeError(f"slices have dtype {values.dtype}; give whole numbers from 0")
-    return values.astype(np.int64)
+        raise ShapeError(f"{what} have dtype {values.dtype}; give whole numbers from 0")
+    return _as_many(values.astype(np.int64), n, what)
 
 
 def _as_many(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
@@ -103,11 +111,12 @@ def _as_many(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
     return values
 
 
+@checked
 class Metric(ABC):
-    """A metric over many batches. Its sums add up, whoever has seen which batch, in any order.
+    """A metric over many batches. Its sums add up over processes and batches, in any order.
 
     Attributes:
-        name: How results are labelled.
+        name: Label of the results.
         sums: float64 [slices, size]: of each slice the sums from which the value follows.
     """
 
@@ -120,21 +129,21 @@ class Metric(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many sums one slice has."""
+        """Number of sums of one slice."""
 
     @abstractmethod
     def sums_of(self, batch: Batch) -> Floats:
-        """What a batch adds: float64 [slices, size]."""
+        """Return the sums of a batch: float64 [slices, size]."""
 
     @abstractmethod
     def score(self, sums: Floats) -> float:
         """The value that follows from sums, float64 [size]; nan: no sample says anything."""
 
     def layout(self) -> str:
-        """What two metrics must have in common so that their sums can be added."""
+        """Return the text that two metrics must have in common so that their sums can be added."""
         return f"{type(self).__name__} {self.sums.shape}"
 
-    def sliced(self, slices: int) -> Self:
+    def sliced(self, slices: PositiveInt) -> Self:
         """The same metric without samples, for this many slices."""
         found = copy.copy(self)
         found.sums = np.zeros((slices, self.size))
@@ -142,25 +151,29 @@ class Metric(ABC):
 
     def update(
         self,
-        preds: ArrayLike,
-        labels: ArrayLike,
-        weights: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
+        preds: Numbers,
+        labels: Numbers,
+        weights: Numbers | None = None,
+        slices: Numbers | None = None,
         groups: ArrayLike | None = None,
+        users: Numbers | None = None,
+        items: Numbers | None = None,
     ) -> None:
         """Take in a batch.
 
         Args:
             preds: [n], [n, 1], or [n, 2] of which the second column counts.
-            labels: As many.
+            labels: Labels, as many.
             weights: One for each sample, at least 0; None: 1.
             slices: The slice of each sample, whole numbers from 0; None: 0.
-            groups: The user or query of each sample, for metrics that rank within one.
+            groups: The user, query or session of each sample, for metrics that rank within one.
+            users: The user of each sample, whole numbers from 0, for metrics with `users`.
+            items: The item of each sample, whole numbers from 0, for `Coverage`.
 
         Raises:
             ShapeError: They cannot be meant; nothing was counted.
         """
-        self.add(Batch.of(preds, labels, weights, slices, groups))
+        self.add(Batch.of(preds, labels, weights, slices, groups, users, items))
 
     def add(self, batch: Batch) -> None:
         """Take in a checked batch.
@@ -193,14 +206,14 @@ class Metric(ABC):
         return self.score(self.sums.sum(axis=0) if slice is None else self.sums[slice])
 
     def scores(self, sums: Floats) -> dict[str, float]:
-        """What a reading says of sums [size]: the value under the metric's name."""
+        """Return the readings from sums [size]: the value under the metric's name."""
         return {self.name: self.score(sums)}
 
     def merge(self, other: Self) -> None:
         """Count what another metric with the same parameters has counted."""
-        if other.layout() != self.layout():
+        if not isinstance(other, Metric) or other.layout() != self.layout():
             raise ConfigError(
-                f"metric {self.name!r} is {self.layout()}, and the other is {other.layout()}; "
+                f"metric {self.name!r} is {self.layout()}, and the other is {other!r}; "
                 "merge metrics with the same parameters"
             )
         self.sums += other.sums
@@ -209,7 +222,7 @@ class Metric(ABC):
         """A copy of the sums: float64 [slices, size]."""
         return self.sums.copy()
 
-    def load(self, state: ArrayLike) -> None:
+    def load(self, state: Numbers) -> None:
         """Set the sums to those of `state`."""
         values = np.asarray(state, np.float64)
         if values.shape != self.sums.shape:

@@ -14,12 +14,15 @@ from tests.programs import ended
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
 WAYS = {"embedded": [sys.executable], "async": [*LAUNCH, "--async"], "sync": [*LAUNCH, "--sync"]}
+SERVED = [*LAUNCH[:3], "--servers", "1", "--workers", "1"]
 
 
 def run(way: str, script: str, folder: Path, *arguments: str) -> str:
     """What the example prints."""
     logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
-    done = ended([*WAYS[way], *logs, str(EXAMPLES / script), *arguments], cwd=folder)
+    done = ended(
+        [*{**WAYS, "served": SERVED}[way], *logs, str(EXAMPLES / script), *arguments], cwd=folder
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -79,3 +82,17 @@ def test_calibration_of_true_probabilities() -> None:
     assert len(said) == 20
     assert (np.diff(said) > 0).all()
     np.testing.assert_allclose(said, happened, atol=0.02)
+
+
+def test_flights_are_served(tmp_path: Path, flights: Flights) -> None:
+    """A service that follows the servers predicts in the end what the trained model does; the model and its
+    export in int8 predict over HTTP, with AUCs that are within .0005."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    said = run("served", "serve_flights.py", tmp_path, "--flights", "4000")
+    two, one = (float(auc) for auc in re.findall(r"version \d: AUC ([\d.]+)", said))
+    assert one > 0.5
+    assert abs(one - two) <= 0.0005
+    assert re.findall(r"live: AUC ([\d.]+) in the end", said) == re.findall(
+        r"version 1: AUC (.+)", said
+    )
+    assert "late 1: 100 % of requests" in said

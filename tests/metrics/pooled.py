@@ -1,6 +1,8 @@
 """Samples, and what scikit-learn says of all of them together."""
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -8,20 +10,25 @@ from numpy.typing import NDArray
 
 from psfleet import metrics
 
-__all__ = ["Samples", "expected", "every_metric"]
+__all__ = ["Samples", "every_metric", "expected", "top_values"]
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(eq=False)
 class Samples:
-    """Click data: predictions with ties, weights, 3 slices, groups of up to 12 samples side by side."""
+    """Click data: predictions with ties, weights, 3 slices, groups of up to 12 samples side by side.
+
+    A tenth as many users as groups, each in any slice, and 40 items.
+    """
 
     predictions: Floats
     labels: Floats
     weights: Floats
     slices: NDArray[np.int64]
     groups: NDArray[np.int64]
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
 
     @classmethod
     def drawn(cls, groups: int, seed: int) -> "Samples":
@@ -37,6 +44,8 @@ class Samples:
             dice.uniform(0.1, 3, groups)[number],
             dice.integers(0, 3, groups)[number],
             number,
+            dice.integers(0, groups // 10, groups)[number],
+            dice.integers(0, 40, len(number)),
         )
 
     def __len__(self) -> int:
@@ -44,8 +53,7 @@ class Samples:
 
     def where(self, chosen: Any) -> "Samples":
         """Some of them."""
-        columns = (self.predictions, self.labels, self.weights, self.slices, self.groups)
-        return Samples(*(column[chosen] for column in columns))
+        return Samples(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     def parts(self, parts: int) -> list["Samples"]:
         """Cut between groups."""
@@ -65,13 +73,26 @@ def every_metric() -> list[metrics.Metric]:
         metrics.GroupAuc(),
         metrics.Recall(3),
         metrics.NDCG(5),
+        metrics.Precision(),
+        metrics.BinaryRecall("binary_recall"),
+        metrics.HitRate(2),
+        metrics.HitRate(3, "user_hr", users=40),
+        metrics.MRR(4),
+        metrics.NDCG(2, "user_ndcg", users=40),
+        metrics.Coverage(1, 40),
     ]
 
 
 def expected(samples: Samples, weighted: bool = True) -> dict[str, float]:
     """By metric."""
     # Imported here, for it takes longer than all modules of a test folder together.
-    from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
+    from sklearn.metrics import (
+        log_loss,
+        precision_score,
+        recall_score,
+        roc_auc_score,
+        root_mean_squared_error,
+    )
 
     p, y = samples.predictions, samples.labels
     w = samples.weights if weighted else np.ones(len(samples))
@@ -84,27 +105,62 @@ def expected(samples: Samples, weighted: bool = True) -> dict[str, float]:
         "log_loss": loss,
         "normalized_entropy": loss / log_loss(y, base, sample_weight=w),
         "calibration": np.average(p, weights=w) / np.average(y, weights=w),
+        "precision": precision_score(y, p >= 0.5, sample_weight=w),
+        "binary_recall": recall_score(y, p > 0.5, sample_weight=w),
         "rmse": root_mean_squared_error(y, p, sample_weight=w),
         **_by_group(samples, w),
     }
 
 
-def _by_group(samples: Samples, w: Floats) -> dict[str, float]:
-    from sklearn.metrics import ndcg_score, recall_score, roc_auc_score
+def rankings(p: Floats) -> Iterator[list[int]]:
+    """All orders of samples by falling prediction."""
+    runs = [np.flatnonzero(p == value).tolist() for value in np.unique(p)[::-1]]
+    for order in itertools.product(*(itertools.permutations(run) for run in runs)):
+        yield list(itertools.chain(*order))
 
-    values: dict[str, list[tuple[float, float]]] = {"gauc": [], "recall@3": [], "ndcg@5": []}
+
+def top_values(p: Floats, y: Floats) -> dict[str, float]:
+    """Recall@3, HR@2, HR@3 and MRR@4 of a group, written out: the mean over all orders of its samples."""
+    found = []
+    for order in rankings(p):
+        hits = y[order] > 0
+        first = int(np.argmax(hits)) + 1 if hits.any() else 99
+        found.append((hits[:3].sum(), first <= 2, first <= 3, first <= 4 and 1 / first))
+    recall, *others = np.mean(found, axis=0).tolist()
+    names = ("recall@3", "hr@2", "hr@3", "mrr@4")
+    return dict(zip(names, (recall / max((y > 0).sum(), 1), *others), strict=True))
+
+
+def _by_group(samples: Samples, w: Floats) -> dict[str, float]:
+    from sklearn.metrics import ndcg_score, roc_auc_score
+
+    values: dict[str, list[tuple[float, float, int]]] = {}
+    shown = set()
     for group in np.unique(samples.groups):
         mine = samples.groups == group
         p, y, weights = samples.predictions[mine], samples.labels[mine], w[mine]
+        user = int(samples.users[mine][0])
+        shown.add(int(samples.items[mine][np.lexsort((samples.items[mine], -p))[0]]))
+        found = top_values(p, y)
+        if not y.any():
+            del found["recall@3"]
+        # scikit-learn ranks two or more; one alone is ranked right.
+        for k in (2, 5):
+            found[f"ndcg@{k}"] = ndcg_score([y], [p], k=k) if len(y) > 1 else y[0]
+        for name, value in found.items():
+            values.setdefault(name, []).append((value, weights[0], user))
         if 0 < y.sum() < len(y):
             area = roc_auc_score(y, p, sample_weight=weights)
-            values["gauc"].append((area, weights.sum()))
-        if y.any():
-            top = np.zeros(len(y))
-            top[np.argsort(-p, kind="stable")[:3]] = 1
-            values["recall@3"].append((recall_score(y, top), weights[0]))
-        # scikit-learn ranks two or more; one alone is ranked right.
-        ndcg = ndcg_score([y], [p], k=5) if len(y) > 1 else y[0]
-        values["ndcg@5"].append((ndcg, weights[0]))
-    means = {name: np.array(found).T for name, found in values.items()}
-    return {name: float(value @ weight / weight.sum()) for name, (value, weight) in means.items()}
+            values.setdefault("gauc", []).append((area, weights.sum(), user))
+    by_user = {"user_hr": values.pop("hr@3"), "user_ndcg": values.pop("ndcg@2")}
+    means = {
+        name: float(
+            np.average([value for value, *_ in of], weights=[weight for _, weight, _ in of])
+        )
+        for name, of in values.items()
+    }
+    for name, groups in by_user.items():
+        value, weight, users = np.array(groups).T
+        chosen = [users == number for number in np.unique(users)]
+        means[name] = float(np.mean([np.average(value[k], weights=weight[k]) for k in chosen]))
+    return means | {"coverage@1": len(shown) / 40}

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import metrics
+from psfleet import fluid, metrics
 from psfleet.errors import ConfigError, ShapeError
-from tests.metrics.pooled import Samples, every_metric, expected
+from tests.metrics.pooled import Samples, every_metric, expected, top_values
 
 SAMPLES = Samples.drawn(400, seed=1)
 
@@ -16,7 +16,12 @@ SAMPLES = Samples.drawn(400, seed=1)
 def counted(metric: metrics.Metric, samples: Samples, weighted: bool) -> metrics.Metric:
     """The metric with these samples in it."""
     weights = samples.weights if weighted else None
-    metric.update(samples.predictions, samples.labels, weights, samples.slices, samples.groups)
+    metric.update(
+        samples.predictions,
+        samples.labels,
+        weights,
+        *(samples.slices, samples.groups, samples.users, samples.items),
+    )
     return metric
 
 
@@ -78,10 +83,13 @@ def test_whole_numbers_are_counted_exactly() -> None:
 
 
 def test_nothing_to_measure() -> None:
-    """Empty batches count nothing; a metric without samples is nan, an AUC of one class 0.5."""
+    """Empty batches count nothing; a metric without samples is nan, an AUC of one class 0.5, precision and
+    recall of two classes are 0, as in the reference.
+    """
+    empty = {metrics.Auc: 0.5, metrics.Precision: 0.0, metrics.BinaryRecall: 0.0}
     for metric in every_metric():
-        metric.update([], [], [], [], [])
-        assert math.isnan(metric.result()) or isinstance(metric, metrics.Auc)
+        metric.update([], [], [], [], [], [], [])
+        np.testing.assert_equal(metric.result(), empty.get(type(metric), math.nan))
     lonely = metrics.GroupAuc()
     lonely.update([0.1, 0.2], [1, 1], groups=["a", "a"])
     assert math.isnan(lonely.result())
@@ -89,6 +97,24 @@ def test_nothing_to_measure() -> None:
     ranked = metrics.NDCG(2)
     ranked.update([0.1, 0.2], [0, 0], groups=["a", "a"])
     assert ranked.result() == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ties_count_as_the_mean_of_all_rankings(seed: int) -> None:
+    """HR, MRR and recall of a group of 7 samples with 3 distinct predictions, over all of its rankings; a
+    model that predicts the same for all items hits as often as chance does, wherever the positive stands.
+    """
+    dice = np.random.default_rng(seed)
+    p, y = dice.integers(0, 3, 7) / 2, (dice.random(7) < 0.3).astype(np.float64)
+    y[0] = 1
+    made = [metrics.Recall(3), metrics.HitRate(2), metrics.HitRate(3), metrics.MRR(4)]
+    wanted = top_values(p, y)
+    for metric in made:
+        metric.update(p, y, groups=np.zeros(7))
+        assert metric.result() == pytest.approx(wanted[metric.name], abs=1e-12), metric.name
+    chance = metrics.HitRate(10)
+    chance.update(np.zeros(100), np.arange(100) == 0, groups=np.zeros(100))
+    assert chance.result() == pytest.approx(0.1, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +129,15 @@ def test_nothing_to_measure() -> None:
         (metrics.RMSE(), ([0.5], [2], None, [0.5]), "slices have dtype float64"),
         (metrics.GroupAuc(), ([0.5], [1]), "gauc needs the group of each sample"),
         (metrics.NDCG(2), ([0.5], [-1], None, None, [1]), "label -1.0 is negative"),
+        (metrics.MRR(2, users=3), ([0.5], [1], None, None, [1]), "needs the users of the samples"),
+        (
+            metrics.MRR(2, users=3),
+            ([0.5], [1], None, None, [1], [3]),
+            "users are 3 to 3; .* 0 to 2",
+        ),
+        (metrics.MRR(2, users=3), ([0.5], [1], None, None, [1], [0.5]), "users have dtype float64"),
+        (metrics.Coverage(2, 3), ([0.5], [1], None, None, [1], [0]), "pass items="),
+        (metrics.Coverage(2, 3), ([0.5], [1], None, None, [1], [0], [-1]), "items are -1 to -1"),
     ],
 )
 def test_bad_batches_are_refused(metric: metrics.Metric, arguments: Any, sentence: str) -> None:
@@ -114,8 +149,6 @@ def test_bad_batches_are_refused(metric: metrics.Metric, arguments: Any, sentenc
 
 def test_bad_parameters_are_refused() -> None:
     """Sums with different meanings are not added."""
-    with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
-        metrics.NDCG(0)
     spacing: Any = "cubic"
     with pytest.raises(ConfigError, match="spacing is 'cubic'"):
         metrics.Auc(spacing=spacing)
@@ -123,5 +156,21 @@ def test_bad_parameters_are_refused() -> None:
         metrics.Auc(num_thresholds=0)
     with pytest.raises(ConfigError, match="merge metrics with the same parameters"):
         metrics.NDCG(2).merge(metrics.NDCG(3))
+    with pytest.raises(ConfigError, match="merge metrics with the same parameters"):
+        metrics.Coverage(2, 9).merge(metrics.Coverage(3, 9))
     with pytest.raises(ShapeError, match=r"is \(2,\); it must be \(1, 2\)"):
         metrics.RMSE().load([1.0, 2.0])
+
+
+def test_precision_and_recall_are_the_references() -> None:
+    """Its values for scores with one decimal, among which 0.5 counts as 1 for precision alone."""
+    precision, recall = fluid.metrics.Precision(), fluid.metrics.Recall()
+    assert (precision.eval(), recall.accumulate()) == (0.0, 0.0)
+    random = np.random.default_rng(4)
+    for n, wanted in ((50, (16 / 34, 10 / 20)), (7, (17 / 37, 11 / 23))):
+        scores = np.round(random.random((n, 1)), 1)
+        labels = (random.random((n, 1)) < 0.4).astype("int64")
+        precision.update(scores, labels)
+        recall.update(scores, labels)
+        assert (precision.eval(), recall.accumulate()) == pytest.approx(wanted)
+    assert (fluid.metrics.Precision.default_name, recall.name) == ("precision", "recall")

@@ -1,0 +1,252 @@
+"""Callbacks of a training loop: early stopping, the best snapshot, and your own.
+
+fleet.init()
+fleet.add_callbacks(EarlyStopping("auc", patience=3), KeepBest("auc", "best"))
+for step, batch in enumerate(fleet.dataset(files, 1024, epochs=5), 1):
+    ...  # one step
+    if step % 1000 == 0:
+        fleet.report_evaluation({"auc": auc})  # ends the loop after the third one that is no better
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, SupportsFloat
+
+import numpy as np
+from typing_extensions import override
+
+from psfleet.errors import UsageError
+from psfleet.fleet.data_loops import DataLoops
+from psfleet.fleet.fleet_saving import FleetSaving
+from psfleet.observability.logged_values import LoggedValues
+from psfleet.runtime.process_runtime import active, current
+from psfleet.settings.environment import read_environment
+from psfleet.validation.annotations import FilePath, PositiveInt, checked
+
+
+class Callback:
+    """Actions at points of the training loop; derive from it, and override what you need.
+
+    One with `state_dict()` and `set_state_dict(state)` goes on where it was, in a worker that starts again
+    and in a job that is resumed, as with `fleet.remember`.
+
+    Attributes:
+        fleet: The fleet, from `add_callbacks` on.
+        is_stopped: True ends the loops over `fleet.dataset` and `fleet.shard` after this step. Set it on all
+            workers at the same step.
+    """
+
+    fleet: Any = None
+    is_stopped = False
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """A step of this worker is over; `values`: what it has logged with `fleet.log` since the last one."""
+
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """`fleet.report_evaluation` was called; all workers get the same values."""
+
+    def on_snapshot(self, step: int, folder: str) -> None:
+        """This worker has taken a snapshot, or saved the tables, to a folder. Only on worker 0."""
+
+    def close(self) -> None:
+        """The worker leaves the fleet."""
+
+
+class BestValue(Callback):
+    """Tracks the best value of a metric over the evaluations.
+
+    Args:
+        metric: Its name among the values.
+        mode: "max" if the largest value is the best, else "min".
+
+    Attributes:
+        best: Best value; None: there is none yet.
+        best_step: Step at which it came.
+    """
+
+    @checked
+    def __init__(self, metric: str, mode: Literal["max", "min"] = "max") -> None:
+        self.metric, self.mode = metric, mode
+        self.best: float | None = None
+        self.best_step = 0
+
+    def is_better(self, step: int, values: Mapping[str, float]) -> bool:
+        """Return whether the value is the best one so far, which it then is; NaN is no value.
+
+        Raises:
+            UsageError: The evaluation lacks the metric.
+        """
+        if self.metric not in values:
+            raise UsageError(
+                f"{type(self).__name__} watches {self.metric!r}; the evaluation has "
+                f"{', '.join(values) or 'nothing'}"
+            )
+        value = values[self.metric]
+        if math.isnan(value) or (self.best is not None and not self._exceeds(value, self.best)):
+            return False
+        self.best, self.best_step = value, step
+        return True
+
+    def _exceeds(self, value: float, best: float) -> bool:
+        return value > best if self.mode == "max" else value < best
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and its step."""
+        return {"best": self.best, "best_step": self.best_step}
+
+    def set_state_dict(self, state: dict[str, Any]) -> None:
+        """The opposite."""
+        vars(self).update(state)
+
+
+class EarlyStopping(BestValue):
+    """Ends training after evaluations that are no better than the best one before.
+
+    Args:
+        metric: Its name among the values.
+        patience: So many such evaluations in a row.
+        mode: "max" if the largest value is the best, else "min".
+        least_change: An evaluation counts as better only if it is by more than this.
+    """
+
+    @checked
+    def __init__(
+        self,
+        metric: str,
+        patience: PositiveInt = 1,
+        mode: Literal["max", "min"] = "max",
+        least_change: float = 0.0,
+    ) -> None:
+        super().__init__(metric, mode)
+        self.patience, self.least_change = patience, least_change
+        self.worse = 0  # evaluations in a row
+
+    @override
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        self.worse = 0 if self.is_better(step, values) else self.worse + 1
+        self.is_stopped = self.worse >= self.patience
+
+    @override
+    def _exceeds(self, value: float, best: float) -> bool:
+        return super()._exceeds(value, best) and abs(value - best) > self.least_change
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"worse": self.worse, "is_stopped": self.is_stopped}
+
+
+class KeepBest(BestValue):
+    """Saves all tables to a folder whenever an evaluation is the best so far; `fleet.load_model` loads it.
+
+    Args:
+        metric: Its name among the values.
+        folder: Folder, visible to all servers. The best one before is replaced once this one is complete.
+        mode: "max" if the largest value is the best, else "min".
+    """
+
+    @checked
+    def __init__(self, metric: str, folder: FilePath, mode: Literal["max", "min"] = "max") -> None:
+        super().__init__(metric, mode)
+        self.folder = folder
+
+    @override
+    def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        if self.is_better(step, values):
+            self.fleet.save_persistables(self.folder)
+
+
+@checked
+class FleetCallbacks(FleetSaving):
+    """Callbacks of a process, and what they are told: values of the script, evaluations and snapshots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._callbacks: list[Callback] = []
+        self._step_values: dict[str, float] = {}
+        self._logged = LoggedValues(lambda: (self._joined or read_environment()).event_folder)
+
+    def add_callbacks(self, *callbacks: Callback) -> None:
+        """Call these at the steps, evaluations and snapshots of this process, in this order.
+
+        Call it after `init`, on all workers, with the same callbacks in every run of the script.
+
+        Args:
+            *callbacks: Such as `psfleet.fleet.callbacks.EarlyStopping`, `psfleet.fleet.loggers.WandbLogger`.
+        """
+        for callback in callbacks:
+            callback.fleet = self
+            self._callbacks.append(callback)
+            if hasattr(callback, "state_dict"):
+                name = f"psfleet.callbacks.{len(self._callbacks)}.{type(callback).__name__}"
+                self._own_loops().remember(name, callback)
+
+    def log(self, name: str, value: SupportsFloat, step: int | None = None) -> None:
+        """Show a value of this worker in the job's displays.
+
+            fleet.log("accuracy", accuracy)
+
+        The newest value of each name is in the progress line, in `psfleet top`, on the page of `--watch` and
+        in its metrics, and in the report. With `--tensorboard FOLDER` every value is in an event file.
+        Callbacks get it at the end of the step.
+
+        Args:
+            name: One line, the same on all workers that log the value; at most 100 names.
+            value: A number, or an array or tensor of one.
+            step: Its place on TensorBoard's axis of steps; None: how many pushes this worker has made.
+
+        Raises:
+            UsageError: It is no such name or value. Nothing is logged.
+            ConfigError: The event file cannot be written, or tensorboardX is not installed.
+        """
+        number = self._logged.log(name, value, current().pushes if step is None else step)
+        if self._callbacks:
+            self._step_values[name] = number
+
+    def report_evaluation(self, values: Mapping[str, SupportsFloat]) -> None:
+        """Hand the metrics of an evaluation to the callbacks, and log them.
+
+        Every worker calls it, at the same step and with the same names. Values of worker 0 count for all, so
+        that all workers decide alike; the others may pass NaN.
+
+        Args:
+            values: By name.
+
+        Raises:
+            UsageError: A value is no number, or a callback needs another one.
+        """
+        names = sorted(values)
+        numbers = np.array([float(values[name]) for name in names], np.float64)
+        if self.worker_num() > 1:
+            counts = self.is_first_worker() and not self.is_later_stage()
+            numbers = active().all_reduce(numbers if counts else np.zeros_like(numbers), "sum")
+        found = dict(zip(names, numbers.tolist(), strict=True))
+        step = current().pushes
+        for name, value in found.items() if self.is_first_worker() else ():
+            self._logged.log(name, value, step)
+        for callback in self._callbacks:
+            callback.on_evaluation(step, found)
+
+    def _own_loops(self) -> DataLoops:
+        """The loops of this process."""
+        raise NotImplementedError
+
+    def _end_step(self) -> bool:
+        """Call the callbacks at the end of a step; whether the loop ends here."""
+        values, self._step_values = self._step_values, {}
+        for callback in self._callbacks:
+            callback.on_step(current().pushes, values)
+        return self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        return any(callback.is_stopped for callback in self._callbacks)
+
+    def _close_callbacks(self) -> None:
+        """Close them, once: the next loop has none."""
+        self._logged.close()
+        while self._callbacks:
+            self._callbacks.pop(0).close()
+
+    @override
+    def _has_saved(self, folder: str) -> None:
+        for callback in self._callbacks:
+            callback.on_snapshot(current().pushes, folder)

@@ -1,0 +1,166 @@
+"""Sums over all workers: helpers across workers, and `fleet.metrics`."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.errors import UsageError
+from psfleet.metrics.classification import area_under_curve
+from psfleet.runtime.process_runtime import active
+from psfleet.validation.annotations import checked
+
+
+class _FleetView(Protocol):
+    """Part of the fleet that a helper uses."""
+
+    def worker_index(self) -> int:
+        """This worker's index, from 0."""
+
+    def worker_num(self) -> int:
+        """Return the number of workers that train."""
+
+    def is_later_stage(self) -> bool:
+        """Return whether this process is a stage of a pipeline and not the worker's first."""
+
+    def barrier_worker(self) -> None:
+        """Flush, then wait until every worker is here."""
+
+
+@checked
+class Util:
+    """Small helpers across workers, as `fleet.util`."""
+
+    def __init__(self, fleet: _FleetView) -> None:
+        self._fleet = fleet
+
+    @property
+    def worker_index(self) -> int:
+        """This worker's index."""
+        return self._fleet.worker_index()
+
+    def all_reduce(
+        self, input: ArrayLike, mode: str = "sum", comm_world: str = "worker"
+    ) -> NDArray[Any]:
+        """Equal-shaped arrays of all workers combined, in worker order: sum, max or min."""
+        if comm_world != "worker":
+            raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
+        brought = np.asarray(input)
+        if mode == "sum" and self._fleet.is_later_stage():  # all stages of a worker bring the same
+            brought = np.zeros_like(brought)
+        return active().all_reduce(brought, mode)
+
+    def all_gather(self, input: ArrayLike, comm_world: str = "worker") -> list[NDArray[Any]]:
+        """Equal-shaped arrays of all workers, in worker order."""
+        own = np.asarray(input)
+        index, workers = self._fleet.worker_index(), self._fleet.worker_num()
+        placed = np.zeros((workers, *own.shape), own.dtype)
+        placed[index] = own
+        return list(self.all_reduce(placed, "sum", comm_world))
+
+    def barrier(self, comm_world: str = "worker") -> None:
+        """Wait until every worker is here."""
+        self._fleet.barrier_worker()
+
+    def get_file_shard(self, files: Sequence[str]) -> list[str]:
+        """This worker's part of a list of files: contiguous, and of equal length but for one."""
+        if isinstance(files, str):
+            raise UsageError(f"files is the string {files!r}; it must be a list of file names")
+        index, workers = self._fleet.worker_index(), self._fleet.worker_num()
+        length, longer = divmod(len(files), workers)
+        start = index * length + min(index, longer)
+        return list(files[start : start + length + (index < longer)])
+
+    def print_on_rank(self, message: str, rank_id: int) -> None:
+        """Print on one worker only."""
+        if self._fleet.worker_index() == rank_id and not self._fleet.is_later_stage():
+            print(message, flush=True)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MetricSums(Generic[P, R]):
+    """Type of `psfleet.fleet.metrics`: called, it makes `FleetMetrics`; its methods are the reference's.
+
+    Every worker calls a method with what it has counted itself, and gets the value over all of them. The
+    arguments `scope` and `util` are those of the reference; variables must have values.
+    """
+
+    def __init__(self, make: Callable[P, R], util: Util) -> None:
+        self._make = make
+        self._util = util
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See Fleet.metrics."""
+        return self._make(*args, **kwargs)
+
+    def sum(self, input: ArrayLike, scope: None = None, util: Any = None) -> NDArray[Any]:
+        """The sum over all workers, in the shape of the input."""
+        return self._reduced("sum", input, "sum", util)
+
+    def max(self, input: ArrayLike, scope: None = None, util: Any = None) -> NDArray[Any]:
+        """The largest of all workers, element by element."""
+        return self._reduced("max", input, "max", util)
+
+    def min(self, input: ArrayLike, scope: None = None, util: Any = None) -> NDArray[Any]:
+        """The smallest of all workers, element by element."""
+        return self._reduced("min", input, "min", util)
+
+    def auc(
+        self, stat_pos: ArrayLike, stat_neg: ArrayLike, scope: None = None, util: Any = None
+    ) -> float:
+        """The area under the ROC curve; 0.5 while only one class has been seen.
+
+        Args:
+            stat_pos, stat_neg: Positive and negative samples by bin of the score, lowest first.
+        """
+        positives = self._reduced("auc", stat_pos, "sum", util).reshape(-1)
+        negatives = self._reduced("auc", stat_neg, "sum", util).reshape(-1)
+        if len(positives) != len(negatives):
+            raise UsageError(
+                f"fleet.metrics.auc: stat_pos has {len(positives)} bins and stat_neg {len(negatives)}"
+            )
+        return area_under_curve(negatives.astype(np.float64), positives.astype(np.float64))
+
+    def mae(
+        self, abserr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
+    ) -> float:
+        """The mean absolute error, of the sum of errors and the number of samples."""
+        return self._ratio("mae", abserr, total_ins_num, util)
+
+    def mse(
+        self, sqrerr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
+    ) -> float:
+        """The mean squared error, of the sum of squares and the number of samples."""
+        return self._ratio("mse", sqrerr, total_ins_num, util)
+
+    def rmse(
+        self, sqrerr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
+    ) -> float:
+        """The root of the mean squared error."""
+        return math.sqrt(self._ratio("rmse", sqrerr, total_ins_num, util))
+
+    def acc(
+        self, correct: ArrayLike, total: ArrayLike, scope: None = None, util: Any = None
+    ) -> float:
+        """The accuracy, of the numbers of right samples and of all."""
+        return self._ratio("acc", correct, total, util)
+
+    def _ratio(self, name: str, part: ArrayLike, whole: ArrayLike, util: Any) -> float:
+        """The first value of one sum by that of another; nan: no worker has seen a sample."""
+        sums = [float(self._reduced(name, each, "sum", util).flat[0]) for each in (part, whole)]
+        return sums[0] / sums[1] if sums[1] else math.nan
+
+    def _reduced(self, name: str, given: Any, mode: str, util: Any) -> NDArray[Any]:
+        value = getattr(given, "value", given)  # of a variable; None: it has none yet
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiu" or not array.size:
+            raise UsageError(
+                f"fleet.metrics.{name} got {given!r}; give numbers, such as what exe.run has fetched"
+            )
+        total: NDArray[Any] = (util or self._util).all_reduce(array, mode)
+        return total

@@ -1,0 +1,353 @@
+"""Readings of a fleet's sums at one time: over the whole run, over a window, and with decay.
+
+Each worker counts its own batches. What it has counted leaves with its next push, into a table of sums
+that any worker may read at any time, see docs/metrics.md.
+"""
+
+import functools
+import hashlib
+import operator
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.errors import ConfigError, ShapeError, TableConflict
+from psfleet.feature_sets.jagged import as_jagged
+from psfleet.metrics.streaming_metric import Batch, Metric
+from psfleet.metrics.sum_table import SumTable
+from psfleet.runtime.interface import Runtime
+from psfleet.schema.table import OWN
+from psfleet.validation.annotations import Numbers, checked
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MetricReading:
+    """Values by name, such as "auc", "ctr/auc" of task ctr, "ctr/auc[mobile]" of its slice mobile.
+
+    Attributes:
+        run: Over the whole run.
+        window: Over what was counted since the reading that was `window` readings ago; empty without
+            a window.
+        decayed: Each interval between two readings weighs `decay` times the next one; empty without a
+            decay.
+    """
+
+    run: dict[str, float]
+    window: dict[str, float] = field(default_factory=dict)
+    decayed: dict[str, float] = field(default_factory=dict)
+
+
+class Readings:
+    """Earlier readings, as far as windows and decay need them: a fixed amount of memory.
+
+    Args:
+        window: Readings of the window; 0: no window.
+        decay: Weight of an interval between two readings, relative to the next one; 0: no decay.
+
+    Raises:
+        ConfigError: One is out of range.
+    """
+
+    def __init__(self, window: int, decay: float) -> None:
+        if window < 0:
+            raise ConfigError(f"window is {window}; give a number of readings, or 0 for none")
+        if not 0 <= decay < 1:
+            raise ConfigError(f"decay is {decay}; it must be at least 0 and below 1")
+        self._decay = decay
+        self._earlier: deque[Floats] = deque(maxlen=max(window, 1))
+        self._last: Floats | None = None
+        self._decayed: Floats | None = None
+
+    def window(self, totals: Floats) -> Floats:
+        """The sums over the window that ends with `totals`."""
+        full = len(self._earlier) == self._earlier.maxlen
+        sums = totals - self._earlier[0] if full else totals
+        self._earlier.append(totals)
+        return sums
+
+    def decayed(self, totals: Floats) -> Floats:
+        """The sums with decay up to `totals`."""
+        if self._last is None or self._decayed is None:
+            self._decayed = totals
+        else:
+            self._decayed = self._decay * self._decayed + (totals - self._last)
+        self._last = totals
+        return self._decayed
+
+
+Ids = NDArray[np.int64]
+Slices = Sequence[str] | Mapping[str, Sequence[int | str]]
+_OTHER = "other"
+
+
+class MetricSlices:
+    """The slices of all metrics of a set: a fixed number.
+
+    Args:
+        slices: Names of slices, which `update` is told by number; or by feature the values that have a
+            slice each, {"device": ["phone", "desktop"]}, beside which all others share one.
+
+    Attributes:
+        count: Number of slices, 1 if none are wanted.
+        labels: Label of each in readings.
+        whole: Slices in which each sample is once.
+
+    Raises:
+        ConfigError: A value is listed twice, or is called "other".
+    """
+
+    def __init__(self, slices: Slices) -> None:
+        self._features: dict[str, dict[Any, int]] = {}  # the slice of each value
+        if not isinstance(slices, Mapping):
+            self.labels = list(slices)
+            self.count = max(len(slices), 1)
+            self.whole = slice(self.count)
+            return
+        self.labels = []
+        for feature, values in slices.items():
+            named = {value: len(self.labels) + k for k, value in enumerate(values)}
+            if len(named) < len(values) or _OTHER in named or isinstance(values, str):
+                raise ConfigError(
+                    f"the slices of feature {feature!r} are {values!r:.80}; give a list of values, each "
+                    f"once, and none called {_OTHER!r}, where all values that are not listed are"
+                )
+            named[_OTHER] = len(self.labels) + len(values)
+            self._features[feature] = named
+            self.labels += [f"{feature}={value}" for value in named]
+        self.count = max(len(self.labels), 1)
+        self.whole = slice(len(next(iter(self._features.values()), [_OTHER])))
+
+    def layout(self) -> str:
+        """Return the text that two sets must have in common beside their count."""
+        return "\n".join(self.labels) if self._features else ""
+
+    def numbered(self, given: Any, labels: ArrayLike) -> list[Any]:
+        """The slice of each sample, int64 [n], for each feature by whose values metrics are sliced.
+
+        Args:
+            given: Argument of `FleetMetrics.update`.
+            labels: Labels, as many as there are samples.
+
+        Raises:
+            ShapeError: It cannot be meant.
+        """
+        if not self._features:
+            return [given]
+        if not isinstance(given, Mapping):
+            raise ShapeError(
+                f"slices are {given!r:.60}; give a mapping with the values of "
+                f"{', '.join(self._features)}, such as the features of the batch"
+            )
+        samples = np.size(labels)
+        return [
+            self._of_feature(feature, named, given.get(feature), samples)
+            for feature, named in self._features.items()
+        ]
+
+    def _of_feature(self, feature: str, named: Mapping[Any, int], given: Any, samples: int) -> Ids:
+        numbers = np.full(samples, named[_OTHER], np.int64)
+        if given is None:
+            return numbers
+        jagged = as_jagged(feature, given)
+        if len(jagged) != samples:
+            raise ShapeError(
+                f"feature {feature!r} has {len(jagged)} samples for {samples} scores; give one for each"
+            )
+        single = jagged.lengths == 1
+        starts = np.cumsum(jagged.lengths) - jagged.lengths
+        values = jagged.values[starts[single]].tolist()
+        numbers[single] = [named.get(value, named[_OTHER]) for value in values]
+        return numbers
+
+
+Tasks = Mapping[str, Sequence[Metric]] | Sequence[Metric]
+
+
+@checked
+class FleetMetrics:
+    """Metrics of one or more tasks over the samples of all workers.
+
+    Made by `fleet.metrics` or `Client.metrics`. Updates are for one thread at a time; a push may be made
+    by another one.
+
+    Args:
+        runtime: Runtime whose pushes carry the sums.
+        metrics: Metrics of each task; or the metrics of a single task without a name.
+        name: Unique in the fleet; all workers give the same metrics under a name.
+        slices: Names of slices, which `update` gets by number; or by feature the values that have a slice
+            each, {"device": ["phone", "desktop"]}, beside which all others share the slice "other". Every
+            metric is also computed within each.
+        window: Readings of the window; 0: no window.
+        decay: Weight of the interval between two readings relative to the next one; 0: no decay.
+
+    Raises:
+        ConfigError: Two metrics have one name, or the name stands for other metrics already.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        metrics: Tasks,
+        name: str = "metrics",
+        slices: Slices = (),
+        window: int = 0,
+        decay: float = 0.0,
+    ) -> None:
+        self._runtime: Any = runtime
+        self._slices = MetricSlices(slices)
+        self._tasks = _named(metrics, self._slices.count)
+        self._windows = window, decay
+        self._readings = Readings(window, decay)
+        layout = "\n".join(f"{key}: {metric.layout()}" for key, metric in self._metrics())
+        layout += self._slices.layout()
+        size = sum(metric.sums.size for _, metric in self._metrics())
+        digest = hashlib.blake2b(layout.encode(), digest_size=8).digest()
+        self._sums = SumTable(
+            f"{OWN}metrics/{name}", size, int.from_bytes(digest, "little") >> 1, runtime.server_num
+        )
+        self._join(name)
+        for (_, metric), sums in zip(self._metrics(), self._parts(self._sums.pending), strict=True):
+            metric.sums = sums  # a view: what a metric counts is pending
+
+    def _join(self, name: str) -> None:
+        counters = self._runtime.counters
+        if any(getattr(counter, "spec", None) == self._sums.spec for counter in counters):
+            raise ConfigError(f"this process counts metrics {name!r} already; use another name")
+        try:
+            self._runtime.create(self._sums.spec)
+        except TableConflict:
+            raise ConfigError(
+                f"metrics {name!r} exist in this fleet with other tasks, parameters or slices; give all "
+                "workers the same, or the new ones another name"
+            ) from None
+        counters.append(self._sums)
+
+    # -- counting ------------------------------------------------------------------------------
+
+    def update(
+        self,
+        preds: Numbers,
+        labels: Numbers,
+        weights: Numbers | None = None,
+        slices: Numbers | Mapping[str, Any] | None = None,
+        groups: ArrayLike | None = None,
+        task: str = "",
+        users: Numbers | None = None,
+        items: Numbers | None = None,
+    ) -> None:
+        """Count a batch; it is in readings once this worker's next push is.
+
+        Args:
+            preds, labels, weights, groups, users, items: As for `psfleet.metrics.Metric.update`.
+            slices: The number of each sample's slice in the list of slices; None: 0. Where slices are of
+                features: their values by name, as in a batch of features, others beside them. A sample that
+                has none or several values is in the slice "other".
+            task: Task of the metrics.
+
+        Raises:
+            ConfigError: There is no such task.
+            ShapeError: The arrays cannot be meant; no metric has counted them.
+        """
+        if task not in self._tasks:
+            raise ConfigError(f"task is {task!r}; it must be one of {sorted(self._tasks)}")
+        batches = [
+            Batch.of(preds, labels, weights, numbers, groups, users, items)
+            for numbers in self._slices.numbered(slices, labels)
+        ]
+        metrics = self._tasks[task].values()
+        for metric in metrics:
+            for batch in batches:
+                metric.check(batch)
+        counted = [
+            functools.reduce(operator.add, (metric.sums_of(batch) for batch in batches))
+            for metric in metrics
+        ]
+        with self._sums.lock:
+            for metric, sums in zip(metrics, counted, strict=True):
+                metric.sums += sums
+
+    def publish(self) -> None:
+        """Push what is counted now, after a step without a push, such as one of an evaluation.
+
+        In sync mode it is this worker's part of a round: every worker must call it.
+        """
+        self._runtime.flush()
+        self._runtime.push_counts()
+        self._runtime.flush()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self) -> MetricReading:
+        """The metrics over what the pushes of all workers have brought so far. The others do not wait.
+
+        This worker's own pushes are flushed first; in sync mode that waits for their round. Windows and
+        decay go by the calls of this method in this process; each worker that reads has its own.
+        """
+        totals = self._sums.totals(self._runtime.read_table(self._sums.spec.key))
+        window, decay = self._windows
+        return MetricReading(
+            self._scores(totals),
+            self._scores(self._readings.window(totals)) if window else {},
+            self._scores(self._readings.decayed(totals)) if decay else {},
+        )
+
+    def _scores(self, totals: Floats) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for (key, metric), sums in zip(self._metrics(), self._parts(totals), strict=True):
+            prefix = key.removesuffix(metric.name)
+            values = {"": metric.scores(sums[self._slices.whole].sum(axis=0))}
+            values |= {
+                f"[{name}]": metric.scores(part)
+                for name, part in zip(self._slices.labels, sums, strict=False)
+            }
+            for place, scores in values.items():
+                found |= {f"{prefix}{label}{place}": value for label, value in scores.items()}
+        return found
+
+    # -- its parts -----------------------------------------------------------------------------
+
+    def _metrics(self) -> list[tuple[str, Metric]]:
+        """Every metric with its name in readings."""
+        return [
+            (f"{task}/{label}" if task else label, metric)
+            for task, metrics in self._tasks.items()
+            for label, metric in metrics.items()
+        ]
+
+    def _parts(self, flat: Floats) -> list[Floats]:
+        """Each metric's part [slices, size] of all sums."""
+        shapes = [metric.sums.shape for _, metric in self._metrics()]
+        ends = np.cumsum([rows * size for rows, size in shapes])
+        parts = np.split(flat, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    # -- fleet.remember ------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums that no push has carried yet, and their layout."""
+        return {"worker": self._runtime.worker_index, **self._sums.state_dict()}
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with that; with nothing, if it is another worker's, who goes on with it."""
+        if state.get("worker") == self._runtime.worker_index:
+            self._sums.set_state_dict(state)
+
+
+def _named(metrics: Tasks, slices: int) -> dict[str, dict[str, Metric]]:
+    """Metrics of our own by task and name."""
+    tasks = metrics if isinstance(metrics, Mapping) else {"": metrics}
+    found: dict[str, dict[str, Metric]] = {}
+    for task, given in tasks.items():
+        named = found[task] = {metric.name: metric.sliced(slices) for metric in given}
+        if len(named) < len(given):
+            names = [metric.name for metric in given]
+            raise ConfigError(f"the metrics of task {task!r} are {names}; give each its own name=")
+    if not any(found.values()):
+        raise ConfigError(f"there are no metrics in {metrics!r}; give at least one")
+    return found
