@@ -1,1 +1,1 @@
-"""What a job shows of itself: metrics, and the panels that are made of them."""
+"""Metrics of a job, and the panels that are made of them."""

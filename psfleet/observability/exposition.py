@@ -8,12 +8,10 @@ without it.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from psfleet.observability.latency import LatencyHistogram
+from psfleet.observability.histograms import LatencyHistogram
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
-__all__ = ["PREFIX", "counter", "decode", "encode", "gauge", "histogram", "latency", "merge"]
 
 PREFIX = "psfleet_"
 

@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Age", "Expression", "Level", "Look", "Mean", "Quantile", "Rate", "Ratio", "Skew"]
-
 WINDOW = "1m"
 """Over which PromQL takes rates; the page takes those between two looks."""
 
@@ -61,7 +59,7 @@ class Expression(abc.ABC):
         """
 
     @abc.abstractmethod
-    def answer(self, now: Look, before: Look) -> Series:
+    def evaluate(self, now: Look, before: Look) -> Series:
         """The answer of two looks; what cannot be said yet is left out."""
 
     @property
@@ -84,8 +82,8 @@ class _Single(Expression):
         return (self.metric,)
 
     def _promql(self, where: str, per_job: bool, wrap: str = "{}") -> str:
-        said = [f'{name}="{value}"' for name, value in self.where.items()]
-        matchers = ",".join([where, *said] if where else said)
+        labels = [f'{name}="{value}"' for name, value in self.where.items()]
+        matchers = ",".join([where, *labels] if where else labels)
         selector = self.metric + (f"{{{matchers}}}" if matchers else "")
         kept = ", ".join(("job", *self.by) if per_job else self.by)
         by = f" by ({kept})" if kept else ""
@@ -100,12 +98,12 @@ class _Single(Expression):
 
 @dataclass(frozen=True)
 class Level(_Single):
-    """What a metric is now."""
+    """Present value of a metric."""
 
     def promql(self, where: str = "", per_job: bool = False) -> str:
         return self._promql(where, per_job)
 
-    def answer(self, now: Look, before: Look) -> Series:
+    def evaluate(self, now: Look, before: Look) -> Series:
         return self._aggregated(now)
 
 
@@ -116,7 +114,7 @@ class Rate(_Single):
     def promql(self, where: str = "", per_job: bool = False) -> str:
         return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
 
-    def answer(self, now: Look, before: Look) -> Series:
+    def evaluate(self, now: Look, before: Look) -> Series:
         grown, span = _grown(self._aggregated(now), self._aggregated(before)), now.at - before.at
         return {key: value / span for key, value in grown.items()} if span > 0 else {}
 
@@ -130,7 +128,7 @@ class Age(_Single):
     def promql(self, where: str = "", per_job: bool = False) -> str:
         return f"time() - {self._promql(where, per_job)}"
 
-    def answer(self, now: Look, before: Look) -> Series:
+    def evaluate(self, now: Look, before: Look) -> Series:
         return {key: now.at - value for key, value in self._aggregated(now).items()}
 
 
@@ -152,8 +150,8 @@ class Ratio(Expression):
     def promql(self, where: str = "", per_job: bool = False) -> str:
         return f"{self.above.promql(where, per_job)} / {self.below.promql(where, per_job)}"
 
-    def answer(self, now: Look, before: Look) -> Series:
-        above, below = self.above.answer(now, before), self.below.answer(now, before)
+    def evaluate(self, now: Look, before: Look) -> Series:
+        above, below = self.above.evaluate(now, before), self.below.evaluate(now, before)
         return {key: value / below[key] for key, value in above.items() if below.get(key)}
 
 
@@ -164,7 +162,7 @@ def Mean(histogram: str, by: tuple[str, ...] = ()) -> Ratio:
 
 @dataclass(frozen=True)
 class Skew(Expression):
-    """How much more the busiest series has than the mean: 1 is even."""
+    """Ratio of the busiest series to the mean: 1 is even."""
 
     of: Expression
     by: tuple[str, ...] = ()
@@ -177,8 +175,8 @@ class Skew(Expression):
         of, by = self.of.promql(where, per_job), " by (job)" if per_job else ""
         return f"max{by} ({of}) / avg{by} ({of})"
 
-    def answer(self, now: Look, before: Look) -> Series:
-        values = list(self.of.answer(now, before).values())
+    def evaluate(self, now: Look, before: Look) -> Series:
+        values = list(self.of.evaluate(now, before).values())
         mean = sum(values) / len(values) if values else 0.0
         return {(): max(values) / mean} if mean else {}
 
@@ -202,28 +200,28 @@ class Quantile(Expression):
         buckets = Rate(f"{self.histogram}_bucket", ("le", *self.by))
         return f"histogram_quantile({self.share:g}, {buckets.promql(where, per_job)})"
 
-    def answer(self, now: Look, before: Look) -> Series:
-        counted = Rate(f"{self.histogram}_bucket", ("le", *self.by)).answer(now, before)
+    def evaluate(self, now: Look, before: Look) -> Series:
+        counted = Rate(f"{self.histogram}_bucket", ("le", *self.by)).evaluate(now, before)
         grouped: dict[tuple[str, ...], list[tuple[float, float]]] = {}
         for (bound, *rest), value in counted.items():
             grouped.setdefault(tuple(rest), []).append((float(bound), value))
-        found = {key: _quantile(self.share, sorted(each)) for key, each in grouped.items()}
-        return {key: value for key, value in found.items() if not math.isnan(value)}
+        quantiles = {key: _quantile(self.share, sorted(each)) for key, each in grouped.items()}
+        return {key: value for key, value in quantiles.items() if not math.isnan(value)}
 
 
 def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
-    """Of cumulative counts by upper bound, the last of which is infinity."""
-    wanted = share * buckets[-1][1]
-    if not wanted:
+    """Compute a quantile from cumulative counts by upper bound, the last of which is infinity."""
+    rank = share * buckets[-1][1]
+    if not rank:
         return math.nan
     low, below = 0.0, 0.0
     for bound, count in buckets:
-        if count >= wanted:
+        if count >= rank:
             break
         low, below = bound, count
     if math.isinf(bound) or bound <= 0:
         return low if math.isinf(bound) else bound
-    return low + (bound - low) * (wanted - below) / (count - below)
+    return low + (bound - low) * (rank - below) / (count - below)
 
 
 def _grown(now: Series, before: Series) -> Series:
@@ -232,3 +230,42 @@ def _grown(now: Series, before: Series) -> Series:
         for key, value in now.items()
         if key in before
     }
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Alert of a panel.
+
+    Attributes:
+        name: Name of the alert.
+        when: Condition on the panel's query, as in `> 0.9`.
+        lasts: Time for which it must hold.
+        severity: `warning` or `critical`.
+    """
+
+    name: str
+    when: str
+    lasts: str = "1m"
+    severity: str = "warning"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure.
+
+    Attributes:
+        section: Question that it helps to answer.
+        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`.
+        query: Query of the figure.
+        meaning: Meaning of the figure.
+        advice: Advice for a bad figure.
+        alert: Alert on the figure.
+    """
+
+    section: str
+    title: str
+    unit: str
+    query: Expression
+    meaning: str
+    advice: str
+    alert: Alert | None = None

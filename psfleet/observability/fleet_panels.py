@@ -1,15 +1,11 @@
 """Panels about the processes: memory, load, numbers, deaths, and what travels."""
 
-from psfleet.observability.expressions import Age, Level, Quantile, Rate, Ratio, Skew
-from psfleet.observability.panel import Alert, Panel
-
-__all__ = ["FLEET"]
+from psfleet.observability.expressions import Age, Alert, Level, Panel, Quantile, Rate, Ratio, Skew
 
 _MEMORY, _SKEW = "Does memory suffice?", "Is the load even?"
 _NUMBERS = "Are the numbers sound?"
 _RELIABILITY, _WIRE = "Does it survive?", "What travels?"
-_RANK, _TABLE, _EACH = ("rank",), ("table",), ("role", "rank")
-_SERVER, _STANDBY = {"role": "server"}, {"role": "standby"}
+_TABLE, _EACH = ("table",), ("role", "rank")
 
 FLEET: tuple[Panel, ...] = (
     Panel(
@@ -17,7 +13,7 @@ FLEET: tuple[Panel, ...] = (
         "Memory against the limit",
         "percentunit",
         Ratio(
-            Level("psfleet_memory_used_bytes", _RANK), Level("psfleet_memory_limit_bytes", _RANK)
+            Level("psfleet_memory_used_bytes", _EACH), Level("psfleet_memory_limit_bytes", _EACH)
         ),
         "Memory of tables and held pushes of a server, as a share of what --server-memory leaves them.",
         "Above 1 pushes are refused: raise the limit, use more servers, or let rows go (CapacityEntry).",
@@ -73,17 +69,52 @@ FLEET: tuple[Panel, ...] = (
     ),
     Panel(
         _MEMORY,
+        "Rows on disk found in memory",
+        "percentunit",
+        Ratio(
+            Rate("psfleet_disk_pages_found_total", _TABLE),
+            Rate("psfleet_disk_pages_used_total", _TABLE),
+        ),
+        "Share of the pages that calls needed of tables on disk (--server-disk) that were in memory.",
+        "If it is low and calls wait, raise --server-memory or use more servers.",
+    ),
+    Panel(
+        _MEMORY,
+        "Pages read",
+        "cps",
+        Rate("psfleet_disk_pages_read_total", _TABLE),
+        "Pages of 4 KiB with rows that were read from disk per second.",
+        "See rows on disk found in memory.",
+    ),
+    Panel(
+        _MEMORY,
+        "Pages written",
+        "cps",
+        Rate("psfleet_disk_pages_written_total", _TABLE),
+        "Pages with rows that were written to disk per second, so that others have room in memory.",
+        "See rows on disk found in memory.",
+    ),
+    Panel(
+        _MEMORY,
+        "Waiting for the disk",
+        "percentunit",
+        Rate("psfleet_disk_wait_seconds_total", _TABLE),
+        "Share of the time in which calls waited for pages with rows, all servers added.",
+        "Near the number of servers the disk is the bottleneck: raise --server-memory or use more servers.",
+    ),
+    Panel(
+        _MEMORY,
         "Resident memory",
         "bytes",
-        Level("psfleet_resident_bytes", _RANK, _SERVER),
-        "Memory of a server process as the system sees it.",
-        "Compare it with the memory of the machine.",
+        Level("psfleet_resident_bytes", _EACH),
+        "Memory of a process as the system sees it.",
+        "Compare it with the memory of the machine; a standby takes about what its server does.",
     ),
     Panel(
         _SKEW,
         "Skew between servers",
         "short",
-        Skew(Rate("psfleet_received_bytes_total", _RANK)),
+        Skew(Rate("psfleet_received_bytes_total", _EACH)),
         "Bytes that the busiest server gets, divided by the mean; 1 is even.",
         "Above 1.5 a few hot ids or one large dense table lie on one server.",
         # Of two servers, one that gets everything has twice the mean.
@@ -93,7 +124,7 @@ FLEET: tuple[Panel, ...] = (
         _SKEW,
         "Skew of rows",
         "short",
-        Skew(Rate("psfleet_pulled_rows_total", _RANK)),
+        Skew(Rate("psfleet_pulled_rows_total", _EACH)),
         "Rows that the busiest server reads, divided by the mean; 1 is even.",
         "As above; rows are dealt by a hash, so only small tables can be uneven.",
     ),
@@ -118,9 +149,9 @@ FLEET: tuple[Panel, ...] = (
         _NUMBERS,
         "Steps with NaN or infinity",
         "short",
-        Level("psfleet_nonfinite_pushes_total", _RANK),
-        "Steps of a worker with a loss or gradient that is not finite. Its log names the first one with "
-        "step, table and id.",
+        Level("psfleet_nonfinite_pushes_total", _EACH),
+        "Steps of a worker with a loss or gradient that is not finite. The screen, the page and the report "
+        "name the first one of all workers with its step, table and id.",
         "Look at that sample; lower the learning rate, clip, or use --on-nan skip.",
         Alert("PsfleetNonFinite", "> 0", "0m", "critical"),
     ),
@@ -169,7 +200,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Takeovers",
         "short",
-        Level("psfleet_takeover_seconds_count", _RANK),
+        Level("psfleet_takeover_seconds_count", _EACH),
         "How often a standby took the place of its server.",
         "Every takeover costs the fleet the time that the next panel shows.",
     ),
@@ -177,7 +208,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Time of takeovers",
         "s",
-        Level("psfleet_takeover_seconds_sum", _RANK),
+        Level("psfleet_takeover_seconds_sum", _EACH),
         "Time from the deaths of servers until their standbys answered, in all.",
         "Lower --hung-after if servers hang rather than die.",
     ),
@@ -185,7 +216,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Attempts beyond the first",
         "cps",
-        Rate("psfleet_retries_total", _RANK),
+        Rate("psfleet_retries_total", _EACH),
         "Calls of a worker that were made again.",
         "The network or a server loses answers; see deaths.",
         Alert("PsfleetManyRetries", "> 1", "5m"),
@@ -194,7 +225,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Pushes that came again",
         "short",
-        Level("psfleet_duplicate_pushes_total", _RANK),
+        Level("psfleet_duplicate_pushes_total", _EACH),
         "Pushes that a server had applied before; they changed nothing.",
         "Normal after restarts.",
     ),
@@ -252,7 +283,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Standby is ready",
         "short",
-        Level("psfleet_standby_ready", _RANK),
+        Level("psfleet_standby_ready", _EACH),
         "1: the standby of a server has all that its server has and could take over; 0: it copies, or there "
         "is none.",
         "If it stays at 0, the standby's log says why.",
@@ -262,7 +293,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Records that the standby lacks",
         "short",
-        Level("psfleet_standby_lag_records", _RANK),
+        Level("psfleet_standby_lag_records", _EACH),
         "Records of a server that its standby has not taken yet; answers wait for them.",
         "The standby's machine or the network is too slow.",
     ),
@@ -270,7 +301,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Bytes that wait for the standby",
         "bytes",
-        Level("psfleet_standby_queued_bytes", _RANK),
+        Level("psfleet_standby_queued_bytes", _EACH),
         "Records of a server that are not on their way to its standby yet; at 256 MiB pushes wait.",
         "The standby's machine or the network is too slow.",
         # A quarter of that.
@@ -280,7 +311,7 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Taken by standbys",
         "Bps",
-        Rate("psfleet_standby_taken_bytes_total", _RANK),
+        Rate("psfleet_standby_taken_bytes_total", _EACH),
         "Bytes of records that a standby has taken, its first copy too.",
         "Compare it with what is sent to standbys.",
     ),
@@ -288,23 +319,15 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Tables of standbys",
         "bytes",
-        Level("psfleet_standby_table_bytes", _RANK),
+        Level("psfleet_standby_table_bytes", _EACH),
         "Memory of the tables in a standby; while it copies, less than its server's.",
         "See the memory of tables.",
-    ),
-    Panel(
-        _RELIABILITY,
-        "Memory of standbys",
-        "bytes",
-        Level("psfleet_resident_bytes", _RANK, _STANDBY),
-        "Memory of a standby as the system sees it, about that of its server.",
-        "Give standbys as much memory as servers.",
     ),
     Panel(
         _WIRE,
         "Received by servers",
         "Bps",
-        Rate("psfleet_received_bytes_total", _RANK),
+        Rate("psfleet_received_bytes_total", _EACH),
         "Bytes of training calls, with those in shared memory.",
         "Compress gradients (--wire bf16 or int8), or merge steps.",
     ),
@@ -312,7 +335,7 @@ FLEET: tuple[Panel, ...] = (
         _WIRE,
         "Sent by servers",
         "Bps",
-        Rate("psfleet_sent_bytes_total", _RANK),
+        Rate("psfleet_sent_bytes_total", _EACH),
         "Bytes of pulled values.",
         "Compress weights (--wire bf16).",
     ),
@@ -320,7 +343,7 @@ FLEET: tuple[Panel, ...] = (
         _WIRE,
         "Received with pushes",
         "Bps",
-        Rate("psfleet_push_bytes_total", _RANK),
+        Rate("psfleet_push_bytes_total", _EACH),
         "Bytes of pushes, and of gradients in shared memory.",
         "Compress gradients, or merge steps.",
     ),
@@ -328,7 +351,7 @@ FLEET: tuple[Panel, ...] = (
         _WIRE,
         "Received with pulls",
         "Bps",
-        Rate("psfleet_pull_bytes_total", _RANK),
+        Rate("psfleet_pull_bytes_total", _EACH),
         "Bytes of pulls: the ids whose rows are asked for.",
         "Use larger batches, in which more ids repeat.",
     ),
@@ -336,7 +359,7 @@ FLEET: tuple[Panel, ...] = (
         _WIRE,
         "Received with exchanges",
         "Bps",
-        Rate("psfleet_exchange_bytes_total", _RANK),
+        Rate("psfleet_exchange_bytes_total", _EACH),
         "Bytes of pushes with the next pull behind them; of those in shared memory the ids alone.",
         "As for pushes and pulls.",
     ),
@@ -352,7 +375,7 @@ FLEET: tuple[Panel, ...] = (
         _WIRE,
         "Sent to standbys",
         "Bps",
-        Rate("psfleet_standby_bytes_total", _RANK),
+        Rate("psfleet_standby_bytes_total", _EACH),
         "Bytes of records for standbys.",
         "About what servers receive; 0 while a server has no standby.",
     ),

@@ -1,18 +1,78 @@
-"""Values that a script logs: the newest of each name for whoever watches, all of them for TensorBoard."""
+"""A file of scalars as TensorBoard reads them, by tensorboardX."""
 
-from collections.abc import Callable
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from psfleet.errors import UsageError
-from psfleet.observability.event_file import EventFile
+from psfleet.errors import ConfigError, UsageError
+from psfleet.settings.kinds import local_path
 
-__all__ = ["NEWEST", "LoggedValues"]
+
+class EventFile:
+    """Appends to a new file in `folder`; what was added is in the file when `add` returns.
+
+    A disk that is full ends the file, not the training.
+
+    tensorboardX's SummaryWriter would hold values back for two minutes, in a thread that a crash takes along.
+
+    Raises:
+        ConfigError: tensorboardX is not installed, or the folder cannot be written to.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = local_path(folder)
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+        except ImportError:
+            raise ConfigError(
+                f"--tensorboard is {str(folder)!r}, which needs tensorboardX; "
+                "pip install '.[tensorboard]' in psfleet's checkout"
+            ) from None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Its name begins with the second; a process that starts again in the same one has another id.
+            self._file = EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}")
+        except OSError as error:
+            raise ConfigError(
+                f"--tensorboard is {str(folder)!r}, which cannot be written to ({error.strerror})"
+            ) from None
+
+    def add(self, values: Mapping[str, float], step: int, at: float | None = None) -> None:
+        """Add scalars of one moment.
+
+        Args:
+            values: By tag.
+            step: Their place on the axis of steps.
+            at: Seconds since the epoch; None: now.
+        """
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        summaries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        when = time.time() if at is None else at
+        with contextlib.suppress(OSError):
+            self._file.write_event(
+                Event(wall_time=when, step=step, summary=Summary(value=summaries))
+            )
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
 
 _MOST = 100  # names: each is a series in every monitoring system
 _LONGEST = 100  # characters of a name
 
 NEWEST: dict[str, float] = {}
 """The last value of each name that the script of this process has logged. Any thread may read it."""
+
+LAGS: dict[str, float] = {}
+"""By "TOPIC/PARTITION" how many messages of a topic this process is behind. Any thread may read it."""
 
 
 class LoggedValues:
@@ -27,8 +87,8 @@ class LoggedValues:
         self._folder: str | None = None
         self._file: EventFile | None = None
 
-    def log(self, name: str, value: Any, step: int) -> None:
-        """See Fleet.log."""
+    def log(self, name: str, value: Any, step: int) -> float:
+        """See Fleet.log; the value as a number."""
         number = _checked(name, value)
         if not isinstance(step, int) or not 0 <= step < 2**63:
             raise UsageError(
@@ -45,6 +105,7 @@ class LoggedValues:
         NEWEST[name] = number
         if self._file is not None:
             self._file.add({name: number}, step)
+        return number
 
     def close(self) -> None:
         """Close the file. The next value begins another one."""

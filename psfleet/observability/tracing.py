@@ -1,5 +1,6 @@
-"""Whether this process traces pushes. What does it is loaded only then."""
+"""Switch of push tracing. The tracer is loaded only if this process traces."""
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from psfleet.errors import ConfigError
@@ -8,23 +9,36 @@ from psfleet.settings.environment import Environment
 if TYPE_CHECKING:
     from psfleet.observability.spans import Tracing
 
-__all__ = ["open_tracing"]
+
+_NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+
+
+def check_tracing(url: str) -> None:
+    """Check that OpenTelemetry is installed, without loading it.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        is_missing = any(importlib.util.find_spec(name) is None for name in _NEEDED)
+    except ModuleNotFoundError:  # not even what holds them
+        is_missing = True
+    if is_missing:
+        raise ConfigError(
+            f"--trace is {url!r}, which needs OpenTelemetry; pip install '.[trace]' in psfleet's checkout"
+        )
 
 
 def open_tracing(environment: Environment) -> "Tracing | None":
-    """What makes the spans of this process; None: it does not trace.
+    """Return the tracing of this process; None: it does not trace.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
     """
     if not environment.trace:
         return None
-    try:
-        from psfleet.observability.spans import Tracing
-    except ImportError:
-        raise ConfigError(
-            f"--trace is {environment.trace!r}, which needs OpenTelemetry; "
-            "pip install 'psfleet[trace]'"
-        ) from None
+    check_tracing(environment.trace)
+    from psfleet.observability.spans import Tracing
+
     seat = environment.seat
     return Tracing(environment.trace, environment.job, environment.role or "worker", seat.rank)

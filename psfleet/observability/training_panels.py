@@ -1,20 +1,18 @@
 """Panels about the training: is it fast, who is slow, how stale are gradients."""
 
-from psfleet.observability.expressions import Level, Mean, Quantile, Rate, Ratio
-from psfleet.observability.panel import Alert, Panel
-
-__all__ = ["TRAINING"]
+from psfleet.observability.expressions import Alert, Level, Mean, Panel, Quantile, Rate, Ratio
 
 _PROGRESS, _SPEED = "Does it progress?", "Who is slow?"
 _STALENESS = "How stale are gradients?"
-_RANK, _EACH = ("rank",), ("role", "rank")
+_EACH = ("role", "rank")
+_FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push
 
 TRAINING: tuple[Panel, ...] = (
     Panel(
         _PROGRESS,
         "Samples per second",
         "cps",
-        Rate("psfleet_samples_total", where={"role": "server", "rank": "0"}),
+        Rate("psfleet_samples_total", where=_FIRST),
         "Samples behind the pushes that server 0 has applied or held.",
         "If it falls, see which worker or server is slow below. It stays 0 for plain scripts, whose pushes "
         "do not tell their samples.",
@@ -29,9 +27,35 @@ TRAINING: tuple[Panel, ...] = (
     ),
     Panel(
         _PROGRESS,
+        "Steps per second",
+        "cps",
+        Rate("psfleet_step_seconds_count", _EACH),
+        "Pushes of each worker per second.",
+        "In sync mode all have the speed of the slowest; the panels below say which one that is.",
+    ),
+    Panel(
+        _PROGRESS,
+        "Samples",
+        "short",
+        Level("psfleet_samples_total", where=_FIRST),
+        "Samples behind the pushes so far.",
+        "It stays 0 for plain scripts, whose pushes do not tell their samples.",
+    ),
+    Panel(
+        _PROGRESS,
+        "Time left",
+        "s",
+        Ratio(
+            Level("psfleet_samples_left", where=_FIRST), Rate("psfleet_samples_total", where=_FIRST)
+        ),
+        "Time until the samples of fleet.dataset are used up at the present speed.",
+        "It is not known of loops over other data, nor of a dataset without an end.",
+    ),
+    Panel(
+        _PROGRESS,
         "Loss",
         "short",
-        Level("psfleet_loss", _RANK),
+        Level("psfleet_loss", _EACH),
         "Loss of each worker's last step.",
         "If it grows, lower the learning rate; if one worker's differs, look at its data.",
     ),
@@ -39,15 +63,24 @@ TRAINING: tuple[Panel, ...] = (
         _PROGRESS,
         "Logged values",
         "short",
-        Level("psfleet_logged", ("name", "rank")),
+        Level("psfleet_logged", ("name", "role", "rank")),
         "What scripts have given to fleet.log, by name and worker.",
         "Whatever the value says; `--tensorboard` keeps every one of them.",
+    ),
+    Panel(
+        _PROGRESS,
+        "Lag of Kafka partitions",
+        "short",
+        Level("psfleet_topic_lag", ("partition",), aggregate="max"),
+        "Messages of a partition behind those that a worker has read, of the worker that is furthest behind.",
+        "If all grow, add workers. If one stays 0 and the others grow, that partition has less traffic and "
+        "the order waits for it: give KafkaTopic an idle time.",
     ),
     Panel(
         _SPEED,
         "Step time by worker",
         "s",
-        Mean("psfleet_step_seconds", _RANK),
+        Mean("psfleet_step_seconds", _EACH),
         "Mean time from a worker's push to its next.",
         "In sync mode all wait for the slowest. The panels that follow say what it spends its time on.",
     ),
@@ -55,7 +88,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time in pulls",
         "percentunit",
-        Rate("psfleet_worker_pull_seconds_total", _RANK),
+        Rate("psfleet_worker_pull_seconds_total", _EACH),
         "Share of its time that a worker spends until pulled values are there. In sync mode this contains "
         "waiting for other workers.",
         "Read ahead (psfleet.torch.prefetch), use more servers, or larger batches.",
@@ -64,7 +97,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time in pushes",
         "percentunit",
-        Rate("psfleet_worker_push_seconds_total", _RANK),
+        Rate("psfleet_worker_push_seconds_total", _EACH),
         "Share of its time that a worker spends to sum gradients and hand them over.",
         "Merge steps (gradient_merge) or compress what travels (--wire).",
     ),
@@ -72,7 +105,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time waiting",
         "percentunit",
-        Rate("psfleet_worker_wait_seconds_total", _RANK),
+        Rate("psfleet_worker_wait_seconds_total", _EACH),
         "Share of its time that a worker waits for acknowledgements, at barriers and in reductions.",
         "Servers are too slow, or other workers arrive late at barriers.",
     ),
@@ -80,7 +113,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time computing",
         "percentunit",
-        Rate("psfleet_worker_script_seconds_total", _RANK),
+        Rate("psfleet_worker_script_seconds_total", _EACH),
         "Share of its time that a worker spends in the script itself: forward, backward, and its own data.",
         "If it is near 1, servers are no bottleneck: use more workers, or a faster model.",
     ),
@@ -88,7 +121,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time waiting for data",
         "percentunit",
-        Rate("psfleet_worker_data_seconds_total", _RANK),
+        Rate("psfleet_worker_data_seconds_total", _EACH),
         "Share of its time that a worker waits for batches of fleet.shard or fleet.dataset.",
         "Load data in other processes or prepare it before the training.",
     ),
@@ -96,7 +129,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Pushes per second by server",
         "cps",
-        Rate("psfleet_pushes_total", _RANK, {"role": "server"}),
+        Rate("psfleet_pushes_total", _EACH, {"role": "server"}),
         "Pushes that a server has applied or held.",
         "All servers should have the same; one that lags holds up all workers. At 0 look for waiting calls "
         "and dead processes.",
@@ -106,7 +139,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time of a push, median",
         "s",
-        Quantile(0.5, "psfleet_push_seconds", _RANK),
+        Quantile(0.5, "psfleet_push_seconds", _EACH),
         "Time from the arrival of a push at a server to its answer, or until the pull that travels with it "
         "may begin.",
         "If one server's is longer, look at its CPU and its log.",
@@ -115,7 +148,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time of a push, 99th percentile",
         "s",
-        Quantile(0.99, "psfleet_push_seconds", _RANK),
+        Quantile(0.99, "psfleet_push_seconds", _EACH),
         "Time that 99 % of the pushes do not exceed.",
         "If it is far above the median, look at the log's syncs and at takeovers.",
     ),
@@ -123,7 +156,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Pulls per second by server",
         "cps",
-        Rate("psfleet_pull_seconds_count", _RANK),
+        Rate("psfleet_pull_seconds_count", _EACH),
         "Pulls that a server has answered, without those that came with a push.",
         "All servers should have the same.",
     ),
@@ -131,7 +164,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time of a pull, median",
         "s",
-        Quantile(0.5, "psfleet_pull_seconds", _RANK),
+        Quantile(0.5, "psfleet_pull_seconds", _EACH),
         "Time from the arrival of a pull to its values.",
         "If one server's is longer, look at its CPU and at hot ids.",
     ),
@@ -139,7 +172,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time of a pull, 99th percentile",
         "s",
-        Quantile(0.99, "psfleet_pull_seconds", _RANK),
+        Quantile(0.99, "psfleet_pull_seconds", _EACH),
         "Time from the arrival of a pull to its values; in sync and ssp mode with waiting for workers.",
         "If it is long in async mode, the server has too little CPU or too many rows per pull.",
     ),
@@ -147,7 +180,7 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Time of an exchange, 99th percentile",
         "s",
-        Quantile(0.99, "psfleet_exchange_seconds", _RANK),
+        Quantile(0.99, "psfleet_exchange_seconds", _EACH),
         "Likewise for a push that travels with the next pull, as in every mode but sync.",
         "As above.",
     ),
@@ -155,9 +188,9 @@ TRAINING: tuple[Panel, ...] = (
         _SPEED,
         "Waiting calls",
         "percentunit",
-        Ratio(Level("psfleet_waiting_calls", _RANK), Level("psfleet_waiting_calls_limit", _RANK)),
+        Ratio(Level("psfleet_waiting_calls", _EACH), Level("psfleet_waiting_calls_limit", _EACH)),
         "Calls that wait at a server for other workers, as a share of how many may.",
-        "Raise parked in PSFLEET_LIMITS, or find the worker for which all wait.",
+        "Raise waiting_calls in PSFLEET_LIMITS, or find the worker for which all wait.",
         Alert("PsfleetCallsNearLimit", "> 0.9"),
     ),
     Panel(

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["CELLS", "opened", "program"]
-
 CELLS = """title => [...document.querySelectorAll(`table[data-title="${title}"] tr`)].map(
     row => [...row.cells].map(cell => cell.textContent))"""
 """The texts of a table, for `page.evaluate`."""

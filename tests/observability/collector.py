@@ -12,8 +12,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-__all__ = ["Collector", "collecting"]
-
 
 @dataclass
 class Collector:
@@ -49,12 +47,12 @@ def collecting() -> Iterator[Collector]:
         def do_POST(self) -> None:
             assert self.path == "/v1/traces", self.path
             collector.take(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = ExportTraceServiceResponse().SerializeToString()
+            reply = ExportTraceServiceResponse().SerializeToString()
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(reply)
 
         def log_message(self, *_: object) -> None:
             pass

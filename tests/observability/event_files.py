@@ -3,8 +3,6 @@
 import struct
 from pathlib import Path
 
-__all__ = ["scalars"]
-
 
 def scalars(folder: Path) -> list[tuple[str, int, float]]:
     """Tag, step and value of each scalar in the files of a folder that are written to the end."""

@@ -15,8 +15,6 @@ import pytest
 from tests.observability.browser import program
 from tests.waiting import until
 
-__all__ = ["Prometheus", "scraping"]
-
 Labels = frozenset[tuple[str, str]]
 
 _ADDRESS = re.compile(r'msg="Listening on" address=(\S+)')
@@ -31,8 +29,8 @@ class Prometheus:
     def ask(self, promql: str) -> dict[Labels, float]:
         """The answer to a query now, by labels."""
         question = urllib.parse.urlencode({"query": promql})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{question}", timeout=60) as answer:
-            result = json.loads(answer.read())["data"]["result"]
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{question}", timeout=60) as reply:
+            result = json.loads(reply.read())["data"]["result"]
         return {
             frozenset(
                 (k, v) for k, v in one["metric"].items() if k not in ("__name__", "instance")

@@ -17,20 +17,23 @@ Series = dict[str, tuple[str, str]]
 """By metric with labels its values, every 15 s, in a job in trouble and in a healthy one."""
 
 CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
-    "PsfleetNoProgress": ({f"psfleet_pushes_total|{RANK_0}": ("700x80", "0+1x80")}, {"rank": "0"}),
+    "PsfleetNoProgress": (
+        {f"psfleet_pushes_total|{RANK_0}": ("700x80", "0+1x80")},
+        {"rank": "0", "role": "server"},
+    ),
     "PsfleetCallsNearLimit": (
         {
             f"psfleet_waiting_calls|{RANK_0}": ("91x80", "90x80"),
             f"psfleet_waiting_calls_limit|{RANK_0}": ("100x80", "100x80"),
         },
-        {"rank": "0"},
+        {"rank": "0", "role": "server"},
     ),
     "PsfleetMemoryShort": (
         {
             f"psfleet_memory_used_bytes|{RANK_1}": ("95e6x80", "80e6x80"),
             f"psfleet_memory_limit_bytes|{RANK_1}": ("100e6x80", "100e6x80"),
         },
-        {"rank": "1"},
+        {"rank": "1", "role": "server"},
     ),
     "PsfleetSkewedServers": (
         {
@@ -41,7 +44,7 @@ CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
     ),
     "PsfleetNonFinite": (
         {'psfleet_nonfinite_pushes_total|rank="3",role="worker"': ("0x40 1x40", "0x80")},
-        {"rank": "3"},
+        {"rank": "3", "role": "worker"},
     ),
     "PsfleetProcessDied": (
         {f"psfleet_deaths_total|{RANK_1}": ("0x40 1x40", "0x80")},
@@ -49,7 +52,7 @@ CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
     ),
     "PsfleetManyRetries": (
         {'psfleet_retries_total|rank="0",role="worker"': ("0+30x80", "0+10x80")},
-        {"rank": "0"},
+        {"rank": "0", "role": "worker"},
     ),
     "PsfleetSnapshotOverdue": (
         {
@@ -60,11 +63,11 @@ CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
     ),
     "PsfleetStandbyMissing": (
         {f"psfleet_standby_ready|{RANK_1}": ("1x8 0x72", "1x80")},
-        {"rank": "1"},
+        {"rank": "1", "role": "server"},
     ),
     "PsfleetStandbyBehind": (
         {f"psfleet_standby_queued_bytes|{RANK_0}": ("80e6x80", "60e6x80")},
-        {"rank": "0"},
+        {"rank": "0", "role": "server"},
     ),
 }
 

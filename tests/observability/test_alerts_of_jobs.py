@@ -1,7 +1,8 @@
 """Each alert fires in Prometheus when a real job has what it is about.
 
 The rules are those of docs/alerts.yml but for their times: a condition need not last, and rates are taken
-over 10 s. One job has most of the troubles, one after the other; a second one has more workers.
+over 10 s. One job has most of the troubles, one after the other; a second one has more workers. In `make
+test` the rules judge made-up series (test_alerts.py), and a job has all that they ask (test_watched_job.py).
 """
 
 import contextlib
@@ -12,15 +13,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from psfleet.chaos.audit import ChaosSettings
 from psfleet.observability.panels import PANELS
+from psfleet.platform.atomic_files import exchange
 from psfleet.runtime.interface import Runtime
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fleet_reader import FleetReader
-from psfleet_launch.observability.job_counters import JobCounters
-from psfleet_launch.observability.recorder import Recorder
+from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder
+from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.watch_port import WatchPort
 from tests.launch.conftest import ROOT
 from tests.observability.prometheus import Prometheus, scraping
@@ -54,10 +57,12 @@ def short_rules(folder: Path) -> Path:
 @contextlib.contextmanager
 def crowded(folder: Path) -> Iterator[str]:
     """The port of a fleet whose server may let no more calls wait than it has workers."""
-    with LocalFleet(1, SEATS, limits=f"parked={SEATS}") as fleet:
+    with LocalFleet(1, SEATS, limits=f"waiting_calls={SEATS}") as fleet:
         job = Job(JobRequest(script=__file__, port=0), "crowded", "token", folder, folder)
         reader = FleetReader("crowded", fleet.endpoints, fleet.environment(0), JobCounters())
-        port = WatchPort("0", job, reader, Recorder(reader.read))
+        history = JobHistory(folder, heading(job, "local", "0.1", {}))
+        history.close()
+        port = WatchPort("0", job, reader, Recorder(reader.read), history)
         port.open()
         found: list[Runtime] = []
         threads = [
@@ -125,8 +130,8 @@ class Conditions:
         """A file is where the folder of snapshots was."""
         until(lambda: self._job.value("psfleet_snapshot_bytes") > 0, "snapshot")
         snapshots = self._folder / "psfleet-logs/troubled/snapshots"
-        snapshots.rename(self._folder / "away")
-        snapshots.touch()
+        (self._folder / "away").touch()
+        assert exchange(snapshots, self._folder / "away")
 
     def rows_for(self, share: float) -> str:
         """How many rows fill this share of the memory of both servers."""
@@ -140,6 +145,7 @@ class Conditions:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.skipif("PSFLEET_TORTURE" not in os.environ, reason="make torture runs this test")
 def test_every_alert_fires_when_a_job_has_its_condition(tmp_path: Path) -> None:
     """Calls wait, answers are lost, a standby hangs, snapshots fail, memory fills, workers stop and die."""
     folder = tmp_path / "job"

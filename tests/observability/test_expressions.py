@@ -47,7 +47,7 @@ RANK = ("rank",)
 
 
 @pytest.mark.parametrize(
-    ("question", "answer"),
+    ("question", "reply"),
     [
         (Level("a_total"), {(): 149}),
         (Level("a_total", RANK, {"rank": "1"}), {("1",): 20}),
@@ -64,12 +64,12 @@ RANK = ("rank",)
         (Quantile(0.99, "h", RANK), {("0",): 4}),  # beyond the last bound: that bound
     ],
 )
-def test_answers(question: Expression, answer: Series) -> None:
+def test_replies(question: Expression, reply: Series) -> None:
     """Each question is answered as Prometheus answers it."""
-    assert question.answer(NOW, BEFORE) == pytest.approx(answer)
+    assert question.evaluate(NOW, BEFORE) == pytest.approx(reply)
 
 
 def test_two_looks_at_one_moment_tell_no_rate() -> None:
     """Neither infinity nor an error."""
-    assert Rate("a_total").answer(NOW, NOW) == {}
-    assert Quantile(0.5, "h").answer(NOW, NOW) == {}
+    assert Rate("a_total").evaluate(NOW, NOW) == {}
+    assert Quantile(0.5, "h").evaluate(NOW, NOW) == {}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.observability.frequent_ids import FrequentIds
-from psfleet_worker.observability.hot_ids import HotIds
+from psfleet_worker.observability.hot_ids import FrequentIds, HotIds
 
 PLACES = 5
 
@@ -45,16 +44,16 @@ def test_a_hot_id_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = np.random.default_rng(0)
     batches: dict[str, np.ndarray] = {}
     hot = HotIds(3, lambda: batches)
-    shares = {}
+    fractions = {}
     for _ in range(3):
         ids = numbers.integers(1000, 100_000, 4000)
         ids[:1000] = 7
         batches = {"users": ids, "days": numbers.integers(0, 7, 4000), "none": ids[:0]}
         for family in hot.families():
             for one in family.samples:
-                shares[one.name, one.labels["table"]] = one.value
-    assert shares["psfleet_hottest_id_share", "users"] == pytest.approx(0.25, abs=0.05)
-    assert shares["psfleet_hot_ids_share", "days"] == 1
+                fractions[one.name, one.labels["table"]] = one.value
+    assert fractions["psfleet_hottest_id_share", "users"] == pytest.approx(0.25, abs=0.05)
+    assert fractions["psfleet_hot_ids_share", "days"] == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("psfleet: worker 3: 2")

@@ -32,15 +32,25 @@ def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
         until(lambda: shown(page) == expected(job), lambda: f"{shown(page)} {expected(job)}")
         figures = shown(page)
         assert figures["Deaths"][f"server {DIES}"] == sum(figures["Deaths"].values()) == 1
-        assert figures["Takeovers"] == {"0": 0, "1": 1}
-        assert figures["Time of takeovers"][str(DIES)] > 0
+        assert figures["Takeovers"] == {"server 0": 0, "server 1": 1}
+        assert figures["Time of takeovers"][f"server {DIES}"] > 0
         assert figures["Processes"]["server"] == 2
+        table = {row[0]: row[2] for row in page.evaluate(CELLS, "Processes")[1:]}
+        assert table[f"server {DIES} copy 1"] == f"in place of server {DIES}"
+        assert f"server {DIES}" not in table
+        assert [row[1:] for row in page.evaluate(CELLS, "Alerts in force")[1:]] == [
+            ["PsfleetProcessDied", f"Deaths > 0 (server {DIES})"]
+        ]
+        assert page.text_content("#badge") == "runs, 1 alert"
+        assert page.text_content('.figure[data-title="Deaths"]') == "Deaths11 takeover"
+        faults = [row[1:] for row in page.evaluate(CELLS, "Faults")[1:]]
+        assert [f"server {DIES}", "ended with signal 9"] in faults
     logs = tmp_path / "psfleet-logs" / "killed"
     past = read_history(logs)
     with opened((logs / "report.html").as_uri()) as page:
         assert page.text_content("#state").startswith("ended with exit code 0")
         assert shown(page) == {title: past.last(title) for title in STILL}
-        rows = [row[1:] for row in page.evaluate(CELLS, "Deaths and takeovers")[1:]]
+        rows = [row[1:] for row in page.evaluate(CELLS, "Faults")[1:]]
         died = [what for who, what in rows if who == f"server {DIES}"]
         assert died == ["ended with signal 9"]
         assert any(what.startswith(f"has the place of server {DIES} ") for _, what in rows)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from psfleet.observability.norms import NormHistogram
+from psfleet.observability.histograms import NormHistogram
 from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from psfleet.client import Client
 from psfleet.observability.exposition import decode, encode, histogram, merge
-from psfleet.observability.latency import LatencyHistogram
+from psfleet.observability.histograms import LatencyHistogram
 from psfleet.optimizer import SGD
 from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.access import Access
-from psfleet.wire.channel import open_channel
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
@@ -35,10 +35,8 @@ def collect(fleet: LocalFleet) -> Samples:
     for endpoint in fleet.endpoints:
         with open_channel(endpoint, access) as channel:
             call = channel.unary_unary("/psfleet.v1.Metrics/Collect", None, None)
-            answer = call(
-                CollectRequest().SerializeToString(), timeout=60, metadata=access.metadata
-            )
-        for process in CollectReply.FromString(answer).processes:
+            reply = call(CollectRequest().SerializeToString(), timeout=60, metadata=access.metadata)
+        for process in CollectReply.FromString(reply).processes:
             found[process.role, str(process.rank)] = {
                 one.name + "".join(f"{{{value}}}" for value in one.labels.values()): one.value
                 for family in decode(process.text)
@@ -189,11 +187,13 @@ def test_saved_bytes_are_those_of_the_other_precision() -> None:
 
 
 def test_a_worker_that_nobody_watches_sends_nothing(fleet: LocalFleet) -> None:
-    """Before the first look server 0 has no metrics of the worker, however many beats have come."""
+    """Before the first look server 0 has no metrics of the worker, however many heartbeats have come."""
     runtime = fleet.connect(0, "async")
     Client(runtime).sparse_table("rows", 4, SGD(0.5)).push(IDS, np.ones((50, 4), np.float32))
     runtime.flush()
-    time.sleep(3 * fleet.environment(0).beat)  # not a start-up: beats that bring nothing
+    time.sleep(
+        3 * fleet.environment(0).heartbeat_seconds
+    )  # not a start-up: heartbeats that bring nothing
     assert ("worker", "0") not in collect(fleet)
     until(lambda: ("worker", "0") in collect(fleet), "metrics of worker 0")
     runtime.close()

@@ -12,28 +12,29 @@ from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.observability.fleet_reader import panel_texts, thinned
+from psfleet_launch.observability.job_figures import job_view
 from psfleet_launch.observability.job_history import (
     JobEvent,
     JobHistory,
     PastJob,
     heading,
     read_history,
-    thinned,
 )
-from psfleet_launch.observability.job_report import job_report, slow_processes, state, tables
-from psfleet_launch.observability.job_view import job_view
-from psfleet_launch.observability.recorder import panel_texts
+from psfleet_launch.observability.job_incidents import state
+from psfleet_launch.observability.job_overview import overview
+from psfleet_launch.observability.job_report import job_report, slow_processes, tables
 from psfleet_launch.supervision.job_events import (
     FinishJob,
     KillHung,
     ProcessExited,
+    PromoteStandby,
     ReportHung,
     Said,
     ServerReady,
     StartProcesses,
     StopRequested,
 )
-from psfleet_launch.supervision.standbys import PromoteStandby
 from tests.observability.browser import CELLS, opened
 
 SERVER, STANDBY, WORKER = Member("server", 1), Member("server", 1, copy=1), Member("worker", 0)
@@ -53,7 +54,8 @@ def frame(at: float, **values: dict[str, float]) -> dict[str, Any]:
 
 def rows(job: PastJob, title: str) -> list[list[str]]:
     """Of a table of the report."""
-    return next((table["rows"] for table in tables(job) if table["title"] == title), [])
+    made = [*overview(job, is_running=False)["tables"], *tables(job)]
+    return next((table["rows"] for table in made if table["title"] == title), [])
 
 
 def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     history = begun(tmp_path)
     history.take(StartProcesses((SERVER, WORKER)), 1.0)
     history.take(Said(None, "chaos: 1.5 s: server 1 is killed"), 2.0)
-    history.add_frame(frame(100.5, Loss={"0": 1 / 3, "1": 0.25}))
+    history.add_frame(frame(100.5, Loss={"worker 0": 1 / 3, "worker 1": 0.25}))
     history.take(ProcessExited(WORKER, 1, cause="</script>"), 4.0)
     with open(tmp_path / HISTORY, "ab") as file:
         file.write(b'{"event":{"at":1.0,"kin')
@@ -73,7 +75,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("ended", "worker 0", 1, "</script>"),
     ]
     assert found.events[3].at - found.events[0].at == pytest.approx(3, abs=1e-3)
-    assert found.last("Loss") == {"0": pytest.approx(1 / 3, rel=1e-8), "1": 0.25}
+    assert found.last("Loss") == {"worker 0": pytest.approx(1 / 3, rel=1e-8), "worker 1": 0.25}
     assert found.heading["machines"] == {"here": ["server 1", "worker 0"]}
     assert found.code is None
     history.close()
@@ -172,7 +174,7 @@ def test_a_full_disk_ends_the_history_alone(tmp_path: Path) -> None:
     history.close()
 
 
-def test_a_takeover_lasts_from_the_death_to_the_answer(tmp_path: Path) -> None:
+def test_a_takeover_lasts_from_the_death_to_the_reply(tmp_path: Path) -> None:
     """Each of death, takeover, answer and restart is a row, with its cause."""
     history = begun(tmp_path)
     history.take(StartProcesses((SERVER, STANDBY)), 0.0)
@@ -184,15 +186,15 @@ def test_a_takeover_lasts_from_the_death_to_the_answer(tmp_path: Path) -> None:
     history.take(FinishJob(3), 20.0)
     history.close()
     found = read_history(tmp_path)
-    assert [row[1:] for row in rows(found, "Deaths and takeovers")] == [
+    assert [row[1:] for row in rows(found, "Faults")] == [
         ["server 1", "ended with signal 9: memory ran out"],
         ["server 1 copy 1", "takes over from server 1"],
         ["server 1 copy 1", "has the place of server 1 2.0 s after its end"],
         ["server 1", "is started again"],
     ]
     assert rows(found, "Processes") == [
-        ["server 1", "here", "2", "1", "running"],
-        ["server 1 copy 1", "here", "1", "0", "running"],
+        ["server 1", "here", "runs", "", "", ""],
+        ["server 1 copy 1", "here", "in place of server 1", "", "", ""],
     ]
     assert state(found, is_running=False).startswith("ended with exit code 3 after ")
 
@@ -204,8 +206,8 @@ def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
     history.take(ProcessExited(SERVER, -9, cause="</script><b>&amp;"), 10.0)
     history.take(PromoteStandby(STANDBY, SERVER, 2), 10.5)
     history.take(ServerReady(STANDBY), 12.0)
-    history.add_frame(frame(14.0, Loss={"0": 0.5, "1": 0.25}))
-    history.add_frame(frame(16.0, Loss={"0": 0.375}))
+    history.add_frame(frame(14.0, Loss={"worker 0": 0.5, "worker 1": 0.25}))
+    history.add_frame(frame(16.0, Loss={"worker 0": 0.375}))
     history.take(FinishJob(0), 20.0)
     history.close()
     found = read_history(tmp_path)
@@ -213,12 +215,12 @@ def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
     page.write_text(job_report(found))
     with opened(page.as_uri()) as shown:
         assert shown.text_content("#state") == state(found, is_running=False)
-        for table in tables(found):
+        for table in [*overview(found, is_running=False)["tables"], *tables(found)]:
             wanted = [*filter(None, [table["columns"]]), *table["rows"]]
             assert shown.evaluate(CELLS, table["title"]) == wanted
         values = """[...document.querySelectorAll('[data-title="Loss"] li')].map(
             one => [one.dataset.name, +one.dataset.value])"""
-        assert dict(shown.evaluate(values)) == {"0": 0.375, "1": 0.25}
+        assert dict(shown.evaluate(values)) == {"worker 0": 0.375, "worker 1": 0.25}
 
 
 def test_the_slow_worker_is_named() -> None:
@@ -228,9 +230,9 @@ def test_the_slow_worker_is_named() -> None:
         job.frames.append(
             frame(
                 float(at),
-                Step_time_by_worker={"0": 0.1, "1": 0.1, "2": 0.1},
-                Time_in_pulls={"0": 0.7, "1": 0.1, "2": 0.8},
-                Time_waiting={"0": 0.1, "1": 0.0, "2": 0.0},
+                Step_time_by_worker={"worker 0": 0.1, "worker 1": 0.1, "worker 2": 0.1},
+                Time_in_pulls={"worker 0": 0.7, "worker 1": 0.1, "worker 2": 0.8},
+                Time_waiting={"worker 0": 0.1, "worker 1": 0.0, "worker 2": 0.0},
             )
         )
     assert list(slow_processes(job)) == [
@@ -244,8 +246,10 @@ def test_top_shows_every_process(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """Of a job that is over the last known figures of each worker and server, and its last incidents."""
     history = begun(tmp_path)
     cores = {"server 0": 0.5, "worker 0": 1.25}
-    history.add_frame(frame(1.0, Steps={"": 1204.0}, CPU_cores_in_use=cores, Loss={"0": 0.5}))
-    history.add_frame(frame(3.0, Steps={"": 1304.0}, Step_time_by_worker={"0": 0.0125}))
+    history.add_frame(
+        frame(1.0, Steps={"": 1204.0}, CPU_cores_in_use=cores, Loss={"worker 0": 0.5})
+    )
+    history.add_frame(frame(3.0, Steps={"": 1304.0}, Step_time_by_worker={"worker 0": 0.0125}))
     history.take(ProcessExited(SERVER, -9), 4.0)
     history.take(FinishJob(137), 5.0)
     history.close()

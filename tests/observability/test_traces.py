@@ -156,10 +156,10 @@ def test_nothing_is_loaded_unless_asked() -> None:
 
 def test_what_is_missing_or_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says what to install, or what an address looks like."""
-    monkeypatch.setitem(sys.modules, "psfleet.observability.spans", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(
         ConfigError,
-        match=r"--trace is 'http://h:1', which needs OpenTelemetry; pip install 'psfleet\[trace\]'",
+        match=r"--trace is 'http://h:1', which needs OpenTelemetry; pip install '\.\[trace\]'",
     ):
         open_tracing(Environment(trace="http://h:1"))
     fleet = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:2"}

@@ -13,15 +13,18 @@ import pytest
 
 from psfleet.errors import ConfigError
 from psfleet.settings.environment import Environment
-from psfleet.wire.credentials import SERVER_NAME
+from psfleet.wire.connections.credentials import SERVER_NAME
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fleet_reader import FleetReader
-from psfleet_launch.observability.job_counters import JobCounters
-from psfleet_launch.observability.recorder import Recorder
+from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder
+from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.watch_port import WatchPort
-from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
-from psfleet_launch.supervision.standbys import PromoteStandby
+from psfleet_launch.supervision.job_events import (
+    ProcessExited,
+    PromoteStandby,
+    ServerReady,
+    StartProcesses,
+)
 
 SERVER = Member("server", 1)
 STANDBY, SECOND = Member("server", 1, copy=1), Member("server", 1, copy=2)
@@ -40,7 +43,10 @@ def made(address: str, folder: Path, **request: bool) -> WatchPort:
     asked = JobRequest(script=__file__, port=0, **request)  # type: ignore[arg-type]
     job = Job(asked, "alone", "token", folder, folder)
     reader = FleetReader("alone", [], Environment(), counters)
-    return WatchPort(address, job, reader, Recorder(reader.read))
+    history = JobHistory(folder, heading(job, "local", "0.1", {}))
+    history.take(StartProcesses((SERVER,)), 0.0)
+    history.close()
+    return WatchPort(address, job, reader, Recorder(reader.read), history)
 
 
 @pytest.fixture
@@ -57,8 +63,8 @@ def fetch(port: WatchPort, path: str, folder: Path, **headers: str) -> bytes:
     context = ssl.create_default_context(cafile=str(folder / "watch-ca.pem"))
     context.check_hostname = False
     request = urllib.request.Request(f"https://{port.host}/{path}", headers=headers)
-    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
-        found: bytes = answer.read()
+    with urllib.request.urlopen(request, timeout=60, context=context) as reply:
+        found: bytes = reply.read()
         return found
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from psfleet.observability.expressions import Look
 from psfleet.observability.panels import PANELS, Panel
+from psfleet_launch.observability.fleet_reader import replies
 from psfleet_launch.observability.job_history import read_history
-from psfleet_launch.observability.job_report import job_report, slow_processes
-from psfleet_launch.observability.recorder import answers
+from psfleet_launch.observability.job_report import dashboard_page, job_report, slow_processes
 from tests.launch.conftest import ROOT
 from tests.observability.browser import CELLS, opened, program
 from tests.observability.event_files import scalars
@@ -30,6 +30,7 @@ _OPTIONS = (
     *("--servers", "2", "--workers", "2", "--tcp", "--replicas", "1"),
     *("--hung-after", "0"),
     *("--durability", "log+fsync", "--snapshot-every", "2s", "--server-memory", "2G"),
+    *("--server-disk", "rows"),
     *("--on-nan", "skip", "--tensorboard", "events"),
 )
 
@@ -63,15 +64,15 @@ def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield found
 
 
-def test_every_panel_has_an_answer(job: Watched, prometheus: Prometheus) -> None:
+def test_every_panel_has_a_reply(job: Watched, prometheus: Prometheus) -> None:
     """Each query of a panel returns series from a job in training, also those of Grafana and alerts."""
     missing = list(PANELS)
 
-    def all_answer() -> bool:
+    def all_reply() -> bool:
         missing[:] = [panel for panel in missing if not prometheus.ask(panel.query.promql())]
         return not missing
 
-    until(all_answer, lambda: f"answers to {[panel.title for panel in missing]}", every=0.3)
+    until(all_reply, lambda: f"answers to {[panel.title for panel in missing]}", every=0.3)
     for panel in PANELS:
         assert prometheus.ask(panel.query.promql('job="watched"')), panel.title
         [labels, *_] = prometheus.ask(panel.query.promql(per_job=True))
@@ -101,7 +102,7 @@ def _differences(look: Look, prometheus: Prometheus, rests: set[str]) -> list[An
     for name in rests:
         shown = {frozenset(labels.items()): value for labels, value in look.select(name, {})}
         found += [name] if shown != prometheus.ask(name) else []
-    for panel, shown in zip(PANELS, answers(look, look)["panels"], strict=True):
+    for panel, shown in zip(PANELS, replies(look, look)["panels"], strict=True):
         if panel.title in STILL:
             scraped = _by_series(panel, prometheus.ask(panel.query.promql()))
             found += [(panel.title, shown, scraped)] if shown != scraped else []
@@ -151,17 +152,20 @@ def test_logged_values_are_shown_and_kept(job: Watched, folder: Path) -> None:
     for found in kept().values():
         assert found == [("steps made", step, step) for step in range(1, len(found) + 1)]
     (folder / "hold").unlink()
-    until(lambda: "Loss/0" in {tag for tag, _, _ in scalars(folder / "events/watched/job")})
+    until(lambda: "Loss/worker 0" in {tag for tag, _, _ in scalars(folder / "events/watched/job")})
 
 
 def test_events_bring_the_panels_and_their_figures(job: Watched) -> None:
-    """/events begins with what the panels are; then come figures, which are those of a look."""
+    """/events begins with what the panels are; then come overviews and figures, which are those of a look."""
     with urllib.request.urlopen(job.url + "events", timeout=60) as stream:
         name, heading = _event(stream)
         assert (name, heading["job"]) == ("panels", "watched")
         assert [one["title"] for one in heading["panels"]] == [panel.title for panel in PANELS]
         frames: list[Any] = []
         while not frames:
+            name, overview = _event(stream)
+            assert name == "overview"
+            assert overview["state"].startswith("runs: ")
             name, frames = _event(stream)
             assert name == "frames"
     up = next(n for n, panel in enumerate(PANELS) if panel.title == "Processes")
@@ -190,7 +194,10 @@ def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
 def test_a_browser_shows_the_report(job: Watched, folder: Path) -> None:
     """The figures are the last ones of the job's history; /report has them too."""
     logs = folder / "psfleet-logs" / "watched"
-    until(lambda: read_history(logs).last("Loss").keys() == {"0", "1"}, "figures of both workers")
+    until(
+        lambda: read_history(logs).last("Loss").keys() == {"worker 0", "worker 1"},
+        "figures of both workers",
+    )
     (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
     with opened((folder / "report.html").as_uri()) as page:
         assert shown(page) == {title: past.last(title) for title in STILL}
@@ -213,6 +220,10 @@ def test_only_loopback_may_look(job: Watched) -> None:
             urllib.request.urlopen(request, timeout=60)
         assert refused.value.code == code
         refused.value.close()
+    for name in ("127.0.0.1", "localhost", "[::1]", "LOCALHOST:80"):
+        known = urllib.request.Request(job.url + "sd", headers={"Host": name})
+        with urllib.request.urlopen(known, timeout=60) as reply:
+            assert reply.status == 200, name
     assert json.loads(job.get("sd"))[0]["targets"] == [job.url.split("/")[2]]
 
 
@@ -222,7 +233,7 @@ def test_panels_have_names_of_their_own() -> None:
     alerts = [panel.alert.name for panel in PANELS if panel.alert]
     assert len(set(titles)) == len(titles)
     assert len(set(alerts)) == len(alerts)
-    page = (ROOT / "launch/psfleet_launch/observability/dashboard.html").read_text()
+    page = dashboard_page()
     assert all(f"  {panel.unit}:" in page for panel in PANELS)
     assert not re.search(r"(src|href)=\"https?:", page)
 

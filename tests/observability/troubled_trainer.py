@@ -15,7 +15,7 @@ LARGE = 1 << 20  # elements of a gradient
 MANY = 40  # such gradients: 160 MiB
 
 
-class Trouble:
+class FaultTrigger:
     """What worker 0 does when there is a file with the name of a method."""
 
     def __init__(self, ps: psfleet.Client, bias: DenseTable) -> None:
@@ -53,12 +53,12 @@ def main() -> None:
     fleet.init()
     with psfleet.connect(mode="async") as ps:
         bias = ps.dense_table("bias", np.zeros(1000), optimizer=psfleet.optimizer.SGD(0.01))
-        trouble = Trouble(ps, bias)
+        trigger = FaultTrigger(ps, bias)
         while not Path("stop").exists():
             bias.push(np.ones(1000)).wait()
             time.sleep(0.05)
             if fleet.worker_index() == 0:
-                trouble.look()
+                trigger.look()
 
 
 if __name__ == "__main__":

@@ -14,21 +14,12 @@ from typing import Any
 from psfleet.observability.exposition import decode
 from psfleet.observability.expressions import Level, Look
 from psfleet.observability.panels import PANELS
-from psfleet_launch.observability.fleet_reader import look_at
-from psfleet_launch.observability.recorder import answers
+from psfleet_launch.observability.fleet_reader import look_at, replies
 from tests.launch.conftest import ROOT, Launcher, _environment
 from tests.waiting import until
 
-__all__ = ["MOVES", "STILL", "Watched", "expected", "shown", "training"]
-
 MOVES = (
-    "cpu_seconds",
-    "resident_bytes",
-    "snapshot",
-    "log_",
-    "connections",
-    "standby_lag",
-    "queued",
+    *("cpu_seconds", "resident_bytes", "snapshot", "log_", "connections", "standby_lag", "queued"),
     "ssp_",
 )
 """In names of metrics that do not rest while the training does, or of modes that this job has not."""
@@ -50,8 +41,8 @@ class Watched:
 
     def get(self, path: str) -> bytes:
         """What the launcher answers."""
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            found: bytes = answer.read()
+        with urllib.request.urlopen(self.url + path, timeout=60) as reply:
+            found: bytes = reply.read()
             return found
 
     def look(self) -> Look:
@@ -112,7 +103,8 @@ def shown(page: Any) -> dict[str, dict[str, float]]:
     """Figures in the DOM of STILL panels, by title and series."""
     said = page.evaluate(
         """[...document.querySelectorAll(".panel")].map(panel => [panel.dataset.title,
-           [...panel.querySelectorAll("li")].map(one => [one.dataset.name, +one.dataset.value])])"""
+           [...panel.querySelectorAll("li[data-name]")].map(
+               one => [one.dataset.name, +one.dataset.value])])"""
     )
     return {title: dict(values) for title, values in said if title in STILL}
 
@@ -120,5 +112,5 @@ def shown(page: Any) -> dict[str, dict[str, float]]:
 def expected(job: Watched) -> dict[str, dict[str, float]]:
     """The same as /metrics has them now."""
     look = job.look()
-    found = zip(PANELS, answers(look, look)["panels"], strict=True)
+    found = zip(PANELS, replies(look, look)["panels"], strict=True)
     return {panel.title: values for panel, values in found if panel.title in STILL}

@@ -1,1 +1,1 @@
-"""Where a job can be watched: the metrics of all its processes, and a page that shows them."""
+"""Observability of a job: the metrics of all its processes, and a page that shows them."""

@@ -1,20 +1,113 @@
-"""The metrics of all processes of a job, asked of its servers over the connections that all calls take."""
+"""Counts of events of a job's processes, made by its launcher."""
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from psfleet.observability.exposition import decode, merge
+from psfleet.observability.exposition import PREFIX, decode, merge
 from psfleet.observability.expressions import Look
+from psfleet.observability.panels import PANELS
 from psfleet.settings.environment import Environment
-from psfleet_launch.observability.job_counters import JobCounters
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.job_events import (
+    Action,
+    Event,
+    ProcessExited,
+    PromoteStandby,
+    ReportHung,
+    ServerReady,
+    Shown,
+    StartProcesses,
+)
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["FleetReader", "look_at"]
+
+Who = tuple[str, str]
+
+
+class JobCounters:
+    """Takes what the runner of a job hears and does. One thread takes, any may ask."""
+
+    def __init__(self) -> None:
+        self._alive: set[Member] = set()
+        self._known: dict[Who, None] = {}  # in the order in which they came
+        self._deaths: Counter[Who] = Counter()
+        self._restarts: Counter[Who] = Counter()
+        self._hung: Counter[Who] = Counter()
+        self._died: dict[Member, float] = {}
+        self._promoted: dict[Member, float] = {}  # by standby when its server had died
+        self._leads: set[Member] = set()  # standbys that have taken the places of their servers
+        self._takeovers: dict[str, tuple[int, float]] = {}
+
+    def take(self, item: Event | Shown | Action, now: float) -> None:
+        """Something has happened or is done, at this time in seconds."""
+        match item:
+            case StartProcesses(members):
+                for member in members:
+                    self._start(member)
+            case ProcessExited(member, code):
+                self._alive.discard(member)
+                self._died[member] = now
+                self._deaths[self._who(member)] += code != 0
+            case ReportHung(member):
+                self._hung[self._who(member)] += 1
+            case PromoteStandby():
+                self._promoted[item.member] = self._died.get(item.before, now)
+                self._leads.add(item.member)
+            case ServerReady(member) if member in self._promoted:
+                count, seconds = self._takeovers.get(str(member.rank), (0, 0.0))
+                spent = now - self._promoted.pop(member)
+                self._takeovers[str(member.rank)] = count + 1, seconds + spent
+
+    def _start(self, member: Member) -> None:
+        self._restarts[self._who(member)] += member in self._died
+        self._known[self._who(member)] = None
+        self._alive.add(member)
+
+    def _who(self, member: Member) -> Who:
+        is_standby = member.role == "server" and member.copy >= 0 and member not in self._leads
+        return ("standby" if is_standby else member.role), str(member.rank)
+
+    def families(self) -> "list[Metric]":
+        """Return the counts as metrics; the labels role and rank name the process that a sample is about."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            SummaryMetricFamily,
+        )
+
+        labels = ["role", "rank"]
+        alive = Counter(map(self._who, [*self._alive]))
+        up = GaugeMetricFamily(f"{PREFIX}process_up", "Processes that run", labels=labels)
+        for who in [*self._known]:
+            up.add_metric(list(who), alive[who])
+        metrics: list[Metric] = [up]
+        for name, help, counts in (
+            ("deaths", "Processes that ended with an error or by a signal", self._deaths),
+            ("restarts", "Processes that were started again", self._restarts),
+            ("hung", "Times that a server was silent for too long", self._hung),
+        ):
+            family = CounterMetricFamily(PREFIX + name, help, labels=labels)
+            for who in [*self._known]:
+                family.add_metric(list(who), counts[who])
+            metrics.append(family)
+        took = SummaryMetricFamily(
+            f"{PREFIX}takeover_seconds",
+            "Time from the death of a server until its standby answered",
+            labels=labels,
+        )
+        for rank in [rank for role, rank in [*self._known] if role == "server"]:
+            count, seconds = self._takeovers.get(rank, (0, 0.0))
+            took.add_metric(["server", rank], count, seconds)
+        return [*metrics, took]
+
 
 _PATIENCE = 2.0  # seconds for the answer of a server; one that is silent is left out
 
@@ -24,9 +117,9 @@ class FleetReader:
 
     Args:
         job: Name of the job.
-        endpoints: Of its servers; the runner of the job changes them when servers start.
+        endpoints: Endpoints of its servers; the runner of the job changes them when servers start.
         environment: With what this process proves itself to the servers.
-        counters: Of the launcher itself.
+        counters: Counters of the launcher itself.
     """
 
     def __init__(
@@ -57,17 +150,17 @@ class FleetReader:
 
     def _of_processes(self) -> "Iterator[Metric]":
         with self._lock:
-            import grpc  # here: a job that nobody watches does without
+            import grpc  # here: a job that is not watched does without
 
-            from psfleet.wire.access import Access
-            from psfleet.wire.channel import open_channel
+            from psfleet.wire.connections.access import Access
+            from psfleet.wire.connections.channel import open_channel
             from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
 
             access = Access.of(self._environment)
             request = CollectRequest().SerializeToString()
             calls = []
             for endpoint in self._endpoints:
-                if endpoint.endswith(":0"):  # it has not said yet where it listens
+                if endpoint.endswith(":0"):  # it has not reported its endpoint yet
                     continue
                 if endpoint not in self._channels:
                     self._channels[endpoint] = open_channel(endpoint, access)
@@ -86,3 +179,124 @@ def look_at(families: "Sequence[Metric]") -> Look:
         for one in family.samples:
             look.samples.setdefault(one.name, []).append((one.labels, one.value))
     return look
+
+
+_EVERY = 2.0  # seconds between two looks
+_MOST = 600  # frames; of more, half are kept
+_NEWEST = 150  # frames that are never thinned out: 5 minutes
+
+
+class Recorder:
+    """A thread that asks all questions again and again.
+
+    Args:
+        read: Reads the metrics of the job.
+        listeners: Get each frame, in the thread.
+    """
+
+    def __init__(
+        self,
+        read: "Callable[[], list[Metric]]",
+        listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+        every: float = _EVERY,
+    ) -> None:
+        self._read = read
+        self._listeners = listeners
+        self._every = every
+        self._changed = threading.Condition()
+        self._frames: list[dict[str, Any]] = []
+        self._count = 0
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="psfleet-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, unless it has begun."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and all streams that follow the recorder."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def follow(self) -> Iterator[list[dict[str, Any]]]:
+        """The frames that are kept, then the new ones about as often as there are any, until `stop`."""
+        with self._changed:
+            frames, seen = list(self._frames), self._count
+        yield frames
+        while not self._over:
+            with self._changed:
+                self._changed.wait(self._every)
+                frames = self._frames[-more:] if (more := self._count - seen) else []
+                seen = self._count
+            yield frames
+
+    def frames(self) -> list[dict[str, Any]]:
+        """Those that are kept: the newest all, the others evenly over the job's time."""
+        with self._changed:
+            return list(self._frames)
+
+    def _run(self) -> None:
+        before: Look | None = None
+        while not self._over:
+            now = look_at(self._read())
+            if before is not None:
+                self._add(replies(now, before))
+            before = now
+            with self._changed:
+                self._changed.wait_for(lambda: self._over, self._every)
+
+    def _add(self, frame: dict[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(frame)
+        with self._changed:
+            self._frames.append(frame)
+            self._count += 1
+            if len(self._frames) > _MOST:
+                times = [one["at"] for one in self._frames]
+                self._frames = [self._frames[n] for n in thinned(times, _MOST // 2, _NEWEST)]
+            self._changed.notify_all()
+
+
+def replies(now: Look, before: Look) -> dict[str, Any]:
+    """Return, for each panel in order, its series by name."""
+    return {
+        "at": now.at,
+        "panels": [
+            {
+                " ".join(key): value if math.isfinite(value) else None  # JSON has no infinity
+                for key, value in panel.query.evaluate(now, before).items()
+            }
+            for panel in PANELS
+        ],
+    }
+
+
+def panel_texts() -> list[dict[str, Any]]:
+    """Return the texts of the page for each panel."""
+    return [
+        {
+            "section": panel.section,
+            "title": panel.title,
+            "unit": panel.unit,
+            "meaning": panel.meaning,
+            "advice": panel.advice,
+            "by": " ".join(panel.query.by),
+            "alert": None if panel.alert is None else asdict(panel.alert),
+        }
+        for panel in PANELS
+    ]
+
+
+def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
+    """Select the moments that stay, at most so many: the newest all, the others evenly over time."""
+    old, rest = range(max(len(times) - newest, 0)), range(max(len(times) - newest, 0), len(times))
+    bins = most - len(rest)
+    if len(old) <= bins:
+        return [*old, *rest]
+    span = times[old[-1]] - times[0] or 1.0
+    last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
+    return [*sorted(last.values()), *rest]

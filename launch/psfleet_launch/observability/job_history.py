@@ -1,4 +1,4 @@
-"""What happened to a job and how fast it was: the file `history.jsonl` in the folder of its logs.
+"""Events of a job and its figures over time: the file `history.jsonl` in the folder of its logs.
 
 The launcher appends a line for each event and each frame of figures, so that a job whose launcher is
 killed has its history too. The file stays small: when it has many frames, all but the newest are thinned
@@ -10,23 +10,25 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from psfleet.errors import FrameError
-from psfleet.formats.document import Format, Misfit, exact, reading
+from psfleet.formats import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import let_appear, read_small
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
-from psfleet_launch.observability.recorder import panel_texts
+from psfleet_launch.observability.fleet_reader import panel_texts, thinned
 from psfleet_launch.supervision.job_events import (
     Action,
     Event,
     FinishJob,
     KillHung,
     ProcessExited,
+    PromoteStandby,
     ReportHung,
     Said,
     ServerReady,
@@ -34,9 +36,6 @@ from psfleet_launch.supervision.job_events import (
     StartProcesses,
     StopRequested,
 )
-from psfleet_launch.supervision.standbys import PromoteStandby
-
-__all__ = ["JobEvent", "JobHistory", "PastJob", "heading", "read_history", "thinned"]
 
 _FORMAT = Format("job history")
 _HEADING = {
@@ -69,7 +68,7 @@ class JobEvent:
         kind: `started`, `ready`, `ended`, `hung`, `takeover`, `stop`, `said` or `finished`.
         member: Whom it is about; empty: the job.
         code: With which a process or the job has ended, as in subprocess.
-        text: Of a takeover the member that had the place before; else a cause or a sentence for people.
+        text: Previous primary, for a takeover; else a cause or a sentence for people.
     """
 
     at: float
@@ -79,7 +78,7 @@ class JobEvent:
     text: str = ""
 
     def document(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the event in the form in which it is written."""
         return {
             "at": self.at,
             "kind": self.kind,
@@ -93,27 +92,66 @@ def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence
     """The fields of the first line.
 
     Args:
-        machines: What runs on each.
+        machines: Members by machine.
     """
-    asked = job.request
+    request = job.request
     settings = {
-        "servers": asked.servers,
-        "workers": asked.workers,
-        "replicas": asked.replicas,
-        "durability": asked.durability,
-        "network": "unix sockets" if asked.port is None else "TCP" if asked.insecure else "TLS",
-        "strategy": {part: dict(said) for part, said in asked.strategy.items()},
+        "servers": request.servers,
+        "workers": request.workers,
+        "replicas": request.replicas,
+        "durability": request.durability,
+        "network": "unix sockets" if request.port is None else "TCP" if request.insecure else "TLS",
+        "strategy": {part: dict(values) for part, values in request.strategy.items()},
     }
     return {
         "job": job.name,
         "psfleet": version,
         "engine": engine,
-        "script": asked.script,
+        "script": request.script,
         "settings": settings,
         "machines": {name: list(map(str, members)) for name, members in machines.items()},
         "began": time.time(),
         "panels": panel_texts(),
     }
+
+
+@dataclass
+class PastJob:
+    """The history of a job, as far as it is written.
+
+    Attributes:
+        heading: The fields of the first line.
+        frames: Answers to the panels' questions, oldest first.
+        dropped: Events that the history was too small for.
+    """
+
+    heading: dict[str, Any]
+    events: list[JobEvent] = field(default_factory=list)
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    dropped: int = 0
+
+    @property
+    def code(self) -> int | None:
+        """The job's exit code; None: no end is recorded."""
+        return next((one.code for one in reversed(self.events) if one.kind == "finished"), None)
+
+    def last(self, title: str) -> dict[str, float | None]:
+        """The last known values of a panel by series; empty: there are none, or no such panel."""
+        figures: dict[str, float | None] = {}
+        for series in self.panel(title):
+            figures |= series
+        return figures
+
+    def newest(self, title: str) -> dict[str, float | None]:
+        """The values of a panel in the last frame."""
+        return (self.panel(title) or [{}])[-1]
+
+    def panel(self, title: str) -> list[dict[str, float | None]]:
+        """The answers to a panel's question in each frame."""
+        for n, one in enumerate(self.heading["panels"]):
+            if one["title"] == title:
+                return [frame["panels"][n] for frame in self.frames]
+        return []
 
 
 class JobHistory:
@@ -122,7 +160,7 @@ class JobHistory:
     A disk that is full ends the history, not the job.
 
     Args:
-        folder: Of the job's logs.
+        folder: Folder of the job's logs.
         said: Fields of the first line, see `heading`.
         epoch: Seconds from 1970 to the beginning of the monotonic clock; by default of this process's.
     """
@@ -132,6 +170,8 @@ class JobHistory:
         self._lock = threading.Lock()
         self._frames = self._events = self._bytes = self._dropped = 0
         self._epoch = time.time() - time.monotonic() if epoch is None else epoch
+        self._said = dict(said)
+        self._recent: deque[JobEvent] = deque(maxlen=_MOST_EVENTS)
         self._file: int | None = None
         with contextlib.suppress(OSError):
             self._replace([_line(_FORMAT.document(**said))])
@@ -139,11 +179,19 @@ class JobHistory:
     def take(self, item: Event | Shown | Action, now: float) -> None:
         """Something has happened or is done, at this time of the monotonic clock."""
         for event in _events(item, self._epoch + now):
+            with self._lock:
+                self._recent.append(event)
             self._append("event", event.document())
 
     def add_frame(self, frame: Mapping[str, Any]) -> None:
         """Keep the answers to all panels' questions, as the recorder has them."""
         self._append("frame", {"at": frame["at"], "panels": list(map(_short, frame["panels"]))})
+
+    def so_far(self, frames: Sequence[dict[str, Any]]) -> PastJob:
+        """The job until now, with these frames, whatever the disk has of it."""
+        with self._lock:
+            events = list(self._recent)
+        return PastJob(self._said, events, list(frames))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -180,11 +228,11 @@ class JobHistory:
         ):
             return
         first, *lines = self._path.read_bytes().splitlines(keepends=True)
-        told = [json.loads(line) for line in lines]
-        frames = [n for n, one in enumerate(told) if "frame" in one]
-        events = [n for n, one in enumerate(told) if "event" in one]
+        documents = [json.loads(line) for line in lines]
+        frames = [n for n, one in enumerate(documents) if "frame" in one]
+        events = [n for n, one in enumerate(documents) if "event" in one]
         most = min(len(frames), _MOST_FRAMES) // 2
-        times = [told[n]["frame"]["at"] for n in frames]
+        times = [documents[n]["frame"]["at"] for n in frames]
         kept = {frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))}
         kept.update(events[-_MOST_EVENTS // 2 :])
         self._dropped += max(len(events) - _MOST_EVENTS // 2, 0)
@@ -223,17 +271,6 @@ def _events(item: Event | Shown | Action, at: float) -> Iterable[JobEvent]:
             yield JobEvent(at, "finished", code=code)
 
 
-def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
-    """Which of these moments stay, at most so many: the newest all, the others evenly over time."""
-    old, rest = range(max(len(times) - newest, 0)), range(max(len(times) - newest, 0), len(times))
-    bins = most - len(rest)
-    if len(old) <= bins:
-        return [*old, *rest]
-    span = times[old[-1]] - times[0] or 1.0
-    last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
-    return [*sorted(last.values()), *rest]
-
-
 def _short(series: Mapping[str, float | None]) -> dict[str, float | None]:
     """Nine digits are enough for a curve."""
     return {
@@ -243,45 +280,6 @@ def _short(series: Mapping[str, float | None]) -> dict[str, float | None]:
 
 def _line(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
-
-
-@dataclass
-class PastJob:
-    """The history of a job, as far as it is written.
-
-    Attributes:
-        heading: The fields of the first line.
-        frames: Answers to the panels' questions, oldest first.
-        dropped: Events that the history was too small for.
-    """
-
-    heading: dict[str, Any]
-    events: list[JobEvent] = field(default_factory=list)
-    frames: list[dict[str, Any]] = field(default_factory=list)
-    dropped: int = 0
-
-    @property
-    def code(self) -> int | None:
-        """The job's exit code; None: no end is recorded."""
-        return next((one.code for one in reversed(self.events) if one.kind == "finished"), None)
-
-    def last(self, title: str) -> dict[str, float | None]:
-        """The last known values of a panel by series; empty: there are none, or no such panel."""
-        found: dict[str, float | None] = {}
-        for series in self.panel(title):
-            found |= series
-        return found
-
-    def newest(self, title: str) -> dict[str, float | None]:
-        """The values of a panel in the last frame."""
-        return (self.panel(title) or [{}])[-1]
-
-    def panel(self, title: str) -> list[dict[str, float | None]]:
-        """The answers to a panel's question in each frame."""
-        for n, one in enumerate(self.heading["panels"]):
-            if one["title"] == title:
-                return [frame["panels"][n] for frame in self.frames]
-        return []
 
 
 def read_history(folder: Path) -> PastJob:
@@ -296,10 +294,10 @@ def read_history(folder: Path) -> PastJob:
         # The launcher may be writing the last line, or was killed while it did.
         first, *lines = content[: content.rfind(b"\n") + 1].splitlines() or [b""]
         values = exact(_FORMAT.parse(first), "heading", **_HEADING)
-        found = PastJob(dict(zip(_HEADING, values, strict=True)))
+        job = PastJob(dict(zip(_HEADING, values, strict=True)))
         for line in lines:
-            _add(found, json.loads(line))
-    return found
+            _add(job, json.loads(line))
+    return job
 
 
 def _add(job: PastJob, said: Any) -> None:

@@ -10,7 +10,6 @@ import secrets
 import ssl
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from threading import Thread, current_thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,15 +17,14 @@ from urllib.parse import parse_qs, urlsplit
 from psfleet.errors import ConfigError
 from psfleet.observability.exposition import encode
 from psfleet_launch.job.job_plan import Job
-from psfleet_launch.observability.fleet_reader import FleetReader
-from psfleet_launch.observability.job_history import read_history
-from psfleet_launch.observability.job_report import job_report
-from psfleet_launch.observability.recorder import Recorder, panel_texts
-
-__all__ = ["WatchPort"]
+from psfleet_launch.observability.fleet_reader import FleetReader, Recorder, panel_texts
+from psfleet_launch.observability.job_history import JobHistory, read_history
+from psfleet_launch.observability.job_overview import overview
+from psfleet_launch.observability.job_report import dashboard_page, job_report
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PATIENCE = 2.0  # seconds for a browser to take what is left
+_FAULTS = 8  # the newest, which the page shows
 _HTML = "text/html; charset=utf-8"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -37,18 +35,20 @@ class WatchPort:
 
     Args:
         address: `PORT` of loopback, or `HOST:PORT`; port 0 takes a free one.
-        job: Which job.
-        reader: Of its metrics.
-        recorder: Of its recent figures.
+        job: The job.
+        reader: Reader of its metrics.
+        recorder: Recorder of its recent figures.
+        history: History of its events.
 
     Attributes:
-        url: Of the page, with the token if one is needed.
+        url: URL of the page, with the token if one is needed.
     """
 
     address: str
     job: Job
     reader: FleetReader
     recorder: Recorder
+    history: JobHistory
     url: str = ""
 
     def open(self) -> None:
@@ -82,7 +82,7 @@ class WatchPort:
         self._thread.start()
 
     def close(self) -> None:
-        """Let go of the port, and of whoever looks; the recorder has been stopped."""
+        """Release the port and its connections; the recorder has been stopped."""
         self._server.shutdown()
         self._thread.join()
         for stream in [*self._server.streams]:
@@ -91,7 +91,7 @@ class WatchPort:
 
     def _certificate(self) -> ssl.SSLContext:
         """A certificate of its own; who looks can check it with `watch-ca.pem` beside the logs."""
-        from psfleet.wire.certificates import make_credentials
+        from psfleet.wire.connections.certificates import make_credentials
 
         own = make_credentials(self.job.folder / "watch")["server"]
         (self.job.logs / "watch-ca.pem").write_bytes((own / "ca.pem").read_bytes())
@@ -115,7 +115,7 @@ class _HttpServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Somebody has hung up."""
+        """Ignore a client that has closed its connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -126,53 +126,59 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the name that http.server calls
         """Answer."""
-        asked = urlsplit(self.path)
-        if not self._may_look(parse_qs(asked.query).get("token", [""])[0]):
-            self._answer(403, "text/plain", b"403: the token of the job is missing or wrong\n")
-        elif asked.path == "/metrics":
-            self._answer(200, _TEXT, encode(self.server.port.reader.read()))
-        elif asked.path == "/sd":
-            self._answer(200, "application/json", json.dumps(self._targets()).encode())
-        elif asked.path == "/events":
+        url = urlsplit(self.path)
+        if not self._may_look(parse_qs(url.query).get("token", [""])[0]):
+            self._reply(403, "text/plain", b"403: the token of the job is missing or wrong\n")
+        elif url.path == "/metrics":
+            self._reply(200, _TEXT, encode(self.server.port.reader.read()))
+        elif url.path == "/sd":
+            self._reply(200, "application/json", json.dumps(self._targets()).encode())
+        elif url.path == "/events":
             self._stream()
-        elif asked.path == "/":
-            self._answer(200, _HTML, files(__package__).joinpath("dashboard.html").read_bytes())
-        elif asked.path == "/report":
+        elif url.path == "/":
+            self._reply(200, _HTML, dashboard_page().encode())
+        elif url.path == "/report":
             page = job_report(read_history(self.server.port.job.logs), is_running=True)
-            self._answer(200, _HTML, page.encode())
+            self._reply(200, _HTML, page.encode())
         else:
             there = b"404: there are /, /metrics, /sd, /events and /report\n"
-            self._answer(404, "text/plain", there)
+            self._reply(404, "text/plain", there)
 
     def _may_look(self, token: str) -> bool:
-        wanted = self.server.port.token
-        if not wanted:
+        expected = self.server.port.token
+        if not expected:
             # A page of somewhere else could otherwise read this one through a name of its own.
-            host = self.headers.get("Host", "").rpartition(":")[0].strip("[]")
-            return host in _LOOPBACK
+            with contextlib.suppress(ValueError):  # it is no host
+                return urlsplit("//" + self.headers.get("Host", "")).hostname in _LOOPBACK
+            return False
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        return any(hmac.compare_digest(one.encode(), wanted.encode()) for one in (token, bearer))
+        return any(hmac.compare_digest(one.encode(), expected.encode()) for one in (token, bearer))
 
     def _targets(self) -> list[dict[str, Any]]:
-        """As Prometheus' http_sd_config wants it."""
+        """Return the targets in the form of Prometheus' http_sd_config."""
         return [{"targets": [self.server.port.host], "labels": {"job": self.server.port.job.name}}]
 
     def _stream(self) -> None:
-        """Server-sent events: what the panels are, then frames as they come."""
+        """Server-sent events: what the panels are, then the overview and frames as they come."""
         self._head(200, "text/event-stream")
         self.server.streams.add(current_thread())
+        recorder, history = self.server.port.recorder, self.server.port.history
         heading = {"job": self.server.port.job.name, "panels": panel_texts()}
         with contextlib.suppress(OSError):  # it has hung up
             self._event("panels", heading)
-            for frames in self.server.port.recorder.follow():
+            for frames in recorder.follow():
+                now = history.so_far(recorder.frames())
+                self._event("overview", overview(now, True, _FAULTS))
                 self._event("frames", frames)
+            now = history.so_far(recorder.frames())
+            self._event("overview", overview(now, False, _FAULTS))
             self._event("end", {})
         self.server.streams.discard(current_thread())
 
     def _event(self, name: str, content: Any) -> None:
         self.wfile.write(f"event: {name}\ndata: {json.dumps(content)}\n\n".encode())
 
-    def _answer(self, code: int, kind: str, content: bytes) -> None:
+    def _reply(self, code: int, kind: str, content: bytes) -> None:
         self._head(code, kind, len(content))
         self.wfile.write(content)
 
@@ -186,4 +192,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nobody reads it."""
+        """Discard the log message; it has no reader."""

@@ -1,0 +1,226 @@
+"""The first screen of a job's page and of its report."""
+
+import hashlib
+import re
+import signal
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psfleet.observability.panels import PANELS
+from psfleet.platform.logs import FIRST_NONFINITE
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.observability.job_history import JobHistory, PastJob, heading
+from psfleet_launch.observability.job_incidents import fired_alerts
+from psfleet_launch.observability.job_overview import overview, process_states
+from psfleet_launch.observability.job_report import dashboard_page, job_report
+from psfleet_launch.supervision.job_events import (
+    Action,
+    Event,
+    FinishJob,
+    ProcessExited,
+    PromoteStandby,
+    Said,
+    Shown,
+    StartProcesses,
+)
+from tests.observability.browser import opened
+
+SERVERS = Member("server", 0), Member("server", 1)
+WORKERS = Member("worker", 0), Member("worker", 1)
+STANDBY = Member("server", 1, copy=1)
+TITLES = [panel.title for panel in PANELS]
+PHONE = {"width": 420, "height": 800}
+
+
+def job(folder: Path, *items: Event | Shown | Action, frames: Any = ()) -> PastJob:
+    """A job to which these things have happened, a second each, with these figures every 2 s."""
+    asked = Job(JobRequest(script=__file__, servers=2, workers=2), "j", "", folder, folder)
+    history = JobHistory(
+        folder, heading(asked, "local", "0.1", {"here": [*SERVERS, *WORKERS]}), 0.0
+    )
+    for now, item in enumerate(items):
+        history.take(item, float(now))
+    history.close()
+    filled = [
+        {"at": 2.0 * n, "panels": [one.get(title, {}) for title in TITLES]}
+        for n, one in enumerate(frames)
+    ]
+    return history.so_far(filled)
+
+
+def words(past: PastJob) -> dict[str, str]:
+    """What each process does."""
+    return {one.name: one.words for one in process_states(past)}
+
+
+def figure(past: PastJob, label: str, is_running: bool = True) -> list[str]:
+    """Value, note and mood of a figure."""
+    return next(one[1:] for one in overview(past, is_running)["figures"] if one[0] == label)
+
+
+def test_a_dead_server_is_named(tmp_path: Path) -> None:
+    """In the badge and the table of processes; the job's other processes run."""
+    past = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), ProcessExited(SERVERS[1], -9))
+    assert overview(past, True)["badge"] == ("runs without server 1", "bad")
+    assert words(past) == {
+        "server 0": "runs",
+        "server 1": "dead: signal 9",
+        "worker 0": "runs",
+        "worker 1": "runs",
+    }
+
+
+def test_a_process_that_has_come_back_runs(tmp_path: Path) -> None:
+    """By a restart or a takeover; the death stays in the figures."""
+    past = job(
+        tmp_path,
+        StartProcesses((*SERVERS, STANDBY, *WORKERS)),
+        ProcessExited(WORKERS[0], 1),
+        StartProcesses((WORKERS[0],)),
+        ProcessExited(SERVERS[1], -9),
+        PromoteStandby(STANDBY, SERVERS[1], 2),
+    )
+    assert overview(past, True)["badge"] == ("runs", "good")
+    assert words(past) == {
+        "server 0": "runs",
+        "server 1 copy 1": "in place of server 1",
+        "worker 0": "runs, restarted once",
+        "worker 1": "runs",
+    }
+    assert figure(past, "Deaths") == ["2", "1 restart, 1 takeover", "bad"]
+
+
+def test_what_the_launcher_stops_is_not_dead(tmp_path: Path) -> None:
+    """When a job fails, the process that failed is marked, and those that were stopped for it are not."""
+    past = job(
+        tmp_path,
+        StartProcesses((*SERVERS, *WORKERS)),
+        ProcessExited(SERVERS[1], -9),
+        ProcessExited(WORKERS[0], -signal.SIGTERM),
+        ProcessExited(WORKERS[1], -signal.SIGTERM),
+        ProcessExited(SERVERS[0], 0),
+        FinishJob(137),
+    )
+    assert overview(past, True)["badge"] == ("failed", "bad")
+    assert words(past)["worker 0"] == words(past)["worker 1"] == "stopped"
+    assert figure(past, "Deaths") == ["1", "", "bad"]
+
+
+def test_a_silent_server_is_named(tmp_path: Path) -> None:
+    """One that is stopped or cut off gives no figures, and the page says so."""
+    memory = {"Resident memory": {"server 0": 1e8, "worker 0": 1e8, "worker 1": 1e8}}
+    past = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), frames=[memory] * 7)
+    assert overview(past, True)["badge"] == ("runs without server 1", "bad")
+    [processes] = overview(past, True)["tables"]
+    assert processes["rows"][1] == ["server 1", "here", "does not answer", "", "", ""]
+
+
+def test_processes_of_a_pipeline_have_their_figures(tmp_path: Path) -> None:
+    """Each stage of each worker has a seat of its own, by which its figures are named."""
+    stages = tuple(Member("worker", worker, stage) for worker in (0, 1) for stage in (0, 1))
+    steps = {f"worker {seat}": float(seat) for seat in range(4)}
+    past = job(tmp_path, StartProcesses(stages), frames=[{"Steps per second": steps}])
+    [processes] = overview(past, True)["tables"]
+    assert [row[3] for row in processes["rows"]] == [f"{seat} steps/s" for seat in range(4)]
+    assert processes["rows"][3][0] == "worker 1 stage 1"
+
+
+def test_the_summary_of_a_finished_job(tmp_path: Path) -> None:
+    """The last known loss and metrics, samples, the time and the faults."""
+    frames = [
+        {"Loss": {"worker 0": 0.5, "worker 1": 0.25}, "Samples": {"": 6400.0}},
+        {"Loss": {"worker 0": 0.25}, "Logged values": {"auc worker 0": 0.75, "auc worker 1": 0.8}},
+    ]
+    past = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), FinishJob(0), frames=frames)
+    assert overview(past, False)["badge"] == ("finished", "good")
+    assert figure(past, "Final loss", False) == ["0.25", "mean of 2 workers", ""]
+    assert figure(past, "Samples", False)[0] == "6,400"
+    assert figure(past, "auc", False)[0] == "0.775"
+    assert figure(past, "Deaths", False) == ["0", "", ""]
+
+
+def test_the_first_nan_is_named(tmp_path: Path) -> None:
+    """With its worker, among the figures and the faults."""
+    said = Said(SERVERS[0], f"{FIRST_NONFINITE}worker 1, step 37: the loss is nan")
+    past = job(tmp_path, said, frames=[{"Steps with NaN or infinity": {"worker 1": 12.0}}])
+    assert figure(past, "Steps with NaN") == ["12", "worker 1, step 37: the loss is nan", "bad"]
+    _, faults = overview(past, True)["tables"]
+    assert faults["rows"][0][1:] == ["worker 1", "first NaN or infinity: step 37: the loss is nan"]
+
+
+@pytest.mark.parametrize(("frames", "wanted"), [(151, [(300.0, None)]), (150, []), (0, [])])
+def test_an_alert_is_in_force_after_its_time(
+    tmp_path: Path, frames: int, wanted: list[tuple[float, float | None]]
+) -> None:
+    """As docs/alerts.yml has it: no pushes for 5 minutes."""
+    pushes = {"Pushes per second by server": {"server 0": 0.0, "server 1": 9.5}}
+    found = [*fired_alerts(job(tmp_path, frames=[pushes] * frames))]
+    assert [(one.since, one.until) for one in found] == wanted
+    assert all((one.name, one.series) == ("PsfleetNoProgress", "server 0") for one in found)
+
+
+def test_an_alert_ends(tmp_path: Path) -> None:
+    """When its condition does; a report still names it."""
+    full, free = ({"Waiting calls": {"server 1": share}} for share in (0.95, 0.5))
+    past = job(tmp_path, frames=[free, *[full] * 40, free, free])
+    [alert] = fired_alerts(past)
+    assert (alert.name, alert.since, alert.until) == ("PsfleetCallsNearLimit", 62.0, 82.0)
+    assert overview(past, True)["tables"] == []
+    [table] = overview(past, False)["tables"]
+    assert table["rows"][0][1:] == ["PsfleetCallsNearLimit", "Waiting calls > 0.9 (server 1)"]
+
+
+def test_a_loss_keeps_its_history_and_turns_red(tmp_path: Path) -> None:
+    """After NaN the curve of what was before stays, with axes and a legend that names the worker."""
+    losses: list[Any] = [{"Loss": {"worker 0": 1 / n, "worker 1": 2 / n}} for n in range(1, 30)]
+    losses += [{"Loss": {"worker 0": None, "worker 1": 0.1}}] * 500
+    page = tmp_path / "report.html"
+    page.write_text(job_report(job(tmp_path, StartProcesses(WORKERS), frames=losses)))
+    with opened(page.as_uri(), viewport={"width": 1280, "height": 800}) as shown:
+        card = '.panel[data-title="Loss"]'
+        assert "bad" in shown.get_attribute(card, "class")
+        assert shown.eval_on_selector_all(
+            f"{card} li", "all => all.map(one => one.textContent)"
+        ) == ["worker 0: NaN", "worker 1: 0.1"]
+        chart = 'panels.find(one => one.title === "Loss").chart'
+        [times, first, _] = shown.evaluate(f"{chart}.plot.data")
+        assert (len(times), first[28], first[29:]) == (529, 1 / 29, [None] * 500)
+        assert shown.evaluate(f"{chart}.spoilt") == [[58, 2 * 528, 528]]
+        assert "NaN" in shown.text_content('.figure.bad[data-title="Final loss"]')
+        shown.hover(f"{card} .u-over", position={"x": 2, "y": 40})
+        tip = shown.text_content(f"{card} .tip")
+        assert re.fullmatch(r"\d\d:\d\d:\d\dworker 0: [\d.]+worker 1: [\d.]+", tip)
+
+
+def test_figures_without_data_are_folded_away(tmp_path: Path) -> None:
+    """Cards with nothing, or with nothing but 0, are named in a line; on a phone sections are closed."""
+    series = {panel.title: {"worker 0": 1.0, "server 1": 2.0} for panel in PANELS}
+    del series["Rows"]
+    series["Torn steps"] = {"": 0.0}
+    past = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), frames=[series] * 9)
+    page = tmp_path / "report.html"
+    page.write_text(job_report(past, is_running=True))
+    hidden = "all => all.filter(one => one.hidden).map(one => one.dataset.title)"
+    with opened(page.as_uri(), viewport=PHONE) as shown:
+        assert shown.eval_on_selector_all(".panel", hidden) == ["Rows", "Torn steps"]
+        named = shown.eval_on_selector_all(".without", "all => all.map(one => one.textContent)")
+        assert {*filter(None, named)} == {"Not in this job: Rows", "Always 0 so far: Torn steps"}
+        assert shown.evaluate("document.documentElement.scrollHeight") <= 3000
+        assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        shown.click("text=Does memory suffice?")
+        assert shown.is_visible('.panel[data-title="Resident memory"] canvas')
+
+
+def test_the_chart_library_is_that_of_npm() -> None:
+    """uPlot 1.6.32 as its authors have published it, with its licence in every page."""
+    folder = files("psfleet_launch.observability")
+    found = hashlib.sha256(folder.joinpath("uplot.min.js").read_bytes()).hexdigest()
+    assert found == "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
+    page = dashboard_page()
+    assert folder.joinpath("uplot-licence.txt").read_text() in page
+    assert "/* uplot" not in page
+    assert "/* dashboard" not in page
