@@ -1,60 +1,28 @@
 """HTTP/2 frames (RFC 9113, sections 4 and 6): their heads, and the few that are always the same."""
 
 import struct
+from functools import lru_cache
 
-from psfleet.http2.call_errors import ConnectionBroken
-
-__all__ = [
-    "ACK",
-    "CONTINUATION",
-    "DATA",
-    "END_HEADERS",
-    "END_STREAM",
-    "GOAWAY",
-    "HEADERS",
-    "HEAD_SIZE",
-    "INITIAL_WINDOW",
-    "LARGEST_FRAME",
-    "LARGEST_WINDOW",
-    "MAX_CONCURRENT_STREAMS",
-    "MAX_FRAME_SIZE",
-    "MAX_HEADER_LIST_SIZE",
-    "MESSAGE_HEAD_SIZE",
-    "PADDED",
-    "PING",
-    "PREFACE",
-    "PRIORITY",
-    "PRIORITY_FLAG",
-    "PUSH_PROMISE",
-    "RST_STREAM",
-    "SETTINGS",
-    "SMALLEST_FRAME",
-    "WINDOW_UPDATE",
-    "frame",
-    "head",
-    "message_head",
-    "read_head",
-    "read_message_head",
-    "read_settings",
-    "reset",
-    "settings",
-    "window_update",
-]
+from psfleet.http2.call_errors import ErrorCode, ProtocolViolation
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
-MAX_CONCURRENT_STREAMS, INITIAL_WINDOW, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
+ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW, MAX_FRAME_SIZE = 2, 3, 4, 5
+HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE = 1, 6
 
 HEAD_SIZE = 9
 SMALLEST_FRAME, LARGEST_FRAME = 2**14, 2**24 - 1  # bounds of MAX_FRAME_SIZE
+LARGEST_TAKEN = 2**22  # bytes of a frame that both ends take
 LARGEST_WINDOW = 2**31 - 1
 
 _HEAD = struct.Struct(">HBBBI")  # length in 16 and 8 bits, type, flags, stream
 _MESSAGE_HEAD = struct.Struct(">HBBBIBI")
 MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
+unpack_head, pack_message_head = _HEAD.unpack_from, _MESSAGE_HEAD.pack
+"""Head of a gRPC message that is not compressed and has a frame for itself: frame, compression, length."""
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
 
@@ -70,18 +38,6 @@ def read_head(data: bytes | bytearray, at: int = 0) -> tuple[int, int, int, int]
     return high << 8 | low, kind, flags, stream & LARGEST_WINDOW
 
 
-def message_head(length: int, flags: int, stream: int) -> bytes:
-    """What comes before a message of gRPC that is not compressed and has a frame for itself."""
-    size = length + 5
-    return _MESSAGE_HEAD.pack(size >> 8, size & 0xFF, DATA, flags, stream, 0, length)
-
-
-def read_message_head(data: bytes, at: int) -> tuple[int, int, int, int, int, int]:
-    """Length, type, flags and stream of the frame of a message, then its compression and its length."""
-    high, low, kind, flags, stream, packed, length = _MESSAGE_HEAD.unpack_from(data, at)
-    return high << 8 | low, kind, flags, stream, packed, length
-
-
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """A whole frame."""
     length = len(payload)
@@ -93,11 +49,9 @@ def settings(values: dict[int, int]) -> bytes:
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values.items()))
 
 
-def read_settings(payload: bytes) -> dict[int, int]:
-    """The settings of a SETTINGS frame; of one given twice the last counts."""
-    if len(payload) % _SETTING.size:
-        raise ConnectionBroken(f"a SETTINGS frame has {len(payload)} bytes")
-    return dict(_SETTING.iter_unpack(payload))
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """The settings of a SETTINGS frame in their order."""
+    return list(_SETTING.iter_unpack(payload))
 
 
 def reset(stream: int, code: int) -> bytes:
@@ -105,6 +59,104 @@ def reset(stream: int, code: int) -> bytes:
     return frame(RST_STREAM, 0, stream, _WORD.pack(code))
 
 
+def goaway(newest: int, code: int, details: str) -> bytes:
+    """A GOAWAY frame; `newest`: the last stream that may have been read."""
+    return frame(GOAWAY, 0, 0, _WORD.pack(newest) + _WORD.pack(code) + details.encode())
+
+
 def window_update(stream: int, size: int) -> bytes:
     """A WINDOW_UPDATE frame; stream 0: of the connection."""
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(size))
+
+
+def around_message(number: int, length: int, block: bytes, trailers: bytes) -> tuple[bytes, bytes]:
+    """Return the bytes before a message that has a frame for itself, and those after it.
+
+    Args:
+        number: Number of the stream.
+        length: Length of the message.
+        block: The headers before it.
+        trailers: A block that ends the stream; empty: the message ends it.
+    """
+    stream, flags = number.to_bytes(4, "big"), 0 if trailers else END_STREAM
+    size = length + 5  # with what says how long it is
+    opening = pack_message_head(size >> 8, size & 0xFF, DATA, flags, number, 0, length)
+    closing = _trailers_of(len(trailers)) + stream + trailers if trailers else b""
+    return _headers_of(len(block)) + stream + block + opening, closing
+
+
+@lru_cache(64)
+def _headers_of(size: int) -> bytes:
+    """The head of a frame of headers up to the number of the stream."""
+    return head(size, HEADERS, END_HEADERS, 0)[:-4]
+
+
+@lru_cache(64)
+def _trailers_of(size: int) -> bytes:
+    """Likewise, of headers that end a stream."""
+    return head(size, HEADERS, END_HEADERS | END_STREAM, 0)[:-4]
+
+
+def trailing(number: int, block: bytes) -> bytes:
+    """The frame of a block that ends a stream."""
+    return _trailers_of(len(block)) + number.to_bytes(4, "big") + block
+
+
+_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+_OF_CONNECTION = {SETTINGS, PING, GOAWAY}
+_OF_STREAM = {PRIORITY, RST_STREAM}
+_NOWHERE = {PUSH_PROMISE, CONTINUATION}  # but behind headers that go on
+_LONGEST = 16 << 10  # bytes of settings, or of what a GOAWAY says
+_SETTING_SIZE = 6
+_GOAWAY_SIZE = 8
+
+
+def check_frame(kind: int, flags: int, number: int, length: int) -> None:
+    """Check a frame by its head; not one of messages or headers.
+
+    Raises:
+        ProtocolViolation: It may not come.
+    """
+    if (
+        kind in _NOWHERE
+        or (number and kind in _OF_CONNECTION)
+        or (not number and kind in _OF_STREAM)
+    ):
+        raise ProtocolViolation(
+            ErrorCode.PROTOCOL_ERROR,
+            f"a frame of type {kind} comes on stream {number}, where none may be",
+        )
+    if not _is_size(kind, flags, length):
+        raise ProtocolViolation(
+            ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes"
+        )
+
+
+def _is_size(kind: int, flags: int, length: int) -> bool:
+    """Return whether a frame of this kind may have so many bytes."""
+    if kind == SETTINGS:
+        if flags & ACK:
+            return length == 0
+        return length % _SETTING_SIZE == 0 and length <= _LONGEST
+    if kind == GOAWAY:
+        return _GOAWAY_SIZE <= length <= _LONGEST
+    return length == _SIZES.get(kind, length)
+
+
+def check_setting(key: int, value: int) -> None:
+    """Check what the other end says about itself.
+
+    Raises:
+        ProtocolViolation: It cannot be so.
+    """
+    code = ErrorCode.PROTOCOL_ERROR
+    if key == ENABLE_PUSH:
+        right = value <= 1
+    elif key == INITIAL_WINDOW:
+        right, code = value <= LARGEST_WINDOW, ErrorCode.FLOW_CONTROL_ERROR
+    elif key == MAX_FRAME_SIZE:
+        right = SMALLEST_FRAME <= value <= LARGEST_FRAME
+    else:
+        right = True
+    if not right:
+        raise ProtocolViolation(code, f"setting {key} of the other end is {value}")

@@ -5,24 +5,14 @@ and needs no state. What it reads may be anything: the library `hpack` decodes i
 neither reads nor changes the decoder's table is decoded once and looked up afterwards.
 """
 
+import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from hpack import Decoder, HPACKError
 
-from psfleet.http2.call_errors import ConnectionBroken
-
-__all__ = [
-    "MAX_HEADERS",
-    "OK_HEADERS",
-    "OK_TRAILERS",
-    "HeaderReader",
-    "failure_trailers",
-    "request_prefix",
-    "seconds_of",
-    "split_timeout",
-    "timeout_field",
-]
+from psfleet.http2.call_errors import ErrorCode, ProtocolViolation, StreamError
 
 MAX_HEADERS = 16 << 10
 """Bytes of the headers of one call, encoded and decoded."""
@@ -41,12 +31,12 @@ def _integer(value: int, bits: int, first: int = 0) -> bytes:
     if value < most:
         return bytes((first | value,))
     value -= most
-    found = bytearray((first | most,))
+    encoded = bytearray((first | most,))
     while value >= 128:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 @lru_cache(256)
@@ -57,6 +47,9 @@ def _literal(name: str, value: str) -> bytes:
 
 OK_HEADERS = _STATUS_200 + _literal("content-type", "application/grpc")
 OK_TRAILERS = _literal("grpc-status", "0")
+NO_TABLE = b"\x20"  # the size of the table is 0 from here on
+TEXT_HEADERS = _literal(":status", "415") + _literal("content-type", "text/plain")
+TEXT_TRAILERS = _literal("grpc-status", "2")
 
 
 def request_prefix(
@@ -81,19 +74,33 @@ def timeout_field(seconds: float) -> bytes:
 
 def split_timeout(block: bytes) -> tuple[bytes, bytes]:
     """A block without the timeout that `timeout_field` has written last; its value, empty: it has none."""
-    if block[-_TIMEOUT_SIZE:-_VALUE_SIZE] == _TIMEOUT:
-        return block[:-_TIMEOUT_SIZE], block[-_VALUE_SIZE:]
+    value = block[-_VALUE_SIZE:]
+    if (
+        block[-_TIMEOUT_SIZE:-_VALUE_SIZE] == _TIMEOUT
+        and value[:-1].isdigit()
+        and value[-1:] == b"m"
+    ):
+        return block[:-_TIMEOUT_SIZE], value
     return block, b""
 
 
-def seconds_of(timeout: bytes) -> float | None:
-    """How long a call may take whose timeout has this value; None: as long as it likes."""
-    if timeout[-1:] == b"m" and timeout[:-1].isdigit():  # as this package writes it
-        return int(timeout[:-1]) * 1e-3
-    return _seconds(timeout.decode("ascii", "replace"))
+def seconds_of(timeout: str) -> float | None:
+    """Return the time limit of a call with this header; None: unlimited.
+
+    Raises:
+        ValueError: It is no timeout.
+    """
+    if not timeout:
+        return None
+    match = _ANY_TIMEOUT.fullmatch(timeout)
+    if match is None:
+        raise ValueError(
+            f"{timeout!r} is no timeout: it has at most 8 digits and one of H M S m u n"
+        )
+    return int(match[1]) * _UNITS[match[2]]
 
 
-def failure_trailers(code: int, details: str, metadata: dict[str, str]) -> bytes:
+def failure_trailers(code: int, details: str, metadata: Mapping[str, str]) -> bytes:
     """The only headers of a call that fails."""
     fields = {
         "grpc-status": str(code),
@@ -104,51 +111,53 @@ def failure_trailers(code: int, details: str, metadata: dict[str, str]) -> bytes
 
 
 class HeaderReader:
-    """Decodes the header blocks of one connection, in the order in which they come."""
+    """Decodes the header blocks of one connection, in the order in which they come.
 
-    def __init__(self) -> None:
+    Args:
+        pseudo: Pseudo-headers that are allowed.
+    """
+
+    def __init__(self, pseudo: frozenset[str]) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADERS)
+        self._pseudo = pseudo
         self._known: dict[bytes, dict[str, str]] = {}  # without their timeouts
 
-    def read(self, block: bytes) -> tuple[dict[str, str], float | None]:
-        """The headers, and the seconds that the call may take; None: as long as it likes.
+    def read(self, block: bytes) -> tuple[dict[str, str], str]:
+        """The headers, and the timeout that is among them; empty: there is none.
 
-        Headers are lower case and not to be changed; of one given twice the last counts.
+        Headers are lower case and not to be changed.
 
         Raises:
-            ConnectionBroken: The block is damaged.
+            ProtocolViolation: The block cannot be decoded.
+            StreamError: The headers are malformed; the block is decoded.
         """
         prefix, timeout = split_timeout(block)
         known = self._known.get(prefix)
         if known is None:
             if not _is_stateless(block):
-                found = self._decode(block)
-                return found, _seconds(found.get("grpc-timeout", ""))
+                fields = self._decode(block)
+                return fields, fields.get("grpc-timeout", "")
             known = self._decode(prefix)
             if len(self._known) < _MOST_KNOWN:
                 self._known[prefix] = known
-        if not timeout:
-            return known, _seconds(known.get("grpc-timeout", ""))
-        return known, seconds_of(timeout)
+        return known, known.get("grpc-timeout", "") + timeout.decode("ascii")
 
     def knows(self, block: bytes) -> bool:
-        """Whether these headers, without their timeout, say the same wherever they come."""
+        """Return whether these headers, without their timeout, mean the same wherever they come."""
         return split_timeout(block)[0] in self._known
 
     def _decode(self, block: bytes) -> dict[str, str]:
         try:
-            found = self._decoder.decode(block, raw=True)
+            fields = self._decoder.decode(block, raw=True)
         except HPACKError as error:
-            raise ConnectionBroken(f"headers cannot be decoded: {error}") from None
-        return {_text(name): _text(value) for name, value in found}
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
+            raise ProtocolViolation(
+                ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}"
+            ) from None
+        return fields_of(fields, self._pseudo)
 
 
 def _is_stateless(block: bytes) -> bool:
-    """Whether decoding the block neither reads nor changes the table of earlier headers."""
+    """Return whether decoding the block neither reads nor changes the table of earlier headers."""
     at = 0
     try:
         while at < len(block):
@@ -187,16 +196,76 @@ def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
 
 
 def read_message(headers: dict[str, str]) -> str:
-    """What a failed call says, for a person."""
+    """Return the text of a failed call's status."""
     return unquote(headers.get("grpc-message", ""), errors="replace")
 
 
-def _seconds(timeout: str) -> float | None:
-    """How long a call may take whose header says this."""
-    try:
-        return int(timeout[:-1]) * _UNITS[timeout[-1]] if timeout else None
-    except (ValueError, KeyError):
-        raise ConnectionBroken(f"{timeout!r} is no timeout") from None
-
-
+_ANY_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+REQUEST = frozenset((":method", ":scheme", ":authority", ":path"))
+"""Pseudo-headers of a call."""
+RESPONSE = frozenset((":status",))
+"""Pseudo-headers of an answer."""
+
+_NEEDED = (":method", ":scheme", ":path")
+_OF_CONNECTION = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
+_NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
+_VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
+
+
+def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> dict[str, str]:
+    """Headers by their names.
+
+    The values of one that is given several times are joined by commas, as a list is. So of two tokens neither
+    counts.
+
+    Args:
+        pairs: Names and values in their order.
+        pseudo: Pseudo-headers that are allowed.
+
+    Raises:
+        StreamError: They are malformed.
+    """
+    fields: dict[str, str] = {}
+    is_pseudo = True
+    for raw, content in pairs:
+        if not _NAME.fullmatch(raw) or not _VALUE.fullmatch(content):
+            raise _malformed(f"the header {raw!r} has bytes that may not be")
+        name, value = raw.decode("ascii"), content.decode("utf-8", "replace")
+        if name[0] == ":":
+            if name not in pseudo or name in fields or not is_pseudo:
+                raise _malformed(f"the header {name!r} may not be here")
+        elif name in _OF_CONNECTION or (name == "te" and value != "trailers"):
+            raise _malformed(f"the header {name!r} is of HTTP/1.1")
+        else:
+            is_pseudo = False
+        fields[name] = f"{fields[name]}, {value}" if name in fields else value
+    return fields
+
+
+def check_request(fields: dict[str, str]) -> int | None:
+    """Check the headers of a call; what they say of the length of what follows.
+
+    Raises:
+        StreamError: They are malformed.
+    """
+    for name in _NEEDED:
+        if not fields.get(name):
+            raise _malformed(f"the header {name!r} is missing")
+    length = fields.get("content-length")
+    if length is None:
+        return None
+    if not length.isascii() or not length.isdigit() or len(length) > 18:
+        raise _malformed(f"the content-length is {length!r}")
+    return int(length)
+
+
+def has_pseudo(fields: dict[str, str]) -> bool:
+    """Return whether there is a pseudo-header, which trailers do not have."""
+    return any(name[0] == ":" for name in fields)
+
+
+def _malformed(details: str) -> StreamError:
+    return StreamError(ErrorCode.PROTOCOL_ERROR, details)

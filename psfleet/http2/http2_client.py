@@ -6,26 +6,37 @@ import threading
 import time
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.call_errors import (
+    CallFailed,
+    ConnectionBroken,
+    DamagedMessage,
+    DeadlinePassed,
+    ErrorCode,
+    ProtocolViolation,
+    StreamError,
+)
+from psfleet.http2.frames import around_message
 from psfleet.http2.header_blocks import (
     OK_HEADERS,
     OK_TRAILERS,
+    RESPONSE,
     read_message,
     request_prefix,
     timeout_field,
 )
-from psfleet.http2.http2_connection import Http2Connection, StreamState
-from psfleet.http2.message_frames import around_message
+from psfleet.http2.http2_connection import PREFIX, RENEW, Http2Connection
 from psfleet.http2.socket_transport import Transport
-
-__all__ = ["Http2Client", "OutgoingCall"]
+from psfleet.http2.stream_state import StreamState
 
 _MOST_STREAMS = 2**31 - 1
 _UNKNOWN = 2  # status of gRPC
 _SILENCE = 20.0  # seconds without an answer after which the server is probed
 
 
+_MOST_BLOCKS = 64
 _LONGEST_PLAIN = 1 << 10  # bytes of an answer; to look at those of a longer one twice takes longer
 _OPENING, _CLOSING = map(len, around_message(1, 0, OK_HEADERS, OK_TRAILERS))
 
@@ -36,12 +47,15 @@ class Http2Client:
     Args:
         connect: Makes a connected transport; raises ConnectionBroken or DeadlinePassed.
         authority: The server's name, for its logs.
-        tls: Whether the transport is under TLS.
+        tls: True if the transport is under TLS.
         most: Bytes that an answer may have.
         metadata: Headers of every call.
         probe: Called when an answer is not here after 20 seconds, and so on; raises if the server is gone.
         failed: Makes what a call raises that has ended with an error of this package, given this client,
             the error and the seconds that the answer could take.
+
+    Attributes:
+        idle: Connections that carry no call.
     """
 
     def __init__(
@@ -61,16 +75,11 @@ class Http2Client:
         self._most = most
         self._metadata = metadata
         self._probe = probe
-        self._prefixes: dict[str, bytes] = {}
+        self._blocks: dict[tuple[str, float], bytes] = {}  # headers by path and seconds
         self._lock = threading.Lock()
-        self._idle: list[_ClientConnection] = []
-        self._open: set[_ClientConnection] = set()
+        self.idle: list[ClientConnection] = []
+        self._open: set[ClientConnection] = set()
         self._closed = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a connection that carries no call."""
-        return bool(self._idle)
 
     def call(self, path: str, message: bytes, seconds: float) -> bytes:
         """Make a call.
@@ -78,7 +87,7 @@ class Http2Client:
         Args:
             path: "/package.Service/Method".
             message: The request.
-            seconds: How long the answer may take.
+            seconds: Longest time until the answer.
 
         Raises:
             CallFailed: The server answers with an error.
@@ -87,21 +96,28 @@ class Http2Client:
         """
         return self.begin(path, message, seconds).finish()
 
-    def begin(self, path: str, message: bytes, seconds: float) -> "OutgoingCall":
-        """Send a call whose answer is read later; see `call`."""
-        prefix = self._prefixes.get(path)
-        if prefix is None:
-            prefix = request_prefix(path, self._authority, self._tls, self._metadata)
-            self._prefixes[path] = prefix
-        connection = self._take()
+    def begin(self, path: str, message: bytes, seconds: float) -> "ClientConnection":
+        """Send a call whose answer is read later, with `finish` of what this returns; see `call`."""
+        block = self._blocks.get((path, seconds)) or self._block(path, seconds)
         try:
-            stream = connection.begin(
-                prefix + timeout_field(seconds), message, time.monotonic() + seconds
-            )
+            connection = self.idle.pop()  # one thread gets it
+        except IndexError:
+            connection = self._connected()
+        try:
+            connection.begin(block, message, seconds)
         except BaseException:
             self.drop(connection)
             raise
-        return OutgoingCall(self, connection, stream, seconds)
+        return connection
+
+    def _block(self, path: str, seconds: float) -> bytes:
+        """Return the headers of a call, kept for the next one that may take as long."""
+        block = request_prefix(path, self._authority, self._tls, self._metadata)
+        block += timeout_field(seconds)
+        if len(self._blocks) >= _MOST_BLOCKS:
+            self._blocks.clear()
+        self._blocks[path, seconds] = block
+        return block
 
     def connect(self) -> None:
         """Have a connection.
@@ -109,24 +125,22 @@ class Http2Client:
         Raises:
             ConnectionBroken: The server cannot be reached.
         """
-        self.give(self._take())
+        self.give(self._connected())
 
     def close(self) -> None:
         """End the connections; calls under way fail. Safe to call twice."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
+            idle, self.idle = self.idle, []
             self._open.difference_update(idle)
-            for one in self._open:
-                one.transport.shut()
-        for one in idle:
-            one.transport.close()
+            for connection in self._open:
+                connection.transport.shut()
+        for connection in idle:
+            connection.say_goodbye(0, ErrorCode.NO_ERROR, "")
+            connection.transport.close()
 
-    def _take(self) -> "_ClientConnection":
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        made = _ClientConnection(self._connect(), self._most, self._probe)
+    def _connected(self) -> "ClientConnection":
+        made = ClientConnection(self, self._connect(), self._most, self._probe)
         with self._lock:
             if not self._closed:
                 self._open.add(made)
@@ -134,100 +148,91 @@ class Http2Client:
         made.transport.close()
         raise ConnectionBroken("the connection is closed")
 
-    def give(self, connection: "_ClientConnection") -> None:
+    def give(self, connection: "ClientConnection") -> None:
         """The connection carries no call any more."""
         with self._lock:
-            if not self._closed and connection.is_clean:
-                self._idle.append(connection)
+            is_clean = connection.ended and not connection.is_leaving
+            if is_clean and not self._closed and connection.number < _MOST_STREAMS - 2:
+                self.idle.append(connection)
                 return
         self.drop(connection)
 
-    def drop(self, connection: "_ClientConnection") -> None:
+    def drop(self, connection: "ClientConnection") -> None:
         """The connection is of no more use."""
         with self._lock:
             self._open.discard(connection)
         connection.transport.close()
 
 
-class OutgoingCall:
-    """A call that has left. Whoever has it reads its answer, once."""
+class ClientConnection(Http2Connection[StreamState]):
+    """The client's end of a connection, and the call that it carries, whose reply is read once.
+
+    Attributes:
+        incoming: Waits for the reply.
+        number: Number of the call.
+        ended: The call is over.
+        is_leaving: The server takes no further call.
+    """
 
     def __init__(
-        self,
-        client: Http2Client,
-        connection: "_ClientConnection",
-        stream: StreamState,
-        seconds: float,
+        self, client: Http2Client, transport: Transport, most: int, probe: Callable[[], None]
     ) -> None:
+        super().__init__(transport, most, _MOST_STREAMS, RESPONSE)
+        self.incoming = select.poll()
+        self.incoming.register(transport.fileno(), select.POLLIN)
         self._client = client
-        self._connection = connection
-        self._stream = stream
-        self._seconds = seconds
+        self._probe = probe
+        self._stream: StreamState | None = None
+        self._seconds = 0.0
+        self._deadline = self._next_probe = 0.0
+        self.number = -1
+        self.ended = True
+        self._failure: CallFailed | None = None
+        self.is_leaving = False
+
+    def begin(self, block: bytes, message: bytes, seconds: float) -> None:
+        """Send a call; see Http2Client.begin."""
+        now = time.monotonic()
+        self._seconds, self._deadline, self._next_probe = seconds, now + seconds, now + _SILENCE
+        if not self.has_greeted:
+            self.has_greeted = True
+            self.send([frames.PREFACE + self.greeting()])
+        self.number = number = self.number + 2
+        self.ended, self._failure = False, None
+        self._stream = stream = StreamState(number, self.stream_window, self.most)
+        self.streams[number] = stream
+        self.send_message(stream, block, message, b"")
 
     def fileno(self) -> int:
-        """Where the answer comes in."""
-        return self._connection.transport.fileno()
-
-    def arrives(self, seconds: float) -> bool:
-        """Whether the answer comes in within so many seconds; waits for it."""
-        return bool(self._connection.incoming.poll(seconds * 1000))
+        """Descriptor on which the answer arrives."""
+        return self.transport.fileno()
 
     def finish(self) -> bytes:
         """Read the answer; see Http2Client.call."""
+        client = self._client
         try:
-            answer = self._connection.finish(self._stream)
+            reply = self._plain_reply()
+            if reply is None:
+                reply = self._reply()
         except CallFailed as error:
-            self._client.give(self._connection)
-            raise self._client.failed(self._client, error, self._seconds) from None
+            client.give(self)
+            raise client.failed(client, error, self._seconds) from None
         except (ConnectionBroken, DeadlinePassed) as error:
-            self._client.drop(self._connection)
-            raise self._client.failed(self._client, error, self._seconds) from None
+            if isinstance(error, ProtocolViolation):
+                self.say_goodbye(0, error.code, str(error))
+            client.drop(self)
+            raise client.failed(client, error, self._seconds) from None
         except BaseException:
-            self._client.drop(self._connection)
+            client.drop(self)
             raise
-        self._client.give(self._connection)
-        return answer
+        client.give(self)
+        return reply
 
-
-class _ClientConnection(Http2Connection):
-    """The client's end of a connection. `incoming`: Polls for what the server sends."""
-
-    def __init__(self, transport: Transport, most: int, probe: Callable[[], None]) -> None:
-        super().__init__(transport, most, _MOST_STREAMS)
-        self.incoming = select.poll()
-        self.incoming.register(transport.fileno(), select.POLLIN)
-        self._probe = probe
-        self._deadline = self._next_probe = 0.0
-        self._number = -1
-        self._ended = True
-        self._failure: CallFailed | None = None
-        self._is_new = True
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether another call may be made."""
-        return self._ended and self._number < _MOST_STREAMS - 2
-
-    def begin(self, block: bytes, message: bytes, deadline: float) -> StreamState:
-        """Send a call; see Http2Client.begin."""
-        self._deadline = deadline
-        self._next_probe = time.monotonic() + _SILENCE
-        if self._is_new:
-            self._is_new = False
-            self.send([frames.PREFACE + self.greeting()])
-        self._number += 2
-        self._ended, self._failure = False, None
-        stream = self.open(self._number)
-        self.send_message(stream, block, message, b"")
-        return stream
-
-    def finish(self, stream: StreamState) -> bytes:
-        """Read the answer; see Http2Client.call."""
-        if not self._ended and (message := self._plain_answer()) is not None:
-            self._ended = True
-            self.drop(stream)
-            return message
-        while not self._ended:
+    def _reply(self) -> bytes:
+        """Read the answer frame by frame."""
+        stream = self._stream
+        assert stream is not None
+        while not self.ended:
             self.read()
         if not stream.closed:
             self.drop(stream)
@@ -238,21 +243,27 @@ class _ClientConnection(Http2Connection):
         content, stream.content = stream.content, b""
         return content
 
-    def _plain_answer(self) -> bytes | None:
+    def _plain_reply(self) -> bytes | None:
         """The answer, if all of it comes at once and is plain; None: it is to be read frame by frame."""
-        piece, number = self.arrived(_LONGEST_PLAIN), self._number
-        length = len(piece) - _OPENING - _CLOSING
+        if self.ended:  # it was refused while the request was sent
+            return None
+        part, number = self.arrived(_LONGEST_PLAIN), self.number
+        length = len(part) - _OPENING - _CLOSING
         if length < 0:
             return None
         opening, closing = around_message(number, length, OK_HEADERS, OK_TRAILERS)
-        if not piece.startswith(opening) or not piece.endswith(closing):
+        if not part.startswith(opening) or not part.endswith(closing):
             return None
-        self.skip(len(piece))
-        self.took(5 + length)
-        return piece[_OPENING:-_CLOSING]
+        self._start += len(part)
+        self.received += PREFIX + length
+        if self.received >= RENEW:
+            self.took(0)
+        self.ended = True
+        self.streams.clear()  # there is one call, all of which has left
+        return part[_OPENING:-_CLOSING]
 
+    @override
     def tick(self) -> None:
-        """See Http2Connection."""
         now = time.monotonic()
         if now > self._deadline:
             raise DeadlinePassed
@@ -260,17 +271,17 @@ class _ClientConnection(Http2Connection):
             self._probe()
             self._next_probe = time.monotonic() + _SILENCE
 
+    @override
     def newest(self) -> int:
-        """See Http2Connection."""
-        return self._number
+        return self.number
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
         """The headers or the trailers of the answer."""
         if block in (OK_HEADERS, OK_TRAILERS):  # as our server writes them
-            self._ended |= ends and number == self._number
+            self.ended |= ends and number == self.number
             return
         headers, _ = self.headers.read(block)
-        if number != self._number or self._ended:
+        if number != self.number or self.ended:
             return
         status = headers.get("grpc-status", "")
         http = headers.get(":status", "200")
@@ -279,16 +290,34 @@ class _ClientConnection(Http2Connection):
         elif status not in ("", "0"):
             self._failure = CallFailed(_number(status), read_message(headers), headers)
         if ends:
-            self._ended = True
+            self.ended = True
 
     def on_end(self, stream: StreamState) -> None:
         """An answer without trailers is no answer of gRPC."""
-        if stream.number == self._number:
+        if stream.number == self.number:
             raise ConnectionBroken("an answer ends without a status")
+
+    def is_late(self, number: int, ends: bool) -> bool:
+        """See Http2Connection: an answer whose call has ended here is passed over."""
+        return not self.is_idle(number)
+
+    def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
+        """See Http2Connection: there is one call, so the connection ends with it."""
+        raise ProtocolViolation(error.code, str(error))
+
+    @override
+    def on_damage(self, stream: StreamState, damage: DamagedMessage) -> None:
+        raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, damage.details)
+
+    def on_goaway(self, newest: int) -> None:
+        """The server is about to end the connection; it may still answer the call."""
+        self.is_leaving = True
+        if newest < self.number:
+            raise ConnectionBroken("the server takes no more calls")
 
     def on_reset(self, stream: StreamState) -> None:
         """The server has given up the call; a refusal has come before."""
-        if stream.number == self._number and not self._ended:
+        if stream.number == self.number and not self.ended:
             raise ConnectionBroken("the server has reset the call")
 
 

@@ -1,4 +1,4 @@
-"""What both ends of an HTTP/2 connection do: read frames, keep windows, send messages.
+"""Common part of both ends of an HTTP/2 connection: it reads frames, keeps windows, sends messages.
 
 One thread reads (`read`). Messages may be sent by any thread; what the other end's windows do not
 take yet is sent by the reading thread when it hears of more room.
@@ -7,114 +7,25 @@ take yet is sent by the reading thread when it hears of more room.
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import ConnectionBroken
-from psfleet.http2.header_blocks import MAX_HEADERS, HeaderReader
-from psfleet.http2.message_frames import around_message, trailing
-from psfleet.http2.socket_transport import Part, Transport
-from psfleet.platform.unwritten_bytes import unwritten_bytes
+from psfleet.http2.call_errors import (
+    ConnectionBroken,
+    DamagedMessage,
+    ErrorCode,
+    ProtocolViolation,
+    StreamError,
+)
+from psfleet.http2.frames import around_message, check_frame, check_setting, trailing
+from psfleet.http2.header_blocks import MAX_HEADERS, NO_TABLE, HeaderReader
+from psfleet.http2.socket_transport import BufferedReader, Part, Transport
+from psfleet.http2.stream_state import StreamState
 
-__all__ = ["Http2Connection", "StreamState"]
-
-_BUFFER = 64 << 10
-_RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
-_PREFIX = 5  # bytes before a message: not compressed, and its length
+RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
+PREFIX = 5  # bytes before a message: not compressed, and its length
 _DEFAULT_WINDOW = 65_535
-_SHORT = 1 << 10  # bytes of a message that is read at once
-
-
-class StreamState:
-    """One call: where it stands, and the message that comes in.
-
-    Args:
-        number: Of the stream.
-        window: Bytes that the other end takes now.
-        most: Bytes that the message may have.
-
-    Attributes:
-        received: Bytes of the frames of the message, since its window was opened last.
-        closed: Nothing is sent on it any more.
-        content: The bytes of the message, once it `is_whole`.
-        length: What its prefix says; -1: not yet known.
-    """
-
-    __slots__ = (
-        "_filled",
-        "_most",
-        "_place",
-        "_prefix",
-        "closed",
-        "content",
-        "length",
-        "number",
-        "received",
-        "window",
-    )
-
-    def __init__(self, number: int, window: int, most: int) -> None:
-        self.number = number
-        self.window = window
-        self.received = 0
-        self.closed = False
-        self.content = b""
-        self.length = -1
-        self._most = most
-        self._prefix = b""
-        self._place: memoryview | None = None
-        self._filled = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all bytes are here."""
-        return self.length >= 0 and self._filled == self.length
-
-    def took_whole(self, length: int) -> None:
-        """All bytes of the message are read, by somebody else."""
-        self.length = self._filled = length
-
-    def take(self, size: int, connection: "Http2Connection") -> None:
-        """Take so many bytes, the next ones of the connection.
-
-        Raises:
-            ConnectionBroken: They are more than the message, or it is compressed or too long.
-        """
-        missing = _PREFIX - len(self._prefix)
-        if missing == _PREFIX <= size <= _SHORT:  # mostly all of a small message
-            piece = connection.read_bytes(size)
-            self._prefix = piece[:_PREFIX]
-            self._begin()
-            if size == _PREFIX + self.length:
-                self.content, self._filled = piece[_PREFIX:], self.length
-            elif size > _PREFIX:
-                self._next(size - _PREFIX)[:] = piece[_PREFIX:]
-            return
-        if missing and size:
-            first = min(missing, size)
-            self._prefix += connection.read_bytes(first)
-            size -= first
-            if len(self._prefix) == _PREFIX:
-                self._begin()
-        if size:
-            connection.read_into(self._next(size))
-
-    def _next(self, size: int) -> memoryview:
-        """The place of the next bytes, which are taken."""
-        start, self._filled = self._filled, self._filled + size
-        if self._filled > self.length:
-            raise ConnectionBroken(f"a message of {self.length} bytes has more")
-        if self._place is None:
-            self.content, place = unwritten_bytes(self.length)
-            self._place = memoryview(place).cast("B")
-        return self._place[start : self._filled]
-
-    def _begin(self) -> None:
-        if self._prefix[0]:
-            raise ConnectionBroken("a message is compressed, which nobody has offered to read")
-        length = int.from_bytes(self._prefix[1:], "big")
-        if length > self._most:
-            raise ConnectionBroken(f"a message has {length} bytes, the limit is {self._most}")
-        self.length = length
+_MOST_FRAGMENTS = 64  # CONTINUATION frames of one call
 
 
 @dataclass(slots=True)
@@ -127,83 +38,56 @@ class _Unsent:
     end: bool = field(default=False)
 
 
-class Http2Connection:
-    """One end of a connection.
+S = TypeVar("S", bound=StreamState)
+
+
+class Http2Connection(BufferedReader, Generic[S]):
+    """One end of a connection, whose calls are of type S.
 
     Args:
         transport: Its bytes.
         most: Bytes that a message from the other end may have.
         streams: Calls that the other end may have open.
+        pseudo: The pseudo-headers that it sends.
+
+    Attributes:
+        is_limited: True if `limit` is asked before a frame is read.
+        has_greeted: True if this end has sent its settings.
+        streams: The open calls.
+        window: Bytes that the other end takes now, of all calls together.
+        stream_window: Bytes that it takes of a new call.
+        received: Bytes of messages that were read since the window of this end was opened last.
     """
 
-    def __init__(self, transport: Transport, most: int, streams: int) -> None:
-        self.transport = transport
+    def __init__(
+        self, transport: Transport, most: int, streams: int, pseudo: frozenset[str]
+    ) -> None:
+        super().__init__(transport)
         self.most = most
-        self.headers = HeaderReader()
-        self.streams: dict[int, StreamState] = {}
+        self.headers = HeaderReader(pseudo)
+        self.streams: dict[int, S] = {}
         self.sending = threading.RLock()
+        self.is_limited = self.has_greeted = False
         self._streams = streams
-        self._buffer = bytearray(_BUFFER)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
-        self._window = _DEFAULT_WINDOW
-        self._stream_window = _DEFAULT_WINDOW
+        self.window = _DEFAULT_WINDOW
+        self.stream_window = _DEFAULT_WINDOW
         self._largest_frame = frames.SMALLEST_FRAME
-        self._received = 0
+        self.received = 0
+        self._table_update = b""  # what the next header block begins with
         self._unsent: deque[_Unsent] = deque()
 
     # -- reading -------------------------------------------------------------------------------
 
     def greeting(self) -> bytes:
-        """What each end says first: how much it takes."""
-        said = {
+        """Return the first bytes of each end: its settings, with how much it takes."""
+        settings = {
             frames.MAX_CONCURRENT_STREAMS: self._streams,
             frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
-            frames.MAX_FRAME_SIZE: frames.LARGEST_FRAME,
+            frames.MAX_FRAME_SIZE: frames.LARGEST_TAKEN,
             frames.MAX_HEADER_LIST_SIZE: MAX_HEADERS,
         }
         more = frames.LARGEST_WINDOW - _DEFAULT_WINDOW
-        return frames.settings(said) + frames.window_update(0, more)
-
-    def read_bytes(self, size: int) -> bytes:
-        """The next bytes, as many as a small frame has at most."""
-        while self._end - self._start < size:
-            self._fill(size)
-        start = self._start
-        self._start = end = start + size
-        return bytes(self._view[start:end])
-
-    def arrived(self, most: int) -> bytes:
-        """What is here and not read yet, at least one byte, which stays; empty if it is more than `most`."""
-        if self._start == self._end:
-            self._fill(1)
-        return b"" if self._end - self._start > most else bytes(self._view[self._start : self._end])
-
-    def skip(self, size: int) -> None:
-        """Pass over so many bytes that have arrived."""
-        self._start += size
-
-    def read_into(self, target: memoryview) -> None:
-        """The next bytes, as many as the target holds."""
-        here = min(len(target), self._end - self._start)
-        target[:here] = self._view[self._start : self._start + here]
-        self._start += here
-        while here < len(target):
-            if len(target) - here < _BUFFER // 4:  # with what follows it, in one call
-                self._fill(len(target) - here)
-                self.read_into(target[here:])
-                return
-            here += self.transport.receive(target[here:], self.tick)
-
-    def _fill(self, size: int) -> None:
-        """Read more into the buffer, in which there is to be room for `size` bytes."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._start + size > _BUFFER:
-            rest = self._end - self._start
-            self._view[:rest] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, rest
-        self._end += self.transport.receive(self._view[self._end :], self.tick)
+        return frames.settings(settings) + frames.window_update(0, more)
 
     def read(self) -> None:
         """Read one frame and do what it says.
@@ -215,18 +99,24 @@ class Http2Connection:
             self._fill(frames.HEAD_SIZE)
         length, kind, flags, number = frames.read_head(self._buffer, self._start)
         self._start += frames.HEAD_SIZE
-        if kind == frames.DATA:
-            self._data(length, flags, number)
-        elif length > MAX_HEADERS:
-            raise ConnectionBroken(f"a frame of type {kind} has {length} bytes")
-        elif kind == frames.HEADERS:
-            block = self.read_bytes(length)
-            if flags & ~frames.END_STREAM == frames.END_HEADERS:  # whole and plain, as mostly
-                self.on_headers(number, block, bool(flags & frames.END_STREAM))
+        if length > (MAX_HEADERS if kind == frames.HEADERS else frames.LARGEST_TAKEN):
+            raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {length} bytes")
+        if self.is_limited:
+            self.limit(length, kind in (frames.HEADERS, frames.SETTINGS))
+        try:
+            if kind == frames.DATA:
+                self._data(length, flags, number)
+            elif kind != frames.HEADERS:
+                self._control(kind, flags, number, length)
             else:
-                self._header_block(block, flags, number)
-        else:
-            self._control(kind, flags, number, self.read_bytes(length))
+                block = self.read_bytes(length)
+                if flags & ~frames.END_STREAM == frames.END_HEADERS:  # whole and plain, as mostly
+                    self.on_headers(number, block, bool(flags & frames.END_STREAM))
+                else:
+                    self._header_block(block, flags, number)
+        except StreamError as error:
+            ends = kind in (frames.DATA, frames.HEADERS) and flags & frames.END_STREAM
+            self.on_stream_error(number, error, bool(ends))
 
     def _data(self, length: int, flags: int, number: int) -> None:
         size, padding = length, 0
@@ -234,105 +124,162 @@ class Http2Connection:
             padding = self.read_bytes(1)[0] if length else 1
             size -= 1 + padding
             if size < 0:
-                raise ConnectionBroken("a frame has more padding than bytes")
-        stream = self.streams.get(number)
-        if stream is None:
-            self._skip(number, size)
+                raise ProtocolViolation(
+                    ErrorCode.PROTOCOL_ERROR, "a frame has more padding than bytes"
+                )
+        stream, damage = self.streams.get(number), None
+        if stream is None or stream.ended or stream.unwanted:
+            if stream is None and not self.is_late(number, bool(flags & frames.END_STREAM)):
+                code = ErrorCode.PROTOCOL_ERROR if self.is_idle(number) else ErrorCode.STREAM_CLOSED
+                raise ProtocolViolation(
+                    code, f"a message comes on stream {number}, which is not open"
+                )
+            self.pass_over(size)
         else:
-            stream.take(size, self)
+            try:
+                stream.take(size, self)
+            except DamagedMessage as error:
+                damage = error
+                self.pass_over(error.unread)
         if padding:
-            self._skip(number, padding)
+            self.pass_over(padding)
         self.took(length)
-        if stream is not None:
-            stream.received += length
-            if stream.received >= _RENEW:
-                self.send([frames.window_update(stream.number, stream.received)])
-                stream.received = 0
-            if flags & frames.END_STREAM:
-                self.on_end(stream)
+        if stream is None:
+            return
+        if stream.ended:
+            raise StreamError(ErrorCode.STREAM_CLOSED, "a message comes after its end")
+        stream.received += length
+        if stream.received >= RENEW:
+            self.send([frames.window_update(stream.number, stream.received)])
+            stream.received = 0
+        if stream.remaining is not None:
+            stream.remaining -= size
+        if flags & frames.END_STREAM:
+            stream.ended = True
+        if stream.remaining and (stream.ended or stream.remaining < 0):
+            raise StreamError(ErrorCode.PROTOCOL_ERROR, "the content-length is another")
+        if damage is not None:
+            self.on_damage(stream, damage)
+        elif stream.ended:
+            self.on_end(stream)
 
     def took(self, length: int) -> None:
         """So many bytes of messages are read: open the connection's window again, from time to time."""
-        self._received += length
-        if self._received >= _RENEW:
-            self.send([frames.window_update(0, self._received)])
-            self._received = 0
+        self.received += length
+        if self.received >= RENEW:
+            self.send([frames.window_update(0, self.received)])
+            self.received = 0
 
-    def _skip(self, number: int, size: int) -> None:
-        """Pass over bytes of a call that has ended here."""
-        if number > self.newest():
-            raise ConnectionBroken(f"a message comes on stream {number}, which is not open")
-        while size:
-            size -= len(self.read_bytes(min(size, _BUFFER // 2)))
+    def is_idle(self, number: int) -> bool:
+        """Return whether the stream was never open."""
+        return number > self.newest() or not number % 2
 
     def _header_block(self, payload: bytes, flags: int, number: int) -> None:
         if flags & frames.PADDED:
             if not payload or payload[0] >= len(payload):
-                raise ConnectionBroken("a frame has more padding than bytes")
+                raise ProtocolViolation(
+                    ErrorCode.PROTOCOL_ERROR, "a frame has more padding than bytes"
+                )
             payload = payload[1 : len(payload) - payload[0]]
         if flags & frames.PRIORITY_FLAG:
+            self._check_priority(number, payload)
             payload = payload[5:]
+        fragments = 0
         while not flags & frames.END_HEADERS:
             length, kind, more, same = frames.read_head(self.read_bytes(frames.HEAD_SIZE))
-            if kind != frames.CONTINUATION or same != number or len(payload) + length > MAX_HEADERS:
-                raise ConnectionBroken("headers go on in the wrong way, or have too many bytes")
+            if self.is_limited:
+                self.limit(length, True)
+            fragments += 1
+            if kind != frames.CONTINUATION or same != number:
+                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "headers go on in the wrong way")
+            if len(payload) + length > MAX_HEADERS or fragments > _MOST_FRAGMENTS:
+                raise ProtocolViolation(
+                    ErrorCode.ENHANCE_YOUR_CALM, "headers have too many bytes or too many frames"
+                )
             payload += self.read_bytes(length)
             flags |= more & frames.END_HEADERS
         self.on_headers(number, payload, bool(flags & frames.END_STREAM))
 
-    def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if kind == frames.SETTINGS and not flags & frames.ACK:
-            self._settings(frames.read_settings(payload))
+    def _check_priority(self, number: int, payload: bytes) -> None:
+        if len(payload) < 5:
+            raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, "a priority is cut off")
+        if int.from_bytes(payload[:4], "big") & frames.LARGEST_WINDOW == number:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"stream {number} depends on itself")
+
+    def _control(self, kind: int, flags: int, number: int, length: int) -> None:
+        check_frame(kind, flags, number, length)
+        if kind > frames.CONTINUATION:  # of an extension
+            self.pass_over(length)
+            return
+        payload = self.read_bytes(length)
+        if kind == frames.PRIORITY:
+            self._check_priority(number, payload)
+        elif kind == frames.GOAWAY:
+            self.on_goaway(int.from_bytes(payload[:4], "big") & frames.LARGEST_WINDOW)
+        elif number and self.is_idle(number):
+            raise ProtocolViolation(
+                ErrorCode.PROTOCOL_ERROR,
+                f"a frame of type {kind} comes on stream {number}, which is not open",
+            )
         elif kind == frames.WINDOW_UPDATE:
             self._open_window(number, payload)
-        elif kind == frames.PING and not flags & frames.ACK:
-            if len(payload) != 8:
-                raise ConnectionBroken(f"a PING has {len(payload)} bytes")
-            self.send([frames.frame(frames.PING, frames.ACK, 0, payload)])
         elif kind == frames.RST_STREAM:
             stream = self.streams.get(number)
             if stream is not None:
                 self.drop(stream)
                 self.on_reset(stream)
-        elif kind == frames.GOAWAY:
-            raise ConnectionBroken("the other end takes no more calls")
-        elif kind in (frames.PUSH_PROMISE, frames.CONTINUATION):
-            raise ConnectionBroken(f"a frame of type {kind} where none may be")
+        elif not flags & frames.ACK:
+            if kind == frames.SETTINGS:
+                self._settings(payload)
+            else:
+                self.send([frames.frame(frames.PING, frames.ACK, 0, payload)])
 
-    def _settings(self, said: dict[int, int]) -> None:
-        largest = said.get(frames.MAX_FRAME_SIZE, self._largest_frame)
-        window = said.get(frames.INITIAL_WINDOW, self._stream_window)
-        if not frames.SMALLEST_FRAME <= largest <= frames.LARGEST_FRAME:
-            raise ConnectionBroken(f"the other end takes frames of {largest} bytes")
-        if window > frames.LARGEST_WINDOW:
-            raise ConnectionBroken(f"the other end has a window of {window} bytes")
+    def _settings(self, payload: bytes) -> None:
         with self.sending:
-            self._largest_frame = largest
-            for stream in self.streams.values():
-                stream.window += window - self._stream_window
-            self._stream_window = window
+            for key, value in frames.read_settings(payload):
+                check_setting(key, value)
+                if key == frames.MAX_FRAME_SIZE:
+                    self._largest_frame = value
+                elif key == frames.INITIAL_WINDOW:
+                    self._resize_windows(value)
+                elif key == frames.HEADER_TABLE_SIZE:  # this end has no table, and says so once
+                    self._table_update = NO_TABLE
             # The other end counts by its new windows once it has the acknowledgement, so that goes first.
             self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
             self._send_rest()
 
+    def _resize_windows(self, window: int) -> None:
+        for stream in self.streams.values():
+            stream.window += window - self.stream_window
+            self._check_window(stream.window)
+        self.stream_window = window
+
+    def _check_window(self, window: int) -> None:
+        if window > frames.LARGEST_WINDOW:
+            raise ProtocolViolation(
+                ErrorCode.FLOW_CONTROL_ERROR, f"a window is opened to {window} bytes"
+            )
+
     def _open_window(self, number: int, payload: bytes) -> None:
         more = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
-        if len(payload) != 4 or not more:
-            raise ConnectionBroken("a window is opened by nothing")
         with self.sending:
+            stream = self.streams.get(number)
             if not number:
-                self._window += more
-            elif number in self.streams:
-                self.streams[number].window += more
-            if self._window > frames.LARGEST_WINDOW:
-                raise ConnectionBroken("a window is opened too far")
+                if not more:
+                    raise ProtocolViolation(
+                        ErrorCode.PROTOCOL_ERROR, "a window is opened by nothing"
+                    )
+                self.window += more
+                self._check_window(self.window)
+            elif stream is not None:
+                if not more:
+                    raise StreamError(ErrorCode.PROTOCOL_ERROR, "a window is opened by nothing")
+                stream.window += more
+                if stream.window > frames.LARGEST_WINDOW:
+                    raise StreamError(ErrorCode.FLOW_CONTROL_ERROR, "a window is opened too far")
             self._send_rest()
 
     # -- for each end --------------------------------------------------------------------------
-
-    def tick(self) -> None:
-        """Called about twice a second while nothing comes; raises when the wait is over."""
-        raise NotImplementedError
 
     def newest(self) -> int:
         """The highest number of a stream that was open."""
@@ -342,20 +289,37 @@ class Http2Connection:
         """Headers have come."""
         raise NotImplementedError
 
-    def on_end(self, stream: StreamState) -> None:
+    def limit(self, length: int, is_decoded: bool) -> None:
+        """Wait before a frame is read whose other end sends too many; see `is_limited`."""
+
+    def is_late(self, number: int, ends: bool) -> bool:
+        """Return whether a frame for a stream that is closed was on its way when it was closed.
+
+        `ends`: With it the other end closes the stream too.
+        """
+        raise NotImplementedError
+
+    def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
+        """The other end has broken the protocol in one stream; `ends`: and sends no more on it."""
+        raise NotImplementedError
+
+    def on_damage(self, stream: S, damage: DamagedMessage) -> None:
+        """The message of a stream cannot be taken."""
+        raise NotImplementedError
+
+    def on_goaway(self, newest: int) -> None:
+        """The other end takes no more streams; `newest`: the last one that it has taken."""
+        raise NotImplementedError
+
+    def on_end(self, stream: S) -> None:
         """The other end has sent all of a stream."""
         raise NotImplementedError
 
-    def on_reset(self, stream: StreamState) -> None:
+    def on_reset(self, stream: S) -> None:
         """The other end has given up a stream."""
         raise NotImplementedError
 
     # -- writing -------------------------------------------------------------------------------
-
-    def open(self, number: int) -> StreamState:
-        """A stream begins."""
-        stream = self.streams[number] = StreamState(number, self._stream_window, self.most)
-        return stream
 
     def drop(self, stream: StreamState) -> None:
         """A stream has ended: nothing is sent on it any more."""
@@ -367,6 +331,16 @@ class Http2Connection:
         """Send whole frames."""
         with self.sending:
             self.transport.send(parts)
+
+    def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
+        """Send a GOAWAY frame, if it leaves without waiting. The connection is about to end."""
+        if self.has_greeted and self.sending.acquire(timeout=1.0):
+            try:
+                self.transport.send_some([frames.goaway(newest, code, details)])
+            except ConnectionBroken:
+                pass  # it has ended
+            finally:
+                self.sending.release()
 
     def send_message(
         self, stream: StreamState, block: bytes, message: bytes, trailers: bytes
@@ -383,14 +357,15 @@ class Http2Connection:
             if stream.closed:
                 return
             number, length = stream.number, len(message)
-            whole = _PREFIX + length
+            whole = PREFIX + length
             if (
                 not self._unsent
-                and whole <= self._window
+                and whole <= self.window
                 and whole <= stream.window
                 and whole <= self._largest_frame
+                and not self._table_update
             ):
-                self._window -= whole
+                self.window -= whole
                 stream.window -= whole
                 opening, closing = around_message(number, length, block, trailers)
                 if trailers:
@@ -400,11 +375,22 @@ class Http2Connection:
                 else:
                     self.transport.send([opening, message])
                 return
-            self.transport.send([frames.frame(frames.HEADERS, frames.END_HEADERS, number, block)])
-            prefix, end = b"\0" + length.to_bytes(4, "big"), not trailers
-            self._unsent.append(_Unsent(stream, memoryview(prefix), b"", False))
-            self._unsent.append(_Unsent(stream, memoryview(message), trailers, end))
-            self._send_rest()
+            self.send_apart(stream, block, [b"\0" + length.to_bytes(4, "big"), message], trailers)
+
+    def send_headers(self, number: int, block: bytes, flags: int) -> None:
+        """Send a frame of headers. The lock is held."""
+        block, self._table_update = self._table_update + block, b""
+        self.transport.send([frames.frame(frames.HEADERS, flags, number, block)])
+
+    def send_apart(
+        self, stream: StreamState, block: bytes, contents: list[bytes], trailers: bytes
+    ) -> None:
+        """Send headers, and the rest as the windows allow. The lock is held; see `send_message`."""
+        self.send_headers(stream.number, block, frames.END_HEADERS)
+        *first, last = contents
+        self._unsent += [_Unsent(stream, memoryview(one), b"", False) for one in first]
+        self._unsent.append(_Unsent(stream, memoryview(last), trailers, not trailers))
+        self._send_rest()
 
     def _send_rest(self) -> None:
         """Send what the windows take of what is unsent. The lock is held."""
@@ -420,18 +406,17 @@ class Http2Connection:
         self._unsent = waiting
 
     def _send_some(self, one: _Unsent) -> bool:
-        """Whether all of it is sent."""
+        """Send as much as possible; return whether that was all."""
         parts: list[Part] = []
         number = one.stream.number
         while (
-            len(one.rest)
-            and (room := min(self._window, one.stream.window, self._largest_frame)) > 0
+            len(one.rest) and (room := min(self.window, one.stream.window, self._largest_frame)) > 0
         ):
-            piece, one.rest = one.rest[:room], one.rest[room:]
-            self._window -= len(piece)
-            one.stream.window -= len(piece)
+            part, one.rest = one.rest[:room], one.rest[room:]
+            self.window -= len(part)
+            one.stream.window -= len(part)
             flags = frames.END_STREAM if one.end and not len(one.rest) else 0
-            parts += [frames.head(len(piece), frames.DATA, flags, number), piece]
+            parts += [frames.head(len(part), frames.DATA, flags, number), part]
         whole = not len(one.rest)
         if whole and one.end and not parts:  # an empty message
             parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))

@@ -1,125 +1,22 @@
 """A server of unary gRPC calls: one thread for each connection."""
 
-import contextlib
-import hmac
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import ConnectionBroken
-from psfleet.http2.header_blocks import (
-    OK_HEADERS,
-    OK_TRAILERS,
-    failure_trailers,
-    seconds_of,
-    split_timeout,
-)
-from psfleet.http2.http2_connection import Http2Connection, StreamState
-from psfleet.http2.socket_transport import Part, Transport
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.http2.call_errors import ConnectionBroken, ErrorCode
+from psfleet.http2.connection_admission import ConnectionAdmission, OpenConnection
+from psfleet.http2.inbound_limits import InboundMessages
+from psfleet.http2.server_connection import Behavior, ServerConnection, ServerSettings
+from psfleet.http2.socket_transport import Part, Tick, Transport
+from psfleet.platform.threads import ServiceThread
 
-__all__ = ["Behavior", "Http2Server", "IncomingCall", "ServerSettings"]
-
-_NO_ERROR = 0  # of RST_STREAM
-_UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
-_INVALID, _UNKNOWN = 3, 2
 _LOOK = 0.02  # seconds between looks for the end of calls
-_LONGEST_PLAIN = 4 << 10  # bytes of a call; to look at those of a longer one twice takes longer
-_SHORTEST_PLAIN = frames.HEAD_SIZE + frames.MESSAGE_HEAD_SIZE
-_MOST_KNOWN = 16
-_LONG = 86_400.0  # seconds that a call without a timeout may take
-
-
-class IncomingCall:
-    """A call that waits for its answer. Any thread may answer; the first answer counts.
-
-    It has the methods of grpc.ServicerContext that handlers use.
-    """
-
-    def __init__(
-        self, connection: "_ServerConnection", stream: StreamState, seconds: float | None
-    ) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._code = 0
-        self._details = ""
-        self._metadata: dict[str, str] = {}
-        self._message: bytes | None = None
-        self._lost: list[Callable[[], None]] = []
-
-    def time_remaining(self) -> float:
-        """Seconds until nobody waits any more."""
-        return _LONG if self._deadline is None else self._deadline - time.monotonic()
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call back when the call is lost; False: it is over."""
-        with self._connection.sending:
-            if self._stream.closed:
-                return False
-            self._lost.append(callback)
-            return True
-
-    def set_code(self, code: "int | object") -> None:
-        """The status: a number, or a grpc.StatusCode."""
-        self._code = code if isinstance(code, int) else code.value[0]  # type: ignore[attr-defined]
-
-    def set_details(self, details: str) -> None:
-        """What the status says to a person."""
-        self._details = details
-
-    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None:
-        """Headers after the answer."""
-        self._metadata = dict(trailing_metadata)
-
-    def send(self, message: bytes | None) -> None:
-        """First the message, if there is one; then None ends the call."""
-        if message is not None:
-            self._message = message
-            return
-        self._lost.clear()
-        self._connection.answer(
-            self._stream, self._message, self._code, self._details, self._metadata
-        )
-
-    def lose(self) -> None:
-        """The client is gone."""
-        with self._connection.sending:
-            lost, self._lost = self._lost, []
-        for callback in lost:
-            callback()
-
-
-Behavior = Callable[[bytes, IncomingCall], None]
-"""Takes a request and answers the call now or later. It does not raise."""
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """What a server takes.
-
-    Attributes:
-        message: Bytes of one message.
-        connections: Open connections; a further one is closed at once.
-        handshakes: Connections that have not made a call yet; when there are more, the oldest is closed.
-        streams: Calls that are open at once on one connection.
-        incoming: Calls of one connection whose message is on its way.
-        handshake: Seconds within which a connection must have made a call.
-        token: What the header `authorization` must be; None: anything.
-    """
-
-    message: int
-    connections: int
-    handshakes: int
-    streams: int
-    incoming: int
-    handshake: float
-    token: str | None = None
 
 
 class Http2Server:
@@ -128,8 +25,10 @@ class Http2Server:
     Args:
         listener: The socket; the server closes it.
         wrap: Makes a transport of an accepted socket; with TLS it shakes hands.
-        behaviors: What answers a call, by path.
-        settings: What it takes.
+        behaviors: Functions that answer calls, by path.
+        settings: Settings of the server.
+        say: Gets a line for the log when connections were closed because they were too many.
+        messages: Counts those that are on their way; None: they are those of this server alone.
     """
 
     def __init__(
@@ -138,15 +37,18 @@ class Http2Server:
         wrap: Callable[[socket.socket], Transport],
         behaviors: Mapping[str, Behavior],
         settings: ServerSettings,
+        say: Callable[[str], None] = lambda _: None,
+        messages: InboundMessages | None = None,
     ) -> None:
-        self._listener = listener
-        self._wrap = wrap
-        self.behaviors = behaviors
-        self.settings = settings
+        self._behaviors = behaviors
+        self._settings = settings
+        self._messages = messages or InboundMessages(settings.incoming)
         self._lock = threading.Condition()
-        self._peers: set[_OpenConnection] = set()
-        self._over = False
-        self._thread = ServiceThread(self._accept, "http2")
+        self._peers: set[_ServedConnection] = set()
+        self._admission = ConnectionAdmission(
+            listener, wrap, settings, self._served, self._begin, say
+        )
+        self._thread = ServiceThread(self._admission.run, "http2")
 
     def start(self) -> None:
         """Begin to answer."""
@@ -154,58 +56,56 @@ class Http2Server:
 
     def stop(self, grace: float) -> None:
         """Take no more connections; end those that are open when no call is, or after `grace` seconds."""
-        with self._lock:
-            self._over = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._admission.stop()
         self._thread.join()
-        self._listener.close()
+        self._say_goodbye(frames.LARGEST_WINDOW)  # calls that are on their way are still taken
         deadline = time.monotonic() + grace
         with self._lock:
             while self._is_busy() and time.monotonic() < deadline:
                 self._lock.wait(_LOOK)
             left = [*self._peers]
+        self._say_goodbye(None)
         for peer in left:
             peer.transport.shut()
         for peer in left:
             peer.thread.join()
 
-    def _is_busy(self) -> bool:
-        return any(peer.connection and peer.connection.streams for peer in self._peers)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._over:
-                    return
-                time.sleep(_LOOK)  # no descriptor is left
-                continue
-            self._meet(sock)
-
-    def _meet(self, sock: socket.socket) -> None:
-        try:
-            peer = _OpenConnection(self._wrap(sock), time.monotonic())
-        except OSError:  # it is closed already
-            sock.close()
-            return
-        peer.thread = ServiceThread(lambda: self._serve(peer), "http2 connection")
+    def _say_goodbye(self, newest: int | None) -> None:
+        """Tell each client the last stream that is taken; None: that which it has used last."""
         with self._lock:
-            if self._over or len(self._peers) >= self.settings.connections:
-                peer.transport.close()
-                return
-            strangers = [one for one in self._peers if one.connection is None]
-            if len(strangers) >= self.settings.handshakes:
-                min(strangers, key=lambda one: one.since).transport.shut()
+            for peer in self._peers:
+                last = peer.connection.newest() if newest is None else newest
+                peer.connection.say_goodbye(last, ErrorCode.NO_ERROR, "the server stops")
+
+    def _is_busy(self) -> bool:
+        return any(
+            peer.connection.is_authenticated
+            and (peer.connection.streams or peer.transport.is_behind)
+            for peer in self._peers
+        )
+
+    def _served(self) -> list[OpenConnection]:
+        with self._lock:
+            return [peer.accepted for peer in self._peers]
+
+    def _begin(self, accepted: OpenConnection) -> None:
+        """Give a connection its thread."""
+        assert accepted.transport is not None
+        transport = DeferredSending(accepted.transport)
+        connection = ServerConnection(
+            transport, accepted.since, self._behaviors, self._settings, self._messages
+        )
+        accepted.connection = connection
+        peer = _ServedConnection(accepted, transport, connection)
+        peer.thread = ServiceThread(self._serve, "http2 connection", (peer,))
+        with self._lock:
             self._peers.add(peer)
         peer.thread.start()
 
-    def _serve(self, peer: "_OpenConnection") -> None:
+    def _serve(self, peer: "_ServedConnection") -> None:
         try:
-            connection = _ServerConnection(peer, self)
-            peer.transport.handshake(connection.tick)
-            connection.run()
+            peer.transport.handshake(peer.connection.tick)
+            peer.connection.run()
         except ConnectionBroken:
             pass  # the other end sees it
         except Exception:
@@ -218,187 +118,102 @@ class Http2Server:
 
 
 @dataclass(eq=False)
-class _OpenConnection:
-    """A connection; `connection`: once it has made a call that may be made."""
+class _ServedConnection:
+    """A connection and the thread that reads it."""
 
-    transport: Transport
-    since: float
+    accepted: OpenConnection
+    transport: "DeferredSending"
+    connection: ServerConnection
     thread: threading.Thread = field(init=False)
-    connection: "_ServerConnection | None" = None
 
 
-class _ServerConnection(Http2Connection):
-    """The server's end of a connection."""
+class DeferredSending:
+    """A transport whose `send` leaves what the socket does not take at once for later.
 
-    def __init__(self, peer: _OpenConnection, server: Http2Server) -> None:
-        super().__init__(peer.transport, server.settings.message, server.settings.streams)
-        self._peer = peer
-        self._server = server
-        self._newest = 0
-        self._calls: dict[int, tuple[Behavior, IncomingCall]] = {}
-        self._coming = 0  # streams whose message is not whole
-        self._known: dict[
-            bytes, Behavior
-        ] = {}  # by the headers of calls that were taken, but their timeouts
+    The connection's own thread sends its part of that before it next waits for bytes, so a client that sends
+    and does not read is not read either. What other threads leave is sent by a thread of the connection,
+    which is there as long as something is unsent. Bytes leave in the order of the calls of `send`, of
+    which there is one at a time.
 
-    def run(self) -> None:
-        """Serve until the connection ends."""
+    Args:
+        inner: Sends and receives.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self._own = 0  # the thread that serves the connection
+        self._lock = threading.Lock()
+        self._sending = (
+            threading.Lock()
+        )  # held while unsent bytes leave; taken before the other one
+        self._unsent: list[Part] = []
+        self._thread: ServiceThread | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """True if something is unsent."""
+        return bool(self._unsent)
+
+    def fileno(self) -> int:
+        """See Transport."""
+        return self._inner.fileno()
+
+    def handshake(self, tick: Tick) -> None:
+        """See Transport. The thread that calls this is the connection's own."""
+        self._own = threading.get_ident()
+        self._inner.handshake(tick)
+
+    def go_on_with_handshake(self) -> int:
+        """See Transport."""
+        return self._inner.go_on_with_handshake()
+
+    def receive(self, into: memoryview, tick: Tick) -> int:
+        """See Transport."""
+        if self._unsent:
+            self._send_unsent()
+        return self._inner.receive(into, tick)
+
+    def send_some(self, parts: Sequence[Part]) -> list[Part]:
+        """See Transport: everything is taken, to be sent now or later."""
+        self.send(parts)
+        return []
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """See Transport; does not wait for the other end."""
+        with self._lock:
+            self._unsent += parts if self._unsent else self._inner.send_some(parts)
+            if self._unsent and self._thread is None and threading.get_ident() != self._own:
+                self._thread = ServiceThread(self._send_apart, "http2 sending")
+                self._thread.start()
+
+    def _send_apart(self) -> None:
         try:
-            self.send([self.greeting()])
-            if self.read_bytes(len(frames.PREFACE)) != frames.PREFACE:
-                raise ConnectionBroken("the other end does not speak HTTP/2")
-            while True:
-                if self.streams or not self._take_plain():
-                    self.read()
-        finally:
-            self._lose_all()
-
-    def _lose_all(self) -> None:
-        for stream in [*self.streams.values()]:
-            self.drop(stream)
-        for _, call in [*self._calls.values()]:
-            call.lose()
-
-    def _take_plain(self) -> bool:
-        """Take a call as our client sends a small one, with the headers of a call that was taken before.
-
-        False: it is to be read frame by frame. It does what that would do.
-        """
-        piece = self.arrived(_LONGEST_PLAIN)
-        if len(piece) < _SHORTEST_PLAIN:
-            return False
-        size, kind, flags, number = frames.read_head(piece)
-        start = frames.HEAD_SIZE + size
-        if kind != frames.HEADERS or flags != frames.END_HEADERS:
-            return False
-        block, timeout = split_timeout(piece[frames.HEAD_SIZE : start])
-        behavior = self._known.get(block)
-        body = start + frames.MESSAGE_HEAD_SIZE
-        length = len(piece) - body
-        if behavior is None or not timeout or length < 0:
-            return False
-        expected = length + 5, frames.DATA, frames.END_STREAM, number, 0, length
-        if frames.read_message_head(piece, start) != expected:
-            return False
-        if not number % 2 or number <= self._newest or length > self.most:
-            return False
-        seconds = seconds_of(timeout)
-        self.skip(len(piece))
-        self.took(5 + length)
-        self._newest = number
-        stream = self.open(number)
-        stream.took_whole(length)
-        call = IncomingCall(self, stream, seconds)
-        self._calls[number] = behavior, call
-        behavior(piece[body:], call)
-        return True
-
-    def tick(self) -> None:
-        """See Http2Connection: a connection has to prove itself in time."""
-        late = time.monotonic() > self._peer.since + self._server.settings.handshake
-        if late and self._peer.connection is None:
-            raise ConnectionBroken("the other end has made no call in time")
-
-    def newest(self) -> int:
-        """See Http2Connection."""
-        return self._newest
-
-    def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """A call begins; or its client ends it with trailers."""
-        headers, seconds = self.headers.read(block)
-        if number in self.streams:
-            if not ends:
-                raise ConnectionBroken(f"stream {number} has headers in its middle")
-            self.on_end(self.streams[number])
-            return
-        if not number % 2 or number <= self._newest:
-            raise ConnectionBroken(f"a call comes on stream {number} after stream {self._newest}")
-        self._newest = number
-        stream = self.open(number)
-        refused = self._refusal(headers)
-        if refused:
-            self.answer(stream, None, *refused, {})
-            return
-        self._peer.connection = self
-        call = IncomingCall(self, stream, seconds)
-        behavior = self._server.behaviors[headers[":path"]]
-        if len(self._known) < _MOST_KNOWN and self.headers.knows(block):
-            self._known[split_timeout(block)[0]] = behavior
-        self._calls[number] = (behavior, call)
-        self._coming += 1
-        if ends:
-            self.on_end(stream)
-
-    def _refusal(self, headers: dict[str, str]) -> tuple[int, str] | None:
-        """The status and words with which a call is refused before its message is taken in."""
-        settings = self._server.settings
-        if settings.token is not None and not _equal(
-            headers.get("authorization", ""), settings.token
-        ):
-            return _UNAUTHENTICATED, "the call does not carry this job's token"
-        if headers.get(":path") not in self._server.behaviors:
-            return _UNIMPLEMENTED, f"method {headers.get(':path')!r} is not answered here"
-        if len(self.streams) > settings.streams:
-            return (
-                _EXHAUSTED,
-                f"{len(self.streams) - 1} calls are open, the limit is {settings.streams}",
-            )
-        if self._coming >= settings.incoming:
-            return _EXHAUSTED, (
-                f"{self._coming} messages are on their way over this connection, the limit is "
-                f"{settings.incoming}; send fewer at a time, or raise incoming in PSFLEET_LIMITS"
-            )
-        return None
-
-    def on_end(self, stream: StreamState) -> None:
-        """The request is here."""
-        found = self._calls.get(stream.number)
-        if found is None:
-            return
-        self._coming -= 1
-        behavior, call = found
-        if not stream.is_whole:
-            self.answer(stream, None, _INVALID, "the call ended without its message", {})
-            return
-        message, stream.content = stream.content, b""
-        behavior(message, call)
-
-    def on_reset(self, stream: StreamState) -> None:
-        """The client does not wait any more."""
-        found = self._calls.pop(stream.number, None)
-        if found is not None:
-            if not stream.is_whole:
-                self._coming -= 1
-            found[1].lose()
-
-    def answer(
-        self,
-        stream: StreamState,
-        message: bytes | None,
-        code: int,
-        details: str,
-        metadata: dict[str, str],
-    ) -> None:
-        """End a call. If the connection breaks, its reading thread sees that too."""
-        self._calls.pop(stream.number, None)
-        try:
-            if code or message is None:
-                self._fail(stream, failure_trailers(code or _UNKNOWN, details, metadata))
-            else:
-                self.send_message(stream, OK_HEADERS, message, OK_TRAILERS)
+            while self._send_unsent(apart=True):
+                pass
         except ConnectionBroken:
-            pass
+            self._inner.shut()  # readers see it
 
-    def _fail(self, stream: StreamState, block: bytes) -> None:
-        flags = frames.END_HEADERS | frames.END_STREAM
-        parts: list[Part] = [frames.frame(frames.HEADERS, flags, stream.number, block)]
-        if not stream.is_whole:  # what still comes of the message is not wanted
-            parts.append(frames.reset(stream.number, _NO_ERROR))
-        with self.sending:
-            if not stream.closed:
-                self.drop(stream)
-                self.transport.send(parts)
+    def _send_unsent(self, *, apart: bool = False) -> bool:
+        """Send what is unsent; False: nothing was, and a thread for it alone is not needed any more."""
+        with self._sending:
+            with self._lock:
+                parts = self._unsent[:]
+                if not parts:
+                    self._thread = None if apart else self._thread
+                    return False
+            self._inner.send(parts)
+            with self._lock:
+                del self._unsent[: len(parts)]
+            return True
 
+    def shut(self) -> None:
+        """See Transport."""
+        self._inner.shut()
 
-def _equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+    def close(self) -> None:
+        """See Transport."""
+        self._inner.shut()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._inner.close()

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from psfleet.http2.call_errors import ConnectionBroken
 
-__all__ = ["Part", "PlainTransport", "Tick", "TlsTransport", "Transport"]
-
 Part = bytes | memoryview
 Tick = Callable[[], None]
 
@@ -27,13 +25,20 @@ _RECORD = 16 << 10  # bytes of a TLS record
 
 
 class Transport(Protocol):
-    """What connections need of a socket."""
+    """Socket as a connection uses it."""
 
     def fileno(self) -> int:
-        """Of the socket."""
+        """Return the descriptor of the socket."""
 
     def handshake(self, tick: Tick) -> None:
         """Shake hands, if the transport does; see `receive`."""
+
+    def go_on_with_handshake(self) -> int:
+        """Shake hands without waiting; the events of select.poll to wait for, 0: it is done.
+
+        Raises:
+            ConnectionBroken: The other end cannot be trusted, or the connection has ended.
+        """
 
     def receive(self, into: memoryview, tick: Tick) -> int:
         """Read what is there, at least one byte; how many.
@@ -53,11 +58,18 @@ class Transport(Protocol):
             ConnectionBroken: The connection has ended, or the other end takes nothing for a minute.
         """
 
+    def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Write what the socket takes without waiting; what is left, to be sent next.
+
+        Raises:
+            ConnectionBroken: The connection has ended.
+        """
+
     def shut(self) -> None:
-        """End the connection; whoever reads or writes is told. Any thread may call, also twice."""
+        """End the connection; pending reads and writes fail. Any thread may call, also twice."""
 
     def close(self) -> None:
-        """Let go of the socket. Nobody may use it any more."""
+        """Close the socket. It must not be used any more."""
 
 
 class PlainTransport:
@@ -76,6 +88,10 @@ class PlainTransport:
     def handshake(self, tick: Tick) -> None:
         """See Transport."""
 
+    def go_on_with_handshake(self) -> int:
+        """See Transport."""
+        return 0
+
     def receive(self, into: memoryview, tick: Tick) -> int:
         """See Transport."""
         while True:
@@ -93,7 +109,12 @@ class PlainTransport:
     def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
         if len(parts) <= _MOST_PARTS:  # mostly all of them leave at once
-            sent = self._try_send(parts)
+            try:
+                sent = self._socket.sendmsg(parts)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                raise ConnectionBroken(f"connection lost: {error.strerror}") from None
             if sent != sum(map(len, parts)):
                 self._send_rest([memoryview(part) for part in parts], sent)
             return
@@ -115,8 +136,22 @@ class PlainTransport:
             if not sent:
                 _check_stalled(stalled)
 
+    def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """See Transport."""
+        try:
+            sent = self._socket.sendmsg(parts[:_MOST_PARTS], (), socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return parts
+        except OSError as error:
+            raise ConnectionBroken(f"connection lost: {error.strerror}") from None
+        for index, part in enumerate(parts):
+            if sent < len(part):
+                return [memoryview(part)[sent:], *parts[index + 1 :]]
+            sent -= len(part)
+        return ()
+
     def _try_send(self, parts: Sequence[Part]) -> int:
-        """How many bytes the socket has taken, in half a second at most."""
+        """Send for half a second at most; return the number of bytes that the socket has taken."""
         try:
             return self._socket.sendmsg(parts)
         except (BlockingIOError, InterruptedError):
@@ -136,8 +171,8 @@ class PlainTransport:
 class TlsTransport:
     """A socket under TLS.
 
-    OpenSSL takes one call at a time for a connection, so nobody waits inside of one: the socket does not
-    block, and whoever has to wait does so beside it.
+    OpenSSL takes one call at a time for a connection, so no thread waits inside of one: the socket does not
+    block, and a thread that has to wait does so beside it.
     """
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
@@ -152,20 +187,23 @@ class TlsTransport:
 
     def handshake(self, tick: Tick) -> None:
         """See Transport."""
-        while True:
-            try:
-                with self._lock:
-                    self._socket.do_handshake()
-            except ssl.SSLWantReadError:
-                self._await(select.POLLIN, tick)
-            except ssl.SSLWantWriteError:
-                self._await(select.POLLOUT, tick)
-            except (OSError, ValueError) as error:
-                raise ConnectionBroken(f"TLS cannot be agreed on: {error}") from None
-            else:
-                if self._socket.selected_alpn_protocol() != "h2":
-                    raise ConnectionBroken("the other end does not speak HTTP/2 (ALPN h2)")
-                return
+        while awaited := self.go_on_with_handshake():
+            self._await(awaited, tick)
+
+    def go_on_with_handshake(self) -> int:
+        """See Transport."""
+        try:
+            with self._lock:
+                self._socket.do_handshake()
+        except ssl.SSLWantReadError:
+            return select.POLLIN
+        except ssl.SSLWantWriteError:
+            return select.POLLOUT
+        except (OSError, ValueError) as error:
+            raise ConnectionBroken(f"TLS cannot be agreed on: {error}") from None
+        if self._socket.selected_alpn_protocol() != "h2":
+            raise ConnectionBroken("the other end does not speak HTTP/2 (ALPN h2)")
+        return 0
 
     def _await(self, events: int, tick: Tick) -> None:
         if not self._wait(events):
@@ -191,31 +229,38 @@ class TlsTransport:
 
     def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
-        small: list[Part] = []
-        for part in parts:
-            if len(part) < _RECORD:  # several in one record
-                small.append(part)
-                continue
-            self._send(memoryview(b"".join(small)))
-            small.clear()
-            self._send(memoryview(part))
-        self._send(memoryview(b"".join(small)))
-
-    def _send(self, view: memoryview) -> None:
-        stalled = time.monotonic() + _STALLED
-        while len(view):
-            try:
-                with self._lock:
-                    sent = self._socket.send(view)
-            except (ssl.SSLWantWriteError, ssl.SSLWantReadError) as error:
-                wants_write = isinstance(error, ssl.SSLWantWriteError)
-                if not self._wait(select.POLLOUT if wants_write else select.POLLIN):
+        for part in _records(parts):
+            view, stalled = memoryview(part), time.monotonic() + _STALLED
+            while len(view):
+                sent, awaited = self._try_send(view)
+                if sent:
+                    view, stalled = view[sent:], time.monotonic() + _STALLED
+                elif not self._wait(awaited):
                     _check_stalled(stalled)
-                continue
-            except (OSError, ValueError) as error:
-                raise ConnectionBroken(f"connection lost: {error}") from None
-            view = view[sent:]
-            stalled = time.monotonic() + _STALLED
+
+    def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """See Transport."""
+        records = _records(parts)
+        for index, part in enumerate(records):
+            view = memoryview(part)
+            while len(view):
+                sent, _ = self._try_send(view)
+                if not sent:
+                    return [view, *records[index + 1 :]]
+                view = view[sent:]
+        return ()
+
+    def _try_send(self, view: memoryview) -> tuple[int, int]:
+        """Send what the socket takes; return the number of bytes and, if it is 0, the event to wait for."""
+        try:
+            with self._lock:
+                return self._socket.send(view), 0
+        except ssl.SSLWantWriteError:
+            return 0, select.POLLOUT
+        except ssl.SSLWantReadError:
+            return 0, select.POLLIN
+        except (OSError, ValueError) as error:
+            raise ConnectionBroken(f"connection lost: {error}") from None
 
     def _wait(self, events: int) -> bool:
         """Wait for a tick until the socket is ready."""
@@ -234,6 +279,19 @@ class TlsTransport:
         """See Transport."""
         with self._lock:
             self._socket.close()
+
+
+def _records(parts: Sequence[Part]) -> list[Part]:
+    """The same bytes, of which several short parts in a row go into one record."""
+    records: list[Part] = []
+    small: list[Part] = []
+    for part in parts:
+        if len(part) < _RECORD:
+            small.append(part)
+            continue
+        records += [b"".join(small), part]
+        small.clear()
+    return [*records, b"".join(small)]
 
 
 def _check_stalled(stalled: float) -> None:
@@ -256,3 +314,66 @@ def _keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
+_BUFFER = 64 << 10
+_UNREAD = 32 << 10  # bytes that are passed over at once
+
+
+class BufferedReader:
+    """Reads from a transport; one thread may.
+
+    Args:
+        transport: Its bytes.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+
+    def tick(self) -> None:
+        """Called about twice a second while nothing comes; raises when the wait is over."""
+
+    def read_bytes(self, size: int) -> bytes:
+        """The next bytes, as many as a small frame has at most."""
+        while self._end - self._start < size:
+            self._fill(size)
+        start = self._start
+        self._start = end = start + size
+        return bytes(self._view[start:end])
+
+    def arrived(self, most: int) -> bytes:
+        """Return the received bytes that are not read yet, at least one, which stay; empty if over `most`."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            self._end = self.transport.receive(self._view, self.tick)
+        return b"" if self._end - self._start > most else bytes(self._view[self._start : self._end])
+
+    def read_into(self, target: memoryview) -> None:
+        """The next bytes, as many as the target holds."""
+        here = min(len(target), self._end - self._start)
+        target[:here] = self._view[self._start : self._start + here]
+        self._start += here
+        while here < len(target):
+            if len(target) - here < _BUFFER // 4:  # with what follows it, in one call
+                self._fill(len(target) - here)
+                self.read_into(target[here:])
+                return
+            here += self.transport.receive(target[here:], self.tick)
+
+    def _fill(self, size: int) -> None:
+        """Read more into the buffer, in which there is to be room for `size` bytes."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start + size > _BUFFER:
+            rest = self._end - self._start
+            self._view[:rest] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, rest
+        self._end += self.transport.receive(self._view[self._end :], self.tick)
+
+    def pass_over(self, size: int) -> None:
+        """Read and drop bytes."""
+        while size:
+            size -= len(self.read_bytes(min(size, _UNREAD)))

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psfleet.http2.http2_client import Http2Client
-from psfleet.http2.http2_server import Http2Server, IncomingCall, ServerSettings
+from psfleet.http2.http2_server import Http2Server
+from psfleet.http2.inbound_limits import InboundMessages
+from psfleet.http2.server_connection import IncomingCall, ServerSettings
 from psfleet.http2.socket_transport import PlainTransport
-
-__all__ = ["METHODS", "SETTINGS", "connected", "listening", "opened", "serving"]
 
 SETTINGS = ServerSettings(
     message=1 << 28, connections=20, handshakes=4, streams=100, incoming=8, handshake=10.0
@@ -19,8 +19,7 @@ SETTINGS = ServerSettings(
 
 def echo(request: bytes, call: IncomingCall) -> None:
     """Answer with the request."""
-    call.send(request)
-    call.send(None)
+    call.end(request)
 
 
 def later(request: bytes, call: IncomingCall) -> None:
@@ -33,16 +32,18 @@ def fail(request: bytes, call: IncomingCall) -> None:
     call.set_code(11)
     call.set_details(request.decode())
     call.set_trailing_metadata((("psfleet-error", "Gap"),))
-    call.send(None)
+    call.end(None)
 
 
 METHODS = {"/test.Echo/Echo": echo, "/test.Echo/Later": later, "/test.Echo/Fail": fail}
 
 
 @contextlib.contextmanager
-def serving(folder: Path, settings: ServerSettings = SETTINGS) -> Iterator[str]:
+def serving(
+    folder: Path, settings: ServerSettings = SETTINGS, messages: InboundMessages | None = None
+) -> Iterator[str]:
     """The path of the socket of a server with METHODS."""
-    server = Http2Server(listening(folder), PlainTransport, METHODS, settings)
+    server = Http2Server(listening(folder), PlainTransport, METHODS, settings, messages=messages)
     server.start()
     try:
         yield str(folder / "h2")

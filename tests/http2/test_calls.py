@@ -14,9 +14,11 @@ import pytest
 
 from psfleet.http2 import frames
 from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS
 from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.socket_transport import PlainTransport
-from tests.http2.calls import SETTINGS, connected, opened, serving
+from tests.http2.calls import SETTINGS, connected, listening, opened, serving
+from tests.http2.raw_connection import headers, message, talking
 
 SIZES = [0, 1, 5, 16_379, 16_384, 65_530, 65_536, (1 << 20) + 3, (1 << 24) + 7]
 SENTENCE = "100 % of ids: ä, 'x'; \n%41"
@@ -73,7 +75,7 @@ def test_messages_arrive_as_they_were(tmp_path: Path, size: int) -> None:
     with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
         for method in ("/test.Echo/Echo", "/test.Echo/Later"):
             assert client.call(method, message, 30) == message
-            assert channel.unary_unary(method, None, None)(message, timeout=30) == message
+            assert channel.unary_unary(method, None, None)(message, timeout=60) == message
     with grpcio_server() as client:
         assert client.call("/test.Echo/Echo", message, 30) == message
 
@@ -82,7 +84,7 @@ def test_errors_arrive_as_they_were(tmp_path: Path) -> None:
     """Code, text and the name of the class, between every pair of ends; unknown methods too."""
     with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/test.Echo/Fail", None, None)(SENTENCE.encode(), timeout=30)
+            channel.unary_unary("/test.Echo/Fail", None, None)(SENTENCE.encode(), timeout=60)
         assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
         assert caught.value.details() == SENTENCE
         metadata: Any = caught.value.trailing_metadata()
@@ -107,12 +109,17 @@ def check_errors(client: Http2Client) -> None:
 def test_many_calls_at_once(tmp_path: Path) -> None:
     """One connection of grpcio's carries many calls; threads of ours have a connection each."""
     messages = [random.Random(seed).randbytes(150_000) for seed in range(6)]
-    with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
+    settings = replace(SETTINGS, handshakes=20)
+    with (
+        serving(tmp_path, settings) as path,
+        connected(path) as client,
+        grpcio_channel(path) as channel,
+    ):
         method = channel.unary_unary("/test.Echo/Later", None, None)
-        futures = [method.future(message, timeout=30) for message in messages]
+        futures = [method.future(message, timeout=60) for message in messages]
         with ThreadPoolExecutor(6) as pool:
-            answers = pool.map(lambda one: client.call("/test.Echo/Echo", one, 30), messages)
-            assert list(answers) == messages
+            replies = pool.map(lambda one: client.call("/test.Echo/Echo", one, 30), messages)
+            assert list(replies) == messages
         assert [future.result() for future in futures] == messages
 
 
@@ -154,12 +161,60 @@ def test_only_the_token_opens(tmp_path: Path, given: str | None) -> None:
         assert failed.value.code == 16
 
 
-def test_a_message_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
-    """No memory is taken for it."""
+def test_of_two_tokens_neither_opens(tmp_path: Path) -> None:
+    """Whichever is the right one: nobody has to know which of them counts."""
+    tokens = [("authorization", "Bearer right"), ("authorization", "Bearer wrong")]
+    with serving(tmp_path, replace(SETTINGS, token="Bearer right")) as path:
+        for metadata in (tokens, tokens[::-1], tokens[:1] * 2):
+            with connected(path, tuple(metadata)) as client, pytest.raises(CallFailed) as failed:
+                client.call("/test.Echo/Echo", b"", 30)
+            assert failed.value.code == 16
+
+
+def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
+    """The call that it still takes is answered; then its clients are told the last one that it has taken."""
+    with contextlib.ExitStack() as stack:
+        with serving(tmp_path) as path:
+            client = stack.enter_context(talking(path))
+            client.send(headers(1), message(1))
+            client.until(frames.DATA, 1, b"hello")
+        client.until(frames.GOAWAY, 0, bytes(4))
+        client.until(frames.GOAWAY, 0, bytes(4))
+        client.ends()
+
+
+def test_a_client_that_closes_says_so(tmp_path: Path) -> None:
+    """Its last frame is GOAWAY."""
+    with contextlib.closing(listening(tmp_path)) as listener:
+        client = Http2Client(
+            lambda: PlainTransport(opened(str(tmp_path / "h2"))), "test", False, 1 << 20
+        )
+        call = client.begin("/test.Echo/Echo", b"", 60)
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(
+                frames.settings({})
+                + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, OK_HEADERS)
+                + frames.frame(frames.DATA, 0, 1, bytes(5))
+                + frames.frame(
+                    frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, OK_TRAILERS
+                )
+            )
+            assert call.finish() == b""
+            client.close()
+            said = b""
+            while more := sock.recv(1 << 16):
+                said += more
+        assert said.endswith(frames.goaway(0, 0, ""))
+
+
+def test_a_message_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """No memory is taken for it, and the connection goes on."""
     with serving(tmp_path, replace(SETTINGS, message=1000)) as path, connected(path) as client:
         assert client.call("/test.Echo/Echo", b"x" * 1000, 30) == b"x" * 1000
-        with pytest.raises(ConnectionBroken):
+        with pytest.raises(CallFailed, match="the message has 1001 bytes, the limit is 1000"):
             client.call("/test.Echo/Echo", b"x" * 1001, 30)
+        assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
 
 
 def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
@@ -178,6 +233,7 @@ def test_noise_ends_one_connection_only(tmp_path: Path, seed: int) -> None:
     """Random and damaged frames never stop the server, nor a call of somebody else."""
     dice = random.Random(seed)
     with serving(tmp_path) as path, connected(path) as client:
+        assert client.call("/test.Echo/Echo", b"on", 30) == b"on"  # from now on it is no stranger
         for _ in range(10):
             with opened(path) as stranger, contextlib.suppress(OSError):
                 stranger.sendall(frames.PREFACE * dice.choice([0, 1, 1, 1]))

@@ -12,8 +12,8 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import TrainingWorkload, in_threads, same_bits
 
 TRAINING = TrainingWorkload(steps=15)
 ROWS = TableSpec(
@@ -44,7 +44,7 @@ def train(fleet: LocalFleet, transport: str, lane: str = "auto") -> list[TableSt
 @pytest.fixture(scope="module")
 def expected() -> list[TableState]:
     """The tables after the same training over grpcio."""
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         return train(fleet, "grpcio")
 
 
@@ -56,7 +56,7 @@ def test_the_bits_are_those_of_grpcio(
     expected: list[TableState], network: Literal["unix", "tcp", "plain tcp"], lane: str
 ) -> None:
     """Sync mode over unix sockets with and without shared memory, over TLS and over plain TCP."""
-    with LocalFleet(2, 2, network) as fleet:
+    with LocalFleet(2, 2, network, in_process=True) as fleet:
         same_bits(train(fleet, "http2", lane), expected)
 
 
@@ -82,7 +82,7 @@ def test_a_server_that_starts_again_is_found(network: Literal["unix", "tcp"]) ->
 def test_a_server_without_it_is_called_with_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker asks, hears of no other endpoint, and makes all calls over grpcio."""
     monkeypatch.setenv("PSFLEET_TRANSPORT", "grpcio")
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(replace(fleet.environment(0), transport="http2"), "async")
         runtime.create(ROWS)
         runtime.push([Gradient(ROWS.key, np.ones((1, 2), np.float32), np.arange(1), 1.0)])
@@ -94,7 +94,7 @@ def test_a_server_without_it_is_called_with_grpcio(monkeypatch: pytest.MonkeyPat
 
 def test_no_socket_is_left() -> None:
     """A server removes the socket of its second endpoint when it ends."""
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         folder = Path(fleet.endpoints[0].removeprefix("unix:")).parent
         assert [path.name for path in folder.glob("*.h2")] == ["0.sock.h2"]
         fleet.connect(0, "async").close()

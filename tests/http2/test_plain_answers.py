@@ -9,7 +9,7 @@ import pytest
 from psfleet.http2 import frames
 from psfleet.http2.call_errors import ConnectionBroken
 from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS
-from psfleet.http2.http2_client import Http2Client, OutgoingCall
+from psfleet.http2.http2_client import ClientConnection, Http2Client
 from psfleet.http2.socket_transport import PlainTransport
 
 MESSAGE = b"\0\1values"
@@ -23,7 +23,7 @@ class Answering:
         self._there = there
         self._stream = -1
 
-    def call(self) -> tuple[OutgoingCall, int]:
+    def call(self) -> tuple[ClientConnection, int]:
         """A call that has left, and its stream."""
         call = self.client.begin("/test.Echo/Echo", b"", 60)
         self._stream += 2
@@ -32,10 +32,10 @@ class Answering:
                 pass
         return call, self._stream
 
-    def send(self, *pieces: bytes) -> None:
+    def send(self, *parts: bytes) -> None:
         """What the server answers."""
-        for piece in pieces:
-            self._there.send(piece)
+        for part in parts:
+            self._there.send(part)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def answering() -> Iterator[Answering]:
         made.client.close()
 
 
-def answer(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 0) -> bytes:
+def reply(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 0) -> bytes:
     """The bytes of an answer. `size`, `length`: by which its frame and its message lie about theirs."""
     whole = b"\0" + (len(message) + length).to_bytes(4, "big") + message
     last = frames.END_HEADERS | frames.END_STREAM
@@ -61,32 +61,30 @@ def answer(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int 
 
 
 @pytest.mark.parametrize("message", [b"", MESSAGE, bytes(2000)])
-def test_an_answer_is_the_same_in_one_piece_and_in_two(
-    answering: Answering, message: bytes
-) -> None:
+def test_a_reply_is_the_same_in_one_part_and_in_two(answering: Answering, message: bytes) -> None:
     """Wherever it is cut, and behind frames of the connection too."""
-    for cut in range(0, len(answer(1, message)), 1 + len(message) // 20):
+    for cut in range(0, len(reply(1, message)), 1 + len(message) // 20):
         call, stream = answering.call()
-        whole = answer(stream, message)
-        answering.send(*(piece for piece in (whole[:cut], whole[cut:]) if piece))
+        whole = reply(stream, message)
+        answering.send(*(part for part in (whole[:cut], whole[cut:]) if part))
         assert call.finish() == message
     call, stream = answering.call()
-    answering.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)) + answer(stream, message))
+    answering.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)) + reply(stream, message))
     assert call.finish() == message
 
 
 @pytest.mark.parametrize(("size", "length"), [(1, 0), (-1, 0), (0, 1), (0, -1)])
-def test_an_answer_that_lies_is_refused(answering: Answering, size: int, length: int) -> None:
+def test_a_reply_that_lies_is_refused(answering: Answering, size: int, length: int) -> None:
     """A frame or a message of another length than it says ends the connection."""
     call, stream = answering.call()
-    answering.send(answer(stream, size=size, length=length))
+    answering.send(reply(stream, size=size, length=length))
     with pytest.raises(ConnectionBroken):
         call.finish()
 
 
-def test_an_answer_to_another_call_is_refused(answering: Answering) -> None:
+def test_a_reply_to_another_call_is_refused(answering: Answering) -> None:
     """It is not taken for the answer to this one."""
     call, stream = answering.call()
-    answering.send(answer(stream + 2))
+    answering.send(reply(stream + 2))
     with pytest.raises(ConnectionBroken, match="not open"):
         call.finish()

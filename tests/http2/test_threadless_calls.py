@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
-from psfleet.http2.http2_client import Http2Client, OutgoingCall
-from psfleet.http2.http2_server import Http2Server, IncomingCall
+from psfleet.http2.http2_client import ClientConnection, Http2Client
+from psfleet.http2.http2_server import Http2Server
+from psfleet.http2.server_connection import IncomingCall
 from psfleet.http2.socket_transport import PlainTransport
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
@@ -46,12 +47,12 @@ def test_a_small_step_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step the script's own thread makes all calls of pushes and pulls."""
     senders: set[str] = set()
 
-    def begin(client: Http2Client, path: str, message: bytes, seconds: float) -> OutgoingCall:
+    def begin(client: Http2Client, path: str, message: bytes, seconds: float) -> ClientConnection:
         senders.add(threading.current_thread().name)
         return plain(client, path, message, seconds)
 
     plain = Http2Client.begin
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = connect(fleet)
         monkeypatch.setattr(Http2Client, "begin", begin)
         for _ in range(5):
@@ -63,9 +64,9 @@ def test_a_small_step_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime.close()
 
 
-def test_an_answer_is_read_though_nobody_waits() -> None:
+def test_a_reply_is_read_though_nobody_waits() -> None:
     """The thread of the server reads it when the worker next says that it is alive."""
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet)
         runtime.push([GRADIENT])
         client = runtime._fleet.clients[0]
@@ -74,7 +75,7 @@ def test_an_answer_is_read_though_nobody_waits() -> None:
         runtime.close()
 
 
-def test_a_server_may_die_before_its_answer_is_read() -> None:
+def test_a_server_may_die_before_its_reply_is_read() -> None:
     """A push that left without the thread is made again with the same number: it counts once."""
     with LocalFleet(2, 1, durability="log") as fleet, fleet.reviving():
         runtime = connect(fleet)
@@ -87,16 +88,15 @@ def test_a_server_may_die_before_its_answer_is_read() -> None:
 
 
 @contextlib.contextmanager
-def scripted(folder: Path, seen: list[str], answer: threading.Event) -> Iterator[ServerClient]:
+def scripted(folder: Path, seen: list[str], reply: threading.Event) -> Iterator[ServerClient]:
     """A client of a server that notes its calls, and answers the request `b"held"` on that event."""
 
     def push(request: bytes, call: IncomingCall) -> None:
         seen.append(request.decode())
         if request == b"held":
-            answer.wait(60)
+            reply.wait(60)
             seen.append("answered")
-        call.send(request)
-        call.send(None)
+        call.end(request)
 
     offer = TransportReply(path=str(folder / "h2")).SerializeToString()
     handlers = {"Transport": grpc.unary_unary_rpc_method_handler(lambda request, context: offer)}
@@ -124,39 +124,39 @@ def scripted(folder: Path, seen: list[str], answer: threading.Event) -> Iterator
 def test_calls_keep_their_order(tmp_path: Path) -> None:
     """A call that is asked for while an answer is not read comes to the server after that answer."""
     seen: list[str] = []
-    answer = threading.Event()
-    with scripted(tmp_path, seen, answer) as client:
+    reply = threading.Event()
+    with scripted(tmp_path, seen, reply) as client:
         push = partial(client.start, "Shard/Push", small=True)
         assert wait_all([push(b"first")]) == [b"first"]
         calls = [push(b"held"), push(b"next"), push(b"last")]
         until(lambda: "held" in seen)
-        answer.set()
+        reply.set()
         assert wait_all(calls) == [b"held", b"next", b"last"]
     assert seen == ["first", "held", "answered", "next", "last"]
 
 
-def test_a_slow_answer_is_left_to_the_thread(tmp_path: Path) -> None:
+def test_a_slow_reply_is_left_to_the_thread(tmp_path: Path) -> None:
     """Several threads may wait for one call; each gets its answer, whoever has read it."""
     seen: list[str] = []
-    answer = threading.Event()
-    with scripted(tmp_path, seen, answer) as client, ThreadPoolExecutor(3) as pool:
+    reply = threading.Event()
+    with scripted(tmp_path, seen, reply) as client, ThreadPoolExecutor(3) as pool:
         wait_all([client.start("Shard/Push", b"first")])
         call = client.start("Shard/Push", b"held", small=True)
         waiting = [pool.submit(wait_all, [call]) for _ in range(3)]
         until(lambda: len(call.awaited) >= 3)
-        answer.set()
+        reply.set()
         assert [one.result() for one in waiting] == [[b"held"]] * 3
 
 
-def test_closing_ends_a_call_whose_answer_is_not_read(tmp_path: Path) -> None:
+def test_closing_ends_a_call_whose_reply_is_not_read(tmp_path: Path) -> None:
     """It ends with an error, and nobody waits for ever."""
     seen: list[str] = []
-    answer = threading.Event()
-    with scripted(tmp_path, seen, answer) as client:
+    reply = threading.Event()
+    with scripted(tmp_path, seen, reply) as client:
         wait_all([client.start("Shard/Push", b"first")])
         call = client.start("Shard/Push", b"held", small=True)
         until(lambda: "held" in seen)
         client.close()
         assert call.ended
         assert call.error is not None
-        answer.set()
+        reply.set()

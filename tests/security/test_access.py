@@ -16,16 +16,16 @@ from psfleet.errors import AccessDenied, ConfigError
 from psfleet.runtime.interface import load_runtime
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload
-from psfleet.wire.access import Access
-from psfleet.wire.channel import open_channel
-from psfleet.wire.socket_probe import closes_at_once
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import open_channel
+from psfleet.wire.connections.client_socket import closes_at_once
 from psfleet.wire.v1.shard_pb2 import StatusRequest
 from psfleet_server.process import Server
 from tests.security.forged import CLIENT, Forge
+from tests.trainings import TrainingWorkload
 from tests.waiting import until
 
-_SOON = 20.0  # seconds; a worker that is not refused goes on asking for 60
+_SOON = 50.0  # seconds; a worker that is not refused goes on asking for 60
 """Seconds within which a refusal must come: nobody waits for a server that will never answer."""
 
 
@@ -137,6 +137,19 @@ def test_a_workers_expired_certificate_is_refused(
     until_logged(fleet, rf"certificate has expired|({failed}[\s\S]*?){{{before + 1}}}")
 
 
+def test_of_two_tokens_neither_counts(fleet: LocalFleet, folder: Path) -> None:
+    """Not even if both are right."""
+    access = Access.of(with_(fleet, folder / "worker"))
+    assert access.metadata
+    with open_channel(fleet.endpoints[0], access) as channel:
+        for other in (access.metadata, (("authorization", "Bearer wrong"),)):
+            for metadata in (access.metadata + other, other + access.metadata):
+                with pytest.raises(grpc.RpcError, match="it carries 2 tokens"):
+                    channel.unary_unary("/psfleet.v1.Shard/Push", None, None)(
+                        b"", metadata=metadata, timeout=_SOON
+                    )
+
+
 def test_a_stranger_costs_no_memory(fleet: LocalFleet, folder: Path) -> None:
     """A call of 200 MB without a token ends before its bytes are taken in."""
     access = Access.of(with_(fleet, folder / "worker"))
@@ -222,7 +235,7 @@ def test_tcp_in_the_clear_must_be_said_aloud() -> None:
 
 def test_a_server_that_hangs_up_at_once_is_only_away(forge: Forge, folder: Path) -> None:
     """Nobody there, or somebody who closes: that is an outage, not a refusal."""
-    from psfleet.wire.tls_diagnosis import why_refused
+    from psfleet.wire.connections.tls_diagnosis import why_refused
 
     access = Access.of(Environment("worker", 0, ("x:1",), tls=str(forge_worker(forge, folder))))
 

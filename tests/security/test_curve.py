@@ -2,7 +2,8 @@
 
 import contextlib
 import hashlib
-import socket
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from zmq.utils import z85
 
 from psfleet.errors import ConfigError, DeadlineExceeded
 from psfleet.stages.links import StagePosition
-from psfleet.wire.access import Access
-from psfleet.wire.certificates import make_credentials
-from psfleet.wire.credentials import Credentials
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.certificates import make_credentials
+from psfleet.wire.connections.credentials import Credentials
 from psfleet_worker.stages.stage_links import StageLinks
 
 
@@ -26,11 +27,10 @@ def access(tmp_path_factory: pytest.TempPathFactory) -> Access:
     return Access(Credentials.read(folders["worker"]))
 
 
-def endpoints(count: int = 2) -> tuple[str, ...]:
-    """Free ports."""
-    with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return tuple(f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in taken)
+def endpoints(numbers: Iterator[int] = itertools.count(7000)) -> tuple[str, str]:  # noqa: B008
+    """Two endpoints at an address of this process alone, where nobody else takes the ports meanwhile."""
+    host = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.7"
+    return f"tcp://{host}:{next(numbers)}", f"tcp://{host}:{next(numbers)}"
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ from cryptography.x509.oid import ExtensionOID
 
 from psfleet.errors import ConfigError
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.wire.certificates import ends, make_credentials
-from psfleet.wire.credentials import FILES, Credentials
-from psfleet_launch.commands.certificates_command import usable
+from psfleet.wire.connections.certificates import ends, make_credentials
+from psfleet.wire.connections.credentials import FILES, Credentials
+from psfleet_launch.commands.machine_commands import usable
 from psfleet_launch.job.job_plan import Job, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from tests.launch.conftest import Launch, launch
@@ -29,7 +29,7 @@ TRAINER = str(Path(__file__).parents[1] / "launch" / "trainer.py")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Credentials of both roles."""
+    """Credentials of each role."""
     return make_credentials(tmp_path_factory.mktemp("job") / "tls")
 
 
@@ -85,6 +85,7 @@ def test_files_are_for_their_owner(folders: dict[str, Path]) -> None:
     assert (server.ca, server.token) == (worker.ca, worker.token)
     assert server.key != worker.key
     assert server.token not in repr(server)
+    assert Credentials.read(folders["reader"]).token not in ("", server.token)
 
 
 def test_what_a_certificate_is_good_for(folders: dict[str, Path]) -> None:
@@ -96,7 +97,8 @@ def test_what_a_certificate_is_good_for(folders: dict[str, Path]) -> None:
         uses[role] = sorted(oid._name for oid in found.value)  # type: ignore[attr-defined]
         basic = certificate.extensions.get_extension_for_oid(ExtensionOID.BASIC_CONSTRAINTS)
         assert not basic.value.ca  # type: ignore[attr-defined]
-    assert uses == {"server": ["clientAuth", "serverAuth"], "worker": ["clientAuth"]}
+    client = ["clientAuth"]
+    assert uses == {"server": ["clientAuth", "serverAuth"], "worker": client, "reader": client}
 
 
 def certs(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,9 @@ from psfleet.schema.table import MAX_AXES, MAX_NAME, TableSpec
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.limits import ServerLimits
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.access import Access
-from psfleet.wire.channel import open_channel
-from psfleet.wire.error_status import error_of
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import open_channel
+from psfleet.wire.connections.error_status import error_of
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet_server.process import Server
@@ -37,12 +37,12 @@ def serving(folder: Path, limits: ServerLimits) -> Iterator[grpc.Channel]:
         yield channel
 
 
-def call(channel: grpc.Channel, method: str, request: Any, seconds: float = 10) -> bytes:
+def call(channel: grpc.Channel, method: str, request: Any, seconds: float = 60) -> bytes:
     """The answer of a method."""
-    answer: bytes = channel.unary_unary(f"/psfleet.v1.{method}", None, None)(
+    reply: bytes = channel.unary_unary(f"/psfleet.v1.{method}", None, None)(
         request.SerializeToString(), timeout=seconds
     )
-    return answer
+    return reply
 
 
 def refusal(channel: grpc.Channel, method: str, request: Any) -> PsfleetError:
@@ -52,10 +52,10 @@ def refusal(channel: grpc.Channel, method: str, request: Any) -> PsfleetError:
     return error_of(caught.value, "server 0")
 
 
-def life(channel: grpc.Channel, mode: int = 2) -> int:
+def incarnation(channel: grpc.Channel, mode: int = 2) -> int:
     """Worker 0 joins."""
-    answer = call(channel, "Coordinator/Register", Cb.RegisterRequest(boot=3, workers=2))
-    found: int = Cb.RegisterReply.FromString(answer).incarnation
+    reply = call(channel, "Coordinator/Register", Cb.RegisterRequest(boot=3, workers=2))
+    found: int = Cb.RegisterReply.FromString(reply).incarnation
     call(channel, "Shard/Join", Pb.JoinRequest(incarnation=found, mode=mode))
     return found
 
@@ -111,7 +111,11 @@ def test_names_and_axes(tmp_path: Path) -> None:
         many = table("t", kind="dense", shape=[2**40] * (MAX_AXES + 1))
         assert "has 33 axes; the limit is 32" in str(refusal(channel, "Shard/CreateTable", many))
         reduction = Cb.AllReduceRequest(
-            incarnation=life(channel), number=1, mode="sum", dtype="int32", shape=[2**62] * 100_000
+            incarnation=incarnation(channel),
+            number=1,
+            mode="sum",
+            dtype="int32",
+            shape=[2**62] * 100_000,
         )
         began = time.thread_time()
         error = refusal(channel, "Coordinator/AllReduce", reduction)
@@ -128,7 +132,7 @@ def test_shared_memory_that_is_too_large(tmp_path: Path) -> None:
     _, offer = made
     with serving(tmp_path, ServerLimits(lane=1 << 15)) as channel:
         request = Pb.AttachRequest(
-            incarnation=life(channel),
+            incarnation=incarnation(channel),
             generation=1,
             boot=offer.boot,
             pid=offer.pid,
@@ -144,12 +148,12 @@ def test_shared_memory_that_is_too_large(tmp_path: Path) -> None:
 
 def test_too_many_calls_that_wait(tmp_path: Path) -> None:
     """One more is refused at once; those that wait go on waiting, and are answered."""
-    with serving(tmp_path, ServerLimits(parked=3)) as channel:
-        own = life(channel, mode=1)
-        answer = call(
+    with serving(tmp_path, ServerLimits(waiting_calls=3)) as channel:
+        own = incarnation(channel, mode=1)
+        reply = call(
             channel, "Coordinator/Register", Cb.RegisterRequest(worker=1, boot=4, workers=2)
         )
-        other = Cb.RegisterReply.FromString(answer).incarnation
+        other = Cb.RegisterReply.FromString(reply).incarnation
         request = Cb.BarrierRequest(incarnation=own, number=1).SerializeToString()
         barrier: Any = channel.unary_unary("/psfleet.v1.Coordinator/Barrier", None, None)
         done: Any = queue.SimpleQueue()
@@ -177,8 +181,8 @@ def test_too_many_connections() -> None:
             ]
             for channel in channels:
                 call(channel, "Shard/Status", Pb.StatusRequest())
-            with socket.create_connection((host, int(port)), 10) as third:
-                third.settimeout(10)
+            with socket.create_connection((host, int(port)), 60) as third:
+                third.settimeout(60)
                 assert third.recv(100) == b""
             for channel in channels:
                 call(channel, "Shard/Status", Pb.StatusRequest())

@@ -1,0 +1,422 @@
+"""The server's end of a connection: takes calls and sends their answers."""
+
+import contextlib
+import hmac
+import select
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from typing_extensions import override
+
+from psfleet.errors import LimitExceeded
+from psfleet.http2 import frames
+from psfleet.http2.call_errors import (
+    ConnectionBroken,
+    DamagedMessage,
+    ErrorCode,
+    ProtocolViolation,
+    StreamError,
+)
+from psfleet.http2.header_blocks import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    REQUEST,
+    TEXT_HEADERS,
+    TEXT_TRAILERS,
+    check_request,
+    failure_trailers,
+    has_pseudo,
+    seconds_of,
+    split_timeout,
+)
+from psfleet.http2.http2_connection import PREFIX, RENEW, Http2Connection
+from psfleet.http2.inbound_limits import InboundMessages, RateLimit
+from psfleet.http2.socket_transport import Transport
+from psfleet.http2.stream_state import StreamState
+
+_UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
+_INVALID, _UNKNOWN = 3, 2
+_LONGEST_PLAIN = 4 << 10  # bytes of a call; to look at those of a longer one twice takes longer
+_SHORTEST_PLAIN = frames.HEAD_SIZE + frames.MESSAGE_HEAD_SIZE
+_MOST_KNOWN = 16
+_TICK = 0.5  # seconds
+_MOST_LATE = 1024
+_PENALTY = 48 << 16  # bytes that are charged for a broken rule: 48 units
+_NO_GRPC = b"This port answers calls of gRPC alone: POST with content-type application/grpc.\n"
+_LONG = 86_400.0  # seconds that a call without a timeout may take
+
+
+class IncomingCall(StreamState):
+    """A call that waits for its answer. Any thread may answer, once.
+
+    It has the methods of grpc.ServicerContext that handlers use.
+
+    Attributes:
+        connection: The connection over which it comes.
+        behavior: Takes the request; None: the call is not taken.
+        deadline: Time at which the client gives it up; None: never.
+        code, details, metadata: Status of gRPC at its end, text for a person, headers after the answer.
+    """
+
+    connection: "ServerConnection"
+    behavior: "Behavior | None" = None
+    deadline: float | None = None
+    code = 0
+    details = ""
+    metadata: Mapping[str, str] = MappingProxyType({})
+    _lost: tuple[Callable[[], None], ...] = ()
+
+    def time_remaining(self) -> float:
+        """Return the seconds until the deadline."""
+        return _LONG if self.deadline is None else self.deadline - time.monotonic()
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Call back when the call is lost; False: it is over."""
+        with self.connection.sending:
+            if self.closed:
+                return False
+            self._lost = (*self._lost, callback)
+            return True
+
+    def set_code(self, code: "int | object") -> None:
+        """The status: a number, or a grpc.StatusCode."""
+        self.code = code if isinstance(code, int) else code.value[0]  # type: ignore[attr-defined]
+
+    def set_details(self, details: str) -> None:
+        """Set the status text for a person."""
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None:
+        """Headers after the answer."""
+        self.metadata = dict(trailing_metadata)
+
+    def end(self, message: bytes | None) -> None:
+        """End the call with a message, or with its status. A broken connection is its reader's matter."""
+        self._lost = ()
+        with contextlib.suppress(ConnectionBroken):
+            if self.code or message is None:
+                self.connection.fail(self)
+            else:
+                self.connection.send_message(self, OK_HEADERS, message, OK_TRAILERS)
+
+    def refuse(self, code: int, details: str) -> None:
+        """End the call with this status."""
+        self.code, self.details = code, details
+        self.end(None)
+
+    def cancel(self) -> None:
+        """End the call, whose message has not come, in favor of another one."""
+        self.refuse(_EXHAUSTED, "too many messages are on their way to this server")
+
+    def lose(self) -> None:
+        """The client is gone."""
+        with self.connection.sending:
+            lost, self._lost = self._lost, ()
+        for callback in lost:
+            callback()
+
+
+Behavior = Callable[[bytes, IncomingCall], None]
+"""Takes a request and answers the call now or later. It does not raise."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of a server.
+
+    Attributes:
+        message: Bytes of one message.
+        connections: Open connections; a further one is closed at once.
+        handshakes: Connections that have not made a call yet; when there are more, the oldest is closed.
+        streams: Calls that are open at once on one connection.
+        incoming: Calls of one connection whose message is on its way.
+        handshake: Seconds within which a connection must have made a call.
+        token: Required header `authorization`; None: anything.
+    """
+
+    message: int
+    connections: int
+    handshakes: int
+    streams: int
+    incoming: int
+    handshake: float
+    token: str | None = None
+
+
+class ServerConnection(Http2Connection[IncomingCall]):
+    """The server's end of a connection.
+
+    Args:
+        transport: Its bytes.
+        since: Time at which it was accepted, by time.monotonic.
+        behaviors: Functions that answer calls, by path.
+        settings: Settings of the server.
+        messages: Counts those that are on their way.
+
+    Attributes:
+        is_authenticated: True if a permitted call has come.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        since: float,
+        behaviors: Mapping[str, Behavior],
+        settings: ServerSettings,
+        messages: InboundMessages,
+    ) -> None:
+        super().__init__(transport, settings.message, settings.streams, REQUEST)
+        self.is_authenticated = False
+        self.is_limited = True
+        self._rate = RateLimit(since)
+        self._behaviors = behaviors
+        self._limits = settings
+        self._newest = 0
+        self._messages = messages
+        self._late: dict[int, None] = {}  # streams that were ended here and not by their clients
+        self._known: dict[bytes, Behavior] = {}  # by headers of calls that were taken, no timeouts
+
+    def run(self) -> None:
+        """Serve until the connection ends."""
+        try:
+            self.send([self.greeting()])
+            self.has_greeted = True
+            if self.read_bytes(len(frames.PREFACE)) != frames.PREFACE:
+                raise ProtocolViolation(
+                    ErrorCode.PROTOCOL_ERROR, "the other end does not speak HTTP/2"
+                )
+            while True:
+                if self.streams or not self._take_plain():
+                    self.read()
+        except ProtocolViolation as error:
+            self.say_goodbye(self._newest, error.code, str(error))
+            if self.is_limited:  # to connect again at once would cost more than to stay
+                self.limit(_PENALTY, False)
+            raise
+        finally:
+            self._lose_all()
+
+    def _lose_all(self) -> None:
+        calls = [*self.streams.values()]
+        for call in calls:
+            self.drop(call)
+        for call in calls:
+            self.on_reset(call)
+
+    def _take_plain(self) -> bool:
+        """Take a call as our client sends a small one, with the headers of a call that was taken before.
+
+        False: it is to be read frame by frame. It does what that would do.
+        """
+        part = self.arrived(_LONGEST_PLAIN)
+        if len(part) < _SHORTEST_PLAIN:
+            return False
+        high, size, kind, flags, number = frames.unpack_head(part)
+        start = frames.HEAD_SIZE + (high << 8 | size)
+        if kind != frames.HEADERS or flags != frames.END_HEADERS:
+            return False
+        block, timeout = split_timeout(part[frames.HEAD_SIZE : start])
+        behavior = self._known.get(block)
+        body = start + frames.MESSAGE_HEAD_SIZE
+        length = len(part) - body
+        if behavior is None or not timeout or not 0 <= length <= self.most:
+            return False
+        whole = PREFIX + length
+        head = frames.pack_message_head(
+            whole >> 8, whole & 0xFF, frames.DATA, frames.END_STREAM, number, 0, length
+        )
+        if part[start:body] != head:
+            return False
+        if not number % 2 or not self._newest < number <= frames.LARGEST_WINDOW:
+            return False
+        self._start += len(part)
+        self.received += whole
+        if self.received >= RENEW:
+            self.took(0)
+        self._newest = number
+        call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
+        call.connection, call.behavior, call.ended = self, behavior, True
+        call.deadline = time.monotonic() + int(timeout[:-1]) * 1e-3
+        behavior(part[body:], call)
+        return True
+
+    @override
+    def newest(self) -> int:
+        return self._newest
+
+    def limit(self, length: int, is_decoded: bool) -> None:
+        """See Http2Connection: until a call has come that may be made, few frames are read."""
+        until = time.monotonic() + self._rate.take(length, is_decoded, time.monotonic())
+        hung_up = select.poll()
+        hung_up.register(self.transport.fileno(), 0)
+        while (rest := until - time.monotonic()) > 0:
+            if hung_up.poll(min(rest, _TICK) * 1000):
+                return
+
+    def on_headers(self, number: int, block: bytes, ends: bool) -> None:
+        """A call begins; or its client ends it with trailers."""
+        if not number % 2:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a call comes on stream {number}")
+        if number <= self._newest:
+            self._trailers(number, block, ends)
+            return
+        self._newest = number
+        prefix, timeout = split_timeout(block)
+        behavior = self._known.get(prefix)
+        if behavior is None or not timeout or len(self.streams) >= self._limits.streams:
+            self._check_call(number, block, ends)
+        else:  # as with a call before it
+            call = self._open(number)
+            call.ended = ends
+            self._take_call(call, behavior, int(timeout[:-1]) * 1e-3)
+
+    def _open(self, number: int) -> IncomingCall:
+        """Return the call that begins."""
+        call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
+        call.connection = self
+        return call
+
+    def _check_call(self, number: int, block: bytes, ends: bool) -> None:
+        """Take a call or refuse it."""
+        headers, timeout = self.headers.read(block)
+        length = check_request(headers)
+        if ends and length:
+            raise StreamError(ErrorCode.PROTOCOL_ERROR, "the content-length is another")
+        if len(self.streams) >= self._limits.streams:
+            raise StreamError(ErrorCode.REFUSED_STREAM, "too many calls are open")
+        call = self._open(number)
+        call.remaining, call.ended = length, ends
+        if not _is_grpc(headers):
+            call.unwanted = True
+            if ends:
+                self._reply_plainly(call)
+            return
+        refused = self._refusal(headers, timeout)
+        if refused:
+            call.refuse(*refused)
+            return
+        self.is_authenticated, self.is_limited = True, False
+        behavior = self._behaviors[headers[":path"]]
+        if length is None and len(self._known) < _MOST_KNOWN and self.headers.knows(block):
+            self._known[split_timeout(block)[0]] = behavior
+        self._take_call(call, behavior, seconds_of(timeout))
+
+    def _take_call(self, call: IncomingCall, behavior: Behavior, seconds: float | None) -> None:
+        call.deadline = None if seconds is None else time.monotonic() + seconds
+        try:
+            self._messages.enter(self, call)
+        except LimitExceeded as error:
+            call.refuse(_EXHAUSTED, str(error))
+            return
+        call.behavior = behavior
+        if call.ended:
+            self.on_end(call)
+
+    def _trailers(self, number: int, block: bytes, ends: bool) -> None:
+        headers, _ = self.headers.read(block)
+        stream = self.streams.get(number)
+        if stream is None:
+            if not self.is_late(number, ends):
+                raise ProtocolViolation(
+                    ErrorCode.STREAM_CLOSED,
+                    f"a call comes on stream {number}, which was open before",
+                )
+            return
+        if stream.ended:
+            raise StreamError(ErrorCode.STREAM_CLOSED, "headers come after the end")
+        if not ends or has_pseudo(headers) or stream.remaining:
+            raise StreamError(ErrorCode.PROTOCOL_ERROR, "these are no trailers")
+        stream.ended = True
+        self.on_end(stream)
+
+    def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
+        """The status and words with which a call is refused before its message is taken in."""
+        limits = self._limits
+        if limits.token is not None and not _equal(headers.get("authorization", ""), limits.token):
+            return _UNAUTHENTICATED, "the call does not carry this job's token"
+        if headers[":path"] not in self._behaviors:
+            return _UNIMPLEMENTED, f"method {headers[':path']!r} is not answered here"
+        try:
+            seconds_of(timeout)
+        except ValueError as error:
+            return _INVALID, str(error)
+        return None
+
+    @override
+    def is_late(self, number: int, ends: bool) -> bool:
+        found = number in self._late
+        if ends:
+            self._late.pop(number, None)
+        return found
+
+    @override
+    def on_end(self, stream: IncomingCall) -> None:
+        if stream.unwanted:
+            self._reply_plainly(stream)
+        if stream.behavior is None or not self._messages.leave(self, stream):
+            return
+        if not stream.is_whole:
+            stream.refuse(_INVALID, "the call ended without its message")
+            return
+        message, stream.content = stream.content, b""
+        stream.behavior(message, stream)
+
+    @override
+    def on_damage(self, stream: IncomingCall, damage: DamagedMessage) -> None:
+        self._messages.leave(self, stream)
+        stream.refuse(damage.status, damage.details)
+
+    def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
+        """See Http2Connection: the stream is reset."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self.drop(stream)
+            self.on_reset(stream)
+            ends = ends or stream.ended
+        if not ends:
+            self._expect_late(number)
+        self.send([frames.reset(number, error.code)])
+
+    def _expect_late(self, number: int) -> None:
+        """The client may have sent more on a stream before it sees that it has ended."""
+        self._late[number] = None
+        if len(self._late) > _MOST_LATE:
+            del self._late[next(iter(self._late))]
+
+    def on_goaway(self, newest: int) -> None:
+        """The client closes the connection when its calls are answered."""
+
+    @override
+    def on_reset(self, stream: IncomingCall) -> None:
+        self._messages.leave(self, stream)
+        stream.lose()
+
+    def _reply_plainly(self, stream: IncomingCall) -> None:
+        """Say to a client that does not speak gRPC what this is."""
+        with self.sending:
+            if not stream.closed:
+                self.send_apart(stream, TEXT_HEADERS, [_NO_GRPC], TEXT_TRAILERS)
+
+    def fail(self, call: IncomingCall) -> None:
+        """End a call with its status."""
+        block = failure_trailers(call.code or _UNKNOWN, call.details, call.metadata)
+        with self.sending:
+            if call.closed:
+                return
+            self.drop(call)
+            self.send_headers(call.number, block, frames.END_HEADERS | frames.END_STREAM)
+            if not call.ended:  # what still comes of the message is not wanted
+                self._expect_late(call.number)
+                self.transport.send([frames.reset(call.number, ErrorCode.NO_ERROR)])
+
+
+def _is_grpc(headers: dict[str, str]) -> bool:
+    return headers[":method"] == "POST" and headers.get("content-type", "").startswith(
+        "application/grpc"
+    )
+
+
+def _equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())

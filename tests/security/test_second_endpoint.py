@@ -1,0 +1,144 @@
+"""The endpoint of psfleet's own HTTP/2 over TLS: what those without certificate or token may take."""
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psfleet.http2 import frames
+from psfleet.http2.http2_server import Http2Server
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.certificates import make_credentials
+from psfleet.wire.connections.channel import open_channel
+from psfleet.wire.connections.credentials import SERVER_NAME, Credentials
+from psfleet.wire.connections.http2_access import accepts
+from psfleet.wire.v1 import shard_pb2
+from tests.http2.calls import METHODS, SETTINGS
+from tests.security.test_strangers import MANY, joined, step, strangers
+from tests.waiting import until
+
+_MANY = MANY if "PSFLEET_TORTURE" in os.environ else 600
+_HELLO = bytes.fromhex("1603010200010001fc0303")  # how a ClientHello of TLS begins
+_PING = frames.frame(frames.PING, 0, 0, bytes(8))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Credentials of a job."""
+    return make_credentials(tmp_path_factory.mktemp("tls"))
+
+
+@contextlib.contextmanager
+def serving(folder: Path, token: str | None) -> Iterator[tuple[str, int]]:
+    """The address of a server that waits one second for a call, and without end for bytes."""
+    access = Access(Credentials.read(str(folder)))
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = replace(SETTINGS, handshake=1.0, token=token)
+    server = Http2Server(listener, accepts(access, "127.0.0.1:0"), METHODS, settings)
+    server.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        server.stop(5.0)
+
+
+def proved(folder: Path, address: tuple[str, int]) -> ssl.SSLSocket:
+    """A connection with the job's certificate."""
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(socket.create_connection(address, 60), server_hostname=SERVER_NAME)
+
+
+def await_end(end: socket.socket, sends: Callable[[int], bytes]) -> None:
+    """Return when the server closes a connection on which this comes, once each tenth of a second."""
+    over = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            for number in range(600):
+                end.sendall(sends(number))
+                if over.wait(0.1):
+                    return
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    end.settimeout(50)
+    try:
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while end.recv(1 << 16):
+                pass
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_slow_hello_has_one_deadline(folders: dict[str, Path]) -> None:
+    """A ClientHello that comes byte by byte does not begin the time for the handshake again."""
+    with serving(folders["server"], None) as address, socket.create_connection(address, 60) as end:
+        await_end(end, lambda number: _HELLO[number : number + 1] or b"\0")
+
+
+def test_pings_do_not_replace_a_call(folders: dict[str, Path]) -> None:
+    """With the job's certificate and no call, a connection ends at the deadline, whatever it sends."""
+    with serving(folders["server"], None) as address, proved(folders["worker"], address) as end:
+        end.sendall(frames.PREFACE + frames.settings({}))
+        await_end(end, lambda _: _PING)
+
+
+def test_a_silent_connection_has_the_same_deadline(folders: dict[str, Path]) -> None:
+    """One that sends nothing at all, with and without a certificate."""
+    with serving(folders["server"], None) as address:
+        with socket.create_connection(address, 50) as end:
+            assert end.recv(1) == b""
+        with proved(folders["worker"], address) as end:
+            end.settimeout(50)
+            with contextlib.suppress(ssl.SSLError):
+                while end.recv(1000):
+                    pass
+
+
+@contextlib.contextmanager
+def fleet_with_second_endpoint(workers: int) -> Iterator[tuple[LocalFleet, str]]:
+    """A server, and its endpoint for tensors."""
+    with LocalFleet(1, workers, "tcp") as fleet:
+        access = Access.of(fleet.environment(0))
+        with open_channel(fleet.endpoints[0], access) as channel:
+            asked = channel.unary_unary("/psfleet.v1.Shard/Transport", None, None)
+            reply = shard_pb2.TransportReply.FromString(asked(b"", 60, access.metadata))
+        yield fleet, f"127.0.0.1:{reply.port}"
+
+
+@pytest.mark.parametrize(
+    ("sources", "word"),
+    [
+        pytest.param("127.0.0.1", "", id="silent"),
+        pytest.param(
+            ",".join(f"127.0.1.{n}" for n in range(1, 201)), _HELLO.hex(), id="200 addresses"
+        ),
+    ],
+)
+def test_strangers_take_no_threads(sources: str, word: str) -> None:
+    """Beside a flood a new worker comes in, all train, and the server has as many threads as before."""
+    with fleet_with_second_endpoint(3) as (fleet, second):
+        process = Path(f"/proc/{fleet.processes[0].pid}")
+        workers = [joined(fleet.environment(0))]
+        step(workers[0])
+        before = len(os.listdir(process / "task"))
+        with strangers(second, sources, word, _MANY):
+            for seat in (1, 2):
+                workers.append(joined(fleet.environment(seat)))
+                for worker in workers:
+                    step(worker)
+            assert len(os.listdir(process / "task")) < before + 64
+            assert len(os.listdir(process / "fd")) < 4 * 128 + 2 * 128 + 256
+            until(lambda: "unauthenticated connections" in fleet.log(0))
+        for worker in workers:
+            worker.close()
