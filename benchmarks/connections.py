@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from measuring import in_turn
-from processes import Crew, environment, keep_output, obey, release, start, wait_ready
+from processes import Crew, keep_output, many_workers, obey
 from reporting import Report, arguments, finish
 
 from psfleet.client import Client
@@ -26,7 +26,7 @@ def work(first: int, count: int) -> None:
     import psfleet
     from psfleet.settings.environment import read_environment
 
-    answers = keep_output()
+    replies = keep_output()
     base = read_environment()
     clients = [
         psfleet.connect(dataclasses.replace(base, rank=first + number), mode="async")
@@ -55,7 +55,7 @@ def work(first: int, count: int) -> None:
         for thread in threads:
             thread.join()
 
-    obey(turn, answers=answers)
+    obey(turn, replies=replies)
 
 
 def main() -> None:
@@ -66,23 +66,7 @@ def main() -> None:
     for connections in map(int, options.connections.split(",")):
         with contextlib.ExitStack() as stack:
             fleet = stack.enter_context(LocalFleet(1, connections))
-            each = connections // PROCESSES
-            crew = [
-                start(
-                    stack,
-                    [sys.executable, __file__, "--worker", str(place * each), str(each)],
-                    environment(
-                        PSFLEET_ROLE="worker",
-                        PSFLEET_RANK="0",
-                        PSFLEET_SERVERS=",".join(fleet.endpoints),
-                        PSFLEET_WORKERS=str(connections),
-                    ),
-                )
-                for place in range(PROCESSES)
-            ]
-            stack.callback(release, crew)
-            for process in crew:
-                wait_ready(process)
+            crew = many_workers(stack, __file__, connections, PROCESSES, fleet.endpoints)
             subject = Crew("one server", [fleet.processes[0].pid], crew)
             turns = max((options.steps or 3200) // (20 * connections), 1)
             [found] = in_turn([subject], warm=1, steps=turns, runs=options.runs).values()

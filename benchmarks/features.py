@@ -177,7 +177,7 @@ def work(mode: Any, what: str, samples: int) -> None:
 def work_in_fleet(mode: str, make: Callable[[int], Step], samples: int) -> None:
     """A worker with a model."""
     from psfleet import fleet
-    from psfleet.runtime.interface import active
+    from psfleet.runtime.process_runtime import active
 
     if mode == "embedded":
         del os.environ["PSFLEET_SERVERS"], os.environ["PSFLEET_ROLE"]

@@ -21,7 +21,7 @@ from reporting import Report, arguments, finish, torch_missing
 
 from psfleet.rules import Adam
 from psfleet.schema.table import DecaySpec, TableSpec
-from psfleet.tables.cuda_memory import why_no_gpu
+from psfleet.tables.device.cuda_memory import why_no_gpu
 
 BATCHES = (65_536, 1_048_576)  # ids: of a worker's step, and of the literature on hash tables
 Rows = list[dict[str, Any]]
@@ -47,8 +47,8 @@ def bench_dense(size: int, runs: int, peers: bool) -> Rows:
     """A copy of `size` float32 on the device, and Adam over as many weights."""
     from numba import cuda
 
-    from psfleet.kernels.cuda import CudaUpdate
-    from psfleet.kernels.cuda_queue import DeviceQueue
+    from psfleet.kernels.device.cuda import CudaUpdate
+    from psfleet.kernels.device.cuda_queue import DeviceQueue
 
     gradient = cuda.to_device(np.full(size, 0.01, np.float32))
     planes = [cuda.to_device(np.zeros(size, np.float32)) for _ in range(3)]
@@ -85,8 +85,8 @@ def torch_adam(size: int) -> Callable[[], Any]:
 
 def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
     """Find, insert-or-find, pull and push of ids of a table of `rows` rows under Adam."""
-    from psfleet.tables.device_row_update import DeviceRowUpdate
-    from psfleet.tables.device_rows import DeviceRowMemory
+    from psfleet.tables.device.device_rows import DeviceRowMemory
+    from psfleet.tables.device.device_updates import DeviceRowUpdate
 
     spec = TableSpec("bench", "sparse", (dim,), Adam())
     memory = DeviceRowMemory(3 * dim, 2**31, marks=False)
@@ -182,7 +182,7 @@ def main() -> None:
         sys.exit(f"nothing was measured: {why}")
     from numba import cuda
 
-    from psfleet.kernels.cuda_arithmetic import SIMULATED
+    from psfleet.kernels.device.cuda_arithmetic import SIMULATED
 
     name = "numba's simulator" if SIMULATED else str(cuda.get_current_device().name)
     report = Report("gpu", f"tables on {name}")

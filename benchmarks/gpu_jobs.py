@@ -33,7 +33,7 @@ from processes import Crew, psfleet_crew
 from profiled_server import KINDS, read_totals
 from reporting import Report, arguments, finish
 
-from psfleet.tables.cuda_memory import why_no_gpu
+from psfleet.tables.device.cuda_memory import why_no_gpu
 
 SERVER = Path(__file__).with_name("profiled_server.py")
 Rows = list[dict[str, Any]]
@@ -132,7 +132,7 @@ def line(load: str, name: str, ids: int, taken: list[Sample], steps: int) -> dic
 def profile(load: str, taken: list[Sample], steps: int, link: list[float]) -> dict[str, Any]:
     """What the server's GPU did: medians over the runs."""
     totals = np.array([sample.report[0]["totals"] for sample in taken])
-    shares = totals[:, :, 1] / np.array([sample.wall for sample in taken])[:, None]
+    fractions = totals[:, :, 1] / np.array([sample.wall for sample in taken])[:, None]
     (size, seconds, _) = np.median(totals, 0).T
     found: dict[str, Any] = {"batch": load}
     for kind, name in enumerate(KINDS[:2]):
@@ -140,7 +140,7 @@ def profile(load: str, taken: list[Sample], steps: int, link: list[float]) -> di
         found[f"GB/s {name}"] = float(size[kind] / seconds[kind] / 1e9) if seconds[kind] else 0.0
         found[f"link, GB/s {name}"] = link[kind] / 1e9
     for kind, name in enumerate(KINDS):
-        found[f"of the time {name}"] = float(np.median(shares[:, kind]))
+        found[f"of the time {name}"] = float(np.median(fractions[:, kind]))
     return found
 
 

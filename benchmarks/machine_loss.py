@@ -39,10 +39,10 @@ BEFORE, AFTER = 2.0, 5.0  # seconds of training on either side
 def work(acknowledged: Path, over: Path) -> None:
     """The worker: pushes until it is told to end, and notes when each push was acknowledged."""
     from psfleet import fleet
-    from psfleet.runtime import interface
+    from psfleet.runtime.process_runtime import current
 
     fleet.init()
-    active = interface.active()
+    active = current().active()
     active.create(COUNTS, np.zeros(20_000, np.float32))
     gradient = Gradient(COUNTS.key, np.full(20_000, -1, np.float32), None, 1.0)
     pushes = 0

@@ -10,16 +10,20 @@ is not; a mode that lets workers wait costs wall time that does not show here.
 import argparse
 import dataclasses
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.shard.staleness import quantile
 from psfleet.strategy import ConsistencySettings
-from psfleet.testing.click_model import ClicksWorkload
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+from tests.click_model import ClicksWorkload  # noqa: E402 - found by the line before
+from tests.trainings import in_threads  # noqa: E402 - found by the line before
 
 MODES = {
     "sync": ConsistencySettings("sync"),
@@ -56,7 +60,7 @@ def measure(job: ClicksWorkload, consistency: ConsistencySettings) -> Figures:
     """Train once."""
     figures: list[Figures] = []
 
-    def life(fleet: LocalFleet, worker: int) -> None:
+    def incarnation(fleet: LocalFleet, worker: int) -> None:
         runtime = connect(fleet.environment(worker), consistency)
         job.create(runtime)
         runtime.barrier()
@@ -68,7 +72,7 @@ def measure(job: ClicksWorkload, consistency: ConsistencySettings) -> Figures:
         runtime.close()
 
     with LocalFleet(2, WORKERS) as fleet:
-        in_threads([partial(life, fleet, worker) for worker in range(WORKERS)])
+        in_threads([partial(incarnation, fleet, worker) for worker in range(WORKERS)])
     return figures[0]
 
 

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def round_trips(
-    ask: Callable[[], Any], answer: Callable[[], Any], trips: int
+    ask: Callable[[], Any], reply: Callable[[], Any], trips: int
 ) -> tuple[float, float]:
     """CPU of both processes and time of a round trip, us."""
     before, began = _cpu(resource.RUSAGE_SELF), time.perf_counter()
@@ -44,7 +44,7 @@ def round_trips(
     child = os.fork()
     if not child:
         for _ in range(trips):
-            answer()
+            reply()
         os._exit(0)
     for _ in range(trips):
         ask()

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from psfleet.wire.certificates import make_credentials
-
 __all__ = [
     "BETWEEN_HOSTS",
     "ROOT",
@@ -28,6 +26,7 @@ __all__ = [
     "free_ports",
     "hushed",
     "keep_output",
+    "many_workers",
     "obey",
     "psfleet_crew",
     "release",
@@ -101,23 +100,23 @@ class Crew:
 def obey(
     step: Callable[[int], None],
     finish: Callable[[], None] = lambda: None,
-    answers: TextIO = sys.stdout,
+    replies: TextIO = sys.stdout,
 ) -> None:
     """Take steps as the driver says, until it closes the pipe.
 
     Args:
         step: Called with 0, 1, 2, ... throughout all runs.
         finish: Called at the end of each run, within the measured time.
-        answers: Leads to the driver.
+        replies: Leads to the driver.
     """
     done = 0
-    print("READY", file=answers, flush=True)
+    print("READY", file=replies, flush=True)
     for line in sys.stdin:
         for number in range(done, done + int(line)):
             step(number)
         finish()
         done += int(line)
-        print(json.dumps({"steps": done}), file=answers, flush=True)
+        print(json.dumps({"steps": done}), file=replies, flush=True)
 
 
 def keep_output() -> TextIO:
@@ -139,6 +138,30 @@ def hushed() -> Iterator[None]:
     finally:
         os.dup2(errors, 2)
         os.close(errors)
+
+
+def many_workers(
+    stack: contextlib.ExitStack, script: str, workers: int, count: int, endpoints: Sequence[str]
+) -> list[subprocess.Popen[str]]:
+    """So many processes, ready, that share the workers: each runs the script with --worker FIRST NUMBER."""
+    each = workers // count
+    crew = [
+        start(
+            stack,
+            [sys.executable, script, "--worker", str(place * each), str(each)],
+            environment(
+                PSFLEET_ROLE="worker",
+                PSFLEET_RANK="0",
+                PSFLEET_SERVERS=",".join(endpoints),
+                PSFLEET_WORKERS=str(workers),
+            ),
+        )
+        for place in range(count)
+    ]
+    stack.callback(release, crew)
+    for process in crew:
+        wait_ready(process)
+    return crew
 
 
 def free_ports(count: int) -> list[int]:
@@ -224,6 +247,9 @@ def _settings(over: Connection, folder: Path) -> dict[str, str]:
         return {}
     if over is Connection.TCP:
         return {"PSFLEET_LANE": "inline", "PSFLEET_INSECURE": "1"}
+    # Here, for the environments of peers have no cryptography.
+    from psfleet.wire.connections.certificates import make_credentials
+
     return {
         "PSFLEET_LANE": "inline",
         "PSFLEET_TLS": str(make_credentials(folder / "credentials")["server"]),

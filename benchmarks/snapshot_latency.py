@@ -9,6 +9,7 @@ that wait at the cut, which began before it, do. What to compare is the two line
 """
 
 import argparse
+import sys
 import tempfile
 import threading
 import time
@@ -21,8 +22,10 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.schema.table import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+from tests.trainings import in_threads  # noqa: E402 - found by the line before
 
 TABLE = TableSpec("t", "sparse", (16,), make_rule("adam", {}), seed=1)
 WORKERS, IDS = 2, 2048

@@ -11,8 +11,10 @@ differ from time to time; their staleness depends on how busy the machine is, so
 import argparse
 import os
 import statistics
+import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,9 @@ from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.shard.staleness import quantile
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+from tests.trainings import in_threads  # noqa: E402 - found by the line before
 
 FIELDS = (957, 4082, 7, 7, 2, 3, 9, 80, 233, 2)
 ROWS, TRAIN, DIM, BATCH, EPOCHS, RATE = 60_000, 48_000, 8, 128, 3, 0.05

@@ -33,7 +33,7 @@ PUSHES = 20  # between two kills
 def work(kills: int, blow: signal.Signals) -> None:
     """The worker."""
     from psfleet import fleet
-    from psfleet.runtime import interface
+    from psfleet.runtime.process_runtime import current
     from psfleet.settings.environment import read_environment
     from psfleet.strategy import DistributedStrategy
 
@@ -41,7 +41,7 @@ def work(kills: int, blow: signal.Signals) -> None:
     strategy.a_sync = True
     fleet.init(strategy=strategy)
     folder = Path(read_environment(os.environ).servers[0].removeprefix("unix:")).parent
-    active = interface.active()
+    active = current().active()
     active.create(COUNTS, np.zeros(20_000, np.float32))
     gradient = Gradient(COUNTS.key, np.full(20_000, -1, np.float32), None, 1.0)
     taken: list[float] = []

@@ -57,9 +57,9 @@ def _run(executor: Any, batch: dict[str, Any], loss: Any) -> None:
 
 
 def _flush() -> None:
-    from psfleet.runtime import interface
+    from psfleet.runtime.process_runtime import active
 
-    interface.active().flush()
+    active().flush()
 
 
 def work_torch(amp: bool = False, count: int = BATCHES) -> None:

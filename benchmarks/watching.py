@@ -1,8 +1,8 @@
 """What the metrics of a job cost its servers and workers: W1 unwatched, and with a look every 2 s.
 
 A look is what a launcher does for `--watch`: it asks every server, and workers send their metrics with their
-beats. With `--against` another checkout takes part, such as one from before a metric was added. Many short
-runs alternate; a ratio is the median of those of each round, with its 95 % interval.
+heartbeats. With `--against` another checkout takes part, such as one from before a metric was added. Many
+short runs alternate; a ratio is the median of those of each round, with its 95 % interval.
 
 What looks cost is less than the noise of such runs. So both crews then make one step a second, and one is
 looked at in each: the difference is the cost of the looks, without that of the launcher.
@@ -22,7 +22,7 @@ from measuring import Sample, cpu_seconds, paired_ratio, samples_in_turn, summar
 from processes import Crew, psfleet_crew
 from reporting import Report, arguments, finish
 
-EVERY = 2.0  # seconds between two looks, as psfleet_launch.observability.recorder has it
+EVERY = 2.0  # seconds between two looks, as psfleet_launch.observability.fleet_reader has it
 BATCHES = 40
 
 
@@ -31,8 +31,7 @@ class Watched:
 
     def __init__(self, crew: Crew) -> None:
         from psfleet.settings.environment import Environment
-        from psfleet_launch.observability.fleet_reader import FleetReader
-        from psfleet_launch.observability.job_counters import JobCounters
+        from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters
 
         self.name = crew.name
         self.processes = crew.processes

@@ -7,7 +7,10 @@ the graph, and `import psfleet` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from psfleet.platform.usage_errors import install_hook
+
 if TYPE_CHECKING:
+    __version__: str
     # Not `from psfleet import ...`: in an import cycle mypy takes such names for missing.
     import psfleet.fleet as fleet
     import psfleet.fluid as fluid
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     import psfleet.layers as layers
     import psfleet.metrics as metrics
     import psfleet.optimizer as optimizer
+    import psfleet.serving as serving
     from psfleet.client import Client, DenseTable, SparseTable, connect
     from psfleet.errors import PsfleetError
     from psfleet.execution.executor import Executor
@@ -51,6 +55,7 @@ __all__ = [
     "optimizer",
     "program_guard",
     "reset",
+    "serving",
     "to_variable",
 ]
 
@@ -74,7 +79,12 @@ _HOMES = {
 }
 
 
+install_hook()
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("psfleet")
     if name not in __all__:
         raise AttributeError(f"module 'psfleet' has no attribute {name!r}")
     home = _HOMES.get(name)

@@ -1,4 +1,4 @@
-"""Which ids of a sparse table get a row, and which rows go: `layers.embedding(..., entry=...)`.
+"""Admission and expiry of rows of a sparse table: `layers.embedding(..., entry=...)`.
 
 See docs/tables.md. Entries are joined with `&`.
 """

@@ -1,4 +1,4 @@
-"""How parameters start, under the reference's names."""
+"""Initial values of parameters, under the reference's names."""
 
 from psfleet.parameters.initializer import (
     MSRA,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from psfleet.testing.leaks import nothing_left
+from psfleet.platform.logs import set_up_logs
 from tests import starter
+from tests.leaks import nothing_left
 
 # By number of examples, never by time: that a machine does other things is no fault of what is tested.
 settings.register_profile("by number", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,10 +35,11 @@ _QUICK = {
 }
 """Folders and files whose tests are quick: they start no process, open no connection and load no torch."""
 _SLOW = {
-    *("checkpoint/test_goldens.py", "checkpoint/test_names.py"),
-    *("checkpoint/test_replacing.py", "checkpoint/test_tools.py"),
+    *("checkpoint/test_goldens.py", "checkpoint/test_names.py", "checkpoint/test_objects.py"),
+    *("checkpoint/test_replacing.py", "checkpoint/test_tools.py", "checkpoint/test_urls.py"),
     *("datasets/test_kafka.py", "fluid/test_data.py"),
     *("kernels/test_cuda.py", "kernels/test_generate.py"),
+    *("metrics/test_fleet_metrics.py", "metrics/test_interfaces.py"),
     *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),
     "optimizer/test_sparse_adam.py",
     *("pipeline/test_composed.py", "pipeline/test_cores.py", "pipeline/test_dealing.py"),
@@ -46,6 +48,7 @@ _SLOW = {
     *("rules/test_new_rules.py", "rules/test_user_rules.py"),
     *("program/test_batch_norm.py", "program/test_bfloat16.py"),
     *("program/test_reading_ahead.py", "program/test_starts.py"),
+    "tables/test_arena.py",
     *("tables/test_bounds_on_servers.py", "tables/test_evictions_on_servers.py"),
     *("tables/test_memory.py", "tables/test_shows.py"),
     *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
@@ -75,6 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.quick)
 
 
+@pytest.hookimpl(tryfirst=True)  # no fixture is to be blamed for the zygote
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Log as a script that trains alone, whatever role a test before had in this process."""
+    set_up_logs()
+    if _forks and not item.get_closest_marker("quick"):
+        starter.start_zygote()
+
+
 def pytest_collection_finish() -> None:
     """Spare each search for garbage what stays until the end: the tests and all that they have imported."""
     gc.collect()
@@ -97,8 +108,6 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     global _quick_test
     if request.node.get_closest_marker("quick"):
         _quick_test = request.node.nodeid
-    elif _forks:
-        starter.start_zygote()
     try:
         with nothing_left():
             yield

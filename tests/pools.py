@@ -3,8 +3,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["started_pool"]
-
 
 def started_pool(threads: int) -> ThreadPoolExecutor:
     """A pool whose threads have all started, so that no test is blamed for one of them."""

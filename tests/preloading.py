@@ -5,8 +5,6 @@ import importlib
 
 import numpy as np
 
-__all__ = ["load"]
-
 _LAUNCHED = ("psfleet_launch.commands.launch_command", "psfleet_launch.agent.agent")
 _TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stages.stage_links", "psfleet.client")
 _USED = ("psfleet.fleet", "psfleet.layers", "psfleet.optimizer", "grpc.experimental", "pytest")

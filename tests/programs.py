@@ -1,11 +1,18 @@
 """Programs that tests run to their end."""
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ended"]
+import pytest
+
+IN_DOCS = pytest.mark.skipif(
+    not os.environ.keys() & {"PSFLEET_TEST_DOCS", "PSFLEET_TORTURE"},
+    reason="make docs runs this test",
+)
+"""Tests of what pages print: programs, notebooks, and the benchmarks behind their figures."""
 
 
 def ended(

@@ -35,15 +35,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-__all__ = [
-    "Forking",
-    "exec_popen",
-    "install",
-    "start_simulator_zygote",
-    "start_torch_zygote",
-    "start_zygote",
-]
-
 exec_popen = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
@@ -109,9 +100,9 @@ class _Zygote:
         assert self._connection is not None
         with self._lock, _subreaper():
             socket.send_fds(self._connection, [json.dumps(request).encode()], files)
-            answer = self._connection.recv(100)
-        assert answer, "the zygote has ended; its error is above"
-        return int(answer)
+            reply = self._connection.recv(100)
+        assert reply, "the zygote has ended; its error is above"
+        return int(reply)
 
 
 _zygote, _torch_zygote = _Zygote(), _Zygote("torch")
@@ -287,12 +278,12 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             return request, files
         os.close(theirs)
         os.waitpid(between, 0)
-        answer = os.read(ours, 100)  # nothing: the one that asked has ended, and so has the new one
+        reply = os.read(ours, 100)  # nothing: the one that asked has ended, and so has the new one
         for file in (ours, *files):
             os.close(file)
-        if not answer:
+        if not reply:
             os._exit(0)
-        connection.send(answer)
+        connection.send(reply)
 
 
 def _settle(request: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What every module promises: a docstring, and its public names in one sorted list."""
+"""Every module has a docstring; public functions and classes too; `__all__` is for public faces."""
 
 import ast
 import itertools
@@ -16,6 +16,29 @@ MODULES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if not NOT_MODULES & set(path.parents)
 )
+
+
+FACES = (
+    *("psfleet/layers/", "psfleet/program/ops/", "psfleet/fluid/", "psfleet/errors.py"),
+    *(
+        "psfleet/clip.py",
+        "psfleet/entry.py",
+        "psfleet/features.py",
+        "psfleet/initializer.py",
+        "psfleet/regularizer.py",
+    ),
+    *("psfleet/fleet/fleet.py", "psfleet/testing/local_fleet.py", "psfleet/schema/entry.py"),
+    *("psfleet/optimizer/rule_optimizers.py", "psfleet/optimizer/dygraph.py"),
+    # These hand on a name that they import.
+    *(
+        "psfleet/datasets/parquet.py",
+        "psfleet/observability/panels.py",
+        "psfleet/platform/arrow.py",
+    ),
+    *("psfleet/runtime/interface.py", "psfleet/schema/table.py", "psfleet/stages/schedule.py"),
+    *("psfleet/validation/annotations.py", "psfleet/wire/frame.py", "psfleet/wire/segments.py"),
+)
+"""Beside each package's `__init__.py`: modules whose names users import, or that other faces list."""
 
 
 def public(tree: ast.Module) -> list[str] | None:
@@ -42,20 +65,21 @@ def definitions(tree: ast.Module) -> list[ast.FunctionDef | ast.ClassDef]:
 def wrong(path: Path) -> Iterator[str]:
     """What the module lacks of its promises."""
     tree = ast.parse((ROOT / path).read_text())
-    names, made = public(tree), definitions(tree)
+    names = public(tree)
     if not ast.get_docstring(tree):
         yield f"{path} has no docstring"
-    if names is None and made:
-        yield f"{path} has no __all__"
+    if names is not None and not str(path).startswith(FACES) and path.name != "__init__.py":
+        yield f"{path} has an __all__, which only public faces have"
     if any(a >= b for a, b in itertools.pairwise(map(order, names or ()))):
         yield f"{path}: __all__ is not sorted, or repeats a name"
-    for node in made:
-        if node.name in (names or ()) and not ast.get_docstring(node):
+    for node in definitions(tree):
+        is_rule = isinstance(node, ast.FunctionDef) and path.is_relative_to("psfleet/rules")
+        if not is_rule and not node.name.startswith("_") and not ast.get_docstring(node):
             yield f"{path}: {node.name} has no docstring"
 
 
 def test_public_names() -> None:
-    """A module has a docstring; one that defines anything has `__all__`, sorted, without repeats; and every
-    public function and class says what the caller gets."""
-    assert len(MODULES) > 500
+    """A module has a docstring; only a public face has `__all__`, sorted, without repeats; and every public
+    function and class says what the caller gets."""
+    assert len(MODULES) > 300
     assert [sentence for path in MODULES for sentence in wrong(path)] == []

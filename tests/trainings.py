@@ -1,12 +1,116 @@
-"""Training on a real fleet, with the workers as threads of a test."""
+"""A small training run whose result depends on everything that can go wrong."""
 
-from collections.abc import Callable
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from psfleet.runtime.interface import Runtime, TableState
-from psfleet.testing.training_run import TrainingWorkload, in_threads
+import numpy as np
 
-__all__ = ["train_together"]
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
+from psfleet.schema.table import InitializerSpec, RowPrecision, TableSpec
+
+
+@dataclass(frozen=True)
+class TrainingWorkload:
+    """A dense table under Adam and a sparse one under Adagrad, trained for some steps.
+
+    Each gradient is a function of the pulled weights, the worker and the step, so that a wrong
+    version, order or member of a round changes the final bits. `pause`: seconds after each step.
+    `precision`: of the sparse table.
+    """
+
+    steps: int = 40
+    shape: tuple[int, ...] = (137, 61)
+    dim: int = 5
+    pause: float = 0.0
+    precision: RowPrecision = "float32"
+
+    @property
+    def dense(self) -> TableSpec:
+        """Three blocks, the last one not full."""
+        return TableSpec("training/dense", "dense", self.shape, make_rule("adam", {}))
+
+    @property
+    def sparse(self) -> TableSpec:
+        """Any 64-bit id."""
+        return TableSpec(
+            "training/sparse",
+            "sparse",
+            (self.dim,),
+            make_rule("adagrad", {}),
+            initializer=InitializerSpec("uniform", -0.1, 0.1),
+            seed=7,
+            precision=self.precision,
+        )
+
+    def run(self, runtime: Runtime) -> None:
+        """One worker's part."""
+        value = np.linspace(-1, 1, self.dense.size, dtype=np.float32).reshape(self.shape)
+        runtime.create(self.dense, value)
+        runtime.create(self.sparse)
+        for step in range(self.steps):
+            self._step(runtime, np.random.default_rng((runtime.worker_index, step)))
+            time.sleep(self.pause)
+        runtime.flush()
+
+    def _step(self, runtime: Runtime, dice: np.random.Generator) -> None:
+        ids = dice.choice(np.array([0, -1, 2**63 - 1, -(2**63), *range(1, 200)]), (16, 4))
+        weights, rows = runtime.pull([Read(self.dense.key), Read(self.sparse.key, ids)])
+        slope = dice.standard_normal(self.shape, np.float32)
+        noise = dice.standard_normal(rows.shape, np.float32)
+        runtime.push(
+            [
+                Gradient(self.dense.key, weights * np.float32(0.1) + slope, None, 0.01),
+                Gradient(
+                    self.sparse.key, (rows + noise).reshape(-1, self.dim), ids.reshape(-1), 0.05
+                ),
+            ],
+            samples=len(ids),
+            loss=float(np.square(rows).mean()),
+        )
+
+    def result(self, runtime: Runtime) -> list[TableState]:
+        """Both tables, optimizer state included."""
+        return [runtime.read_table(self.dense.key), runtime.read_table(self.sparse.key)]
+
+
+def in_threads(works: Sequence[Callable[[], None]]) -> None:
+    """Run the works at the same time; raises the first error after all of them have ended.
+
+    Each error is printed when it happens: the others may then wait for that worker for a long time.
+    """
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            traceback.print_exception(error)
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def same_bits(left: Sequence[TableState], right: Sequence[TableState]) -> None:
+    """Raise AssertionError unless both results are equal in every bit."""
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        assert one.step == other.step
+        assert (one.ids is None) == (other.ids is None)
+        if one.ids is not None and other.ids is not None:
+            np.testing.assert_array_equal(one.ids, other.ids)
+        for ours, theirs in zip(one.values, other.values, strict=True):
+            np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
 def train_together(

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["pause", "until"]
-
 _LOOK = 0.01  # seconds between looks
 _PATIENCE = 120.0  # seconds; a loaded machine may be slow
 

@@ -19,6 +19,10 @@ PAGES = {
     "regularizer": "psfleet.regularizer",
     "clip": "psfleet.clip",
     "testing": "psfleet.testing.local_fleet",
+    "features": "psfleet.features",
+    "datasets": "psfleet.datasets",
+    "fluid": "psfleet.fluid",
+    "consistency": "psfleet.consistency",
     "errors": "psfleet.errors",
 }
 """By name of the page the module whose public names it has."""
@@ -69,11 +73,24 @@ def _signature(thing: Any) -> str:
     """As one writes it, over several lines where it is long."""
     returns = f" -> {thing.returns}" if thing.is_function and thing.returns else ""
     word = "def" if thing.is_function else "class"
-    said = [_parameter(one) for one in thing.parameters if one.name not in ("self", "cls")]
+    said = [_parameter(one) for one in _parameters(thing) if one.name not in ("self", "cls")]
     line = f"{word} {thing.name}({', '.join(said)}){returns}: ..."
     if len(line) <= 100:
         return line
     return f"{word} {thing.name}(\n    " + ",\n    ".join(said) + f",\n){returns}: ..."
+
+
+def _parameters(thing: Any) -> Any:
+    """Return the arguments, those of a learning-rate schedule by its fields."""
+    decorators = [one.callable_path for one in thing.decorators] if thing.is_class else []
+    if "psfleet.optimizer.lr.scheduler.schedule" not in decorators:
+        return thing.parameters
+    kind = griffe.ParameterKind.positional_or_keyword
+    return [
+        griffe.Parameter(field.name, annotation=field.annotation, kind=kind, default=field.value)
+        for field in thing.members.values()
+        if field.is_attribute and field.annotation is not None
+    ]
 
 
 def _parameter(one: Any) -> str:

@@ -2,7 +2,8 @@
 
 All Markdown files of the repository are checked: relative links with their headings and decision numbers,
 words in backticks that look like a file of the repository (`psfleet/rules/adam.py`, `docs/decisions/`),
-`make` commands, blocks of Python, and the width of lines outside tables.
+`make` commands, blocks of Python, and the width of lines outside tables. Decisions are numbered
+without a gap, and the table of their README has the title, date and status of each.
 """
 
 import ast
@@ -31,6 +32,9 @@ WORD = re.compile(r"`([\w./-]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ANCHOR = re.compile(r"\]\((?!\w+:)([^)#\s]*\.md)?#([\w-]+)\)")
 DECISION = re.compile(r"\[([^\]]*)\]\([^)\s]*?(\d{4})-[\w-]+\.md[^)]*\)")
+RECORD = re.compile(
+    r"# (\d+)\. (.+)\n\nDate: ([\d-]+(?: to [\d-]+)?)\n\nStatus: (accepted|rejected|superseded by \d+)\b"
+)
 WIDEST = 140
 COMMAND = re.compile(r"^(?:\$ )?make ([a-z-]+)", re.MULTILINE)
 
@@ -85,6 +89,19 @@ def unsorted() -> Iterator[str]:
             yield f"docs/{name} is not in the navigation of mkdocs.yml"
 
 
+def unlisted() -> Iterator[str]:
+    """Decisions without a number, date or status, or that the table of their README shows otherwise."""
+    folder = ROOT / "docs" / "decisions"
+    table = (folder / "README.md").read_text()
+    for number, page in enumerate(sorted(folder.glob("[0-9]*.md")), 1):
+        head = RECORD.match(page.read_text())
+        row = "| [{}]({}) | {} | {} | {} |\n"
+        if not head or row.format(number, page.name, *head.groups()[1:]) not in table:
+            yield f"docs/decisions/README.md lacks row {number}, {page.name}: title, date, status"
+        elif int(head[1]) != number or not page.name.startswith(f"{number:04}-"):
+            yield f"docs/decisions/{page.name} is the decision {number} in order"
+
+
 def anchors(document: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub names them."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", document.read_text()), re.MULTILINE)
@@ -112,6 +129,7 @@ def main() -> int:
         for complaint in complaints(document, targets)
     ]
     found += unsorted()
+    found += unlisted()
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0

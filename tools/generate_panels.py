@@ -25,11 +25,18 @@ TLS and wants the token that is printed with the address, also as `Authorization
 certificate is for the name `psfleet-server` and signed by `watch-ca.pem` in the folder of the job's logs.
 With `--insecure` there is no TLS.
 
-![The page of a job of two servers and two workers](diagrams/dashboard.png)
+![The page of a job that has lost a server](diagrams/dashboard.png)
+
+The page begins with the job's state, how far it is, each process with its machine, state, speed and
+memory, the alerts in force and the last faults: deaths, restarts, takeovers, silences, and the first NaN
+with its worker, step, table and id. Charts of the panels below follow. The page has figures of the whole
+job, of the last minutes all of them. A chart whose value is not finite turns red. Panels without data, or
+always at 0, are named in a line. On a phone all sections but the first are folded. Charts are drawn by
+[uPlot](https://github.com/leeoniya/uPlot) (MIT), which is in the page.
 
 | path | what it gives |
 |---|---|
-| `/` | the page |
+| `/` | the page, which loads nothing from elsewhere |
 | `/metrics` | the metrics of every process, for Prometheus |
 | `/sd` | the same address as Prometheus' `http_sd_config` wants it |
 | `/events` | what the page shows, as server-sent events |
@@ -37,7 +44,8 @@ With `--insecure` there is no TLS.
 
 Servers and workers open no ports for this: the launcher asks the servers over their usual connections, and
 workers send their metrics to server 0 with their heartbeats while somebody looks ([decision
-28](decisions/0028-metrics.md)). A standby gives its server its metrics, which are those of the look before.
+22](decisions/0022-metrics-and-traces.md)). A standby gives its server its metrics, which are those of the
+look before.
 All samples have the labels `job`, `role` and `rank`; some have `table`, `mode` or, of what scripts log,
 `name`.
 
@@ -45,6 +53,7 @@ All samples have the labels `job`, `role` and `rank`; some have `table`, `mode` 
 ```python
 from psfleet import fleet
 
+fleet.init()
 fleet.log("accuracy", 0.91)
 ```
 `fleet.log(name, value, step=None)` shows a number of this worker: behind the progress (the mean over the
@@ -53,7 +62,7 @@ label `name`, and in the report. These show the newest value at each look. A scr
 
 ## TensorBoard
 `--tensorboard FOLDER` (`PSFLEET_TENSORBOARD` without a launcher) writes event files, with `pip install
-'psfleet[tensorboard]'`:
+'.[tensorboard]'`:
 
 | folder | what it has |
 |---|---|
@@ -64,7 +73,7 @@ Each value is in the file when `fleet.log` returns. On several machines, name a 
 
 ## Traces
 `--trace URL` sends a trace of every push to an OpenTelemetry collector, as OTLP over HTTP, with `pip install
-'psfleet[trace]'`. Jaeger takes them at port 4318:
+'.[trace]'`. Jaeger takes them at port 4318:
 ```
 psfleet-launch --trace http://127.0.0.1:4318 --durability log+fsync train.py
 ```
@@ -86,20 +95,22 @@ jobs:
 export OTEL_TRACES_SAMPLER=parentbased_traceidratio OTEL_TRACES_SAMPLER_ARG=0.01
 ```
 The worker decides which pushes are traced. Without `--trace` OpenTelemetry is not loaded ([decision
-37](decisions/0037-traces.md)).
+22](decisions/0022-metrics-and-traces.md)).
 
 ## In the terminal
 ```
 psfleet top JOB            # progress and processes of a running job, until it ends or Ctrl-C
 psfleet top JOB --once     # what there is now; also without a terminal, and of a job that is over
+psfleet top JOB --json     # the same as one JSON object, with the values of every panel by its title
 ```
 `JOB` names a folder in `psfleet-logs`; `--log-dir` names another parent. `NO_COLOR=1` turns colours off.
 
 ## The report
 Every job keeps its history in `psfleet-logs/JOB/history.jsonl`
 ([format](formats.md#files-of-a-running-job)) and ends with a report in `report.html` beside it: one file
-that loads nothing from elsewhere. It shows the job's settings and processes, deaths and takeovers with
-their times, slow workers, losses, and the curves of all panels below. `psfleet report JOB` writes the
+that loads nothing from elsewhere. It shows the same as the page, as it was at the end: the final loss and
+metrics, samples, time, processes, alerts and all faults, then the job's settings, slow workers, and lost and
+repeated steps. `psfleet report JOB` writes the
 report of a job that still runs, or whose launcher was killed; `--output FILE` puts it elsewhere.
 
 The launcher asks for figures every 2 s for the progress, `--watch` or `--tensorboard`. A look takes 2.8 ms

@@ -84,7 +84,7 @@ def watch(job: "subprocess.Popen[bytes]", until: float) -> dict[int, Life]:
 
     Before and after, the launcher reads logs and does other things that are not the job.
     """
-    lives: dict[int, Life] = {}
+    incarnations: dict[int, Life] = {}
     while job.poll() is None:
         if time.monotonic() > until:
             job.send_signal(signal.SIGTERM)
@@ -94,14 +94,14 @@ def watch(job: "subprocess.Popen[bytes]", until: float) -> dict[int, Life]:
             if not any(name.startswith("worker") for name in found.values()):
                 continue
             for pid, name in found.items():
-                life = lives.setdefault(pid, Life(name))
-                life.name = name  # a process that has only just been forked has none
-                life.look(pid)
+                incarnation = incarnations.setdefault(pid, Life(name))
+                incarnation.name = name  # a process that has only just been forked has none
+                incarnation.look(pid)
         except OSError:  # a process has ended meanwhile
             continue
         finally:
             time.sleep(_EVERY)
-    return lives
+    return incarnations
 
 
 def shared_memory() -> set[str]:
@@ -128,26 +128,28 @@ def main(minutes: float, seed: int) -> int:
         environment = {**os.environ, "SOAK_UNTIL": str(time.time() + minutes * 60)}
         epochs = str(round(minutes * 60 * _EPOCHS))
         job = subprocess.Popen([*command, str(_TRAINER), "async", epochs], env=environment)
-        lives = watch(job, time.monotonic() + minutes * 60 + _LATE)
+        incarnations = watch(job, time.monotonic() + minutes * 60 + _LATE)
         report = json.loads(Path(folder, "soak", "chaos.json").read_text())
-    return tell(lives, report, shared_memory() - before, job.returncode)
+    return tell(incarnations, report, shared_memory() - before, job.returncode)
 
 
-def tell(lives: dict[int, Life], report: dict[str, object], left: set[str], code: int) -> int:
+def tell(
+    incarnations: dict[int, Life], report: dict[str, object], left: set[str], code: int
+) -> int:
     """Print the figures; the exit code."""
     by_name: dict[str, list[Life]] = defaultdict(list)
-    for life in lives.values():
-        by_name[life.name].append(life)
+    for incarnation in incarnations.values():
+        by_name[incarnation.name].append(incarnation)
     wrong = [f"shared memory {name}" for name in sorted(left)]
     for name, every in sorted(by_name.items()):
-        long = [life for life in every if len(life.memory) >= _LONG]
-        wrong += [text for life in long for text in life.grown()]
-        for life in long:
+        long = [incarnation for incarnation in every if len(incarnation.memory) >= _LONG]
+        wrong += [text for incarnation in long for text in incarnation.grown()]
+        for incarnation in long:
             (early, late), fds, threads = map(
-                life.early_and_late, ("memory", "descriptors", "threads")
+                incarnation.early_and_late, ("memory", "descriptors", "threads")
             )
             print(
-                f"{name}: {len(life.memory)} s, memory {early / 2**20:.1f} -> {late / 2**20:.1f} MiB, "
+                f"{name}: {len(incarnation.memory)} s, memory {early / 2**20:.1f} -> {late / 2**20:.1f} MiB, "
                 f"descriptors {fds[0]:.0f} -> {fds[1]:.0f}, threads {threads[0]:.0f} -> {threads[1]:.0f}"
             )
         print(f"{name}: {len(every)} processes, {len(long)} of a minute or more")

@@ -26,7 +26,7 @@ def paddle_crew(name: str, workload: str, workers: int, rule: str, rows: int = 0
         PADDLE_PSERVER_NUMS=str(_SERVERS),
         PADDLE_TRAINERS_NUM=str(workers),
         PADDLE_TRAINER_ENDPOINTS=",".join(addresses[_SERVERS:-1]),
-        # Workers of Paddle find each other through Gloo, whose meeting place is an HTTP server.
+        # Workers of Paddle find each other through Gloo, whose collective place is an HTTP server.
         PADDLE_WITH_GLOO="1",
         PADDLE_GLOO_RENDEZVOUS="3",
         PADDLE_GLOO_HTTP_ENDPOINT=addresses[-1],

@@ -166,7 +166,7 @@ def begin(model: Callable[[], Any], rule: str) -> None:
 
 
 def main() -> None:
-    answers = keep_output()
+    replies = keep_output()
     workload, rule, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
     model, steps = WORKLOADS[workload]
     with hushed():
@@ -177,7 +177,7 @@ def main() -> None:
         return
     with hushed():
         worker = Worker()
-    obey(steps(worker, rows), worker.flush, answers)
+    obey(steps(worker, rows), worker.flush, replies)
     fleet.stop_worker()
 
 

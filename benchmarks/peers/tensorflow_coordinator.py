@@ -109,7 +109,7 @@ def w3(rule: str) -> tuple[Replica, Any]:
 
 
 def main() -> None:
-    answers = keep_output()
+    replies = keep_output()
     workload, rule, cluster = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     strategy = tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -131,7 +131,7 @@ def main() -> None:
         for _ in cluster["worker"]:
             coordinator.schedule(step, args=(feed,))
 
-    obey(schedule, coordinator.join, answers)
+    obey(schedule, coordinator.join, replies)
     os._exit(0)  # what is left of the strategy would wait for servers that end now
 
 

@@ -11,13 +11,13 @@ with hushed():
 
 
 def main() -> None:
-    answers = keep_output()
+    replies = keep_output()
     kind, rank, cluster = sys.argv[1:]
     options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
     tf.distribute.Server(
         json.loads(cluster), job_name=kind, task_index=int(rank), protocol="grpc", config=options
     )
-    print("READY", file=answers, flush=True)
+    print("READY", file=replies, flush=True)
     sys.stdin.read()
     os._exit(0)  # a server of TensorFlow cannot be stopped
 

@@ -4,8 +4,6 @@ import faulthandler
 import os
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the command; its exit code."""
@@ -15,7 +13,7 @@ def main() -> int:
         from psfleet_launch.commands.launch_command import main as run  # loads much
 
         return run()
-    except KeyboardInterrupt:  # before there was a job that could be told
+    except KeyboardInterrupt:  # before there was a job to stop
         return 130
 
 

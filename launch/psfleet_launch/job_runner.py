@@ -1,4 +1,4 @@
-"""Runs a job: performs what the supervisor decides, through an engine, and tells it what happens."""
+"""Runs a job: performs the supervisor's actions through an engine, and passes it the events."""
 
 import contextlib
 import selectors
@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from types import FrameType
 
-from psfleet.formats.running_job import SERVERS, write_running_job
+from psfleet.formats import SERVERS, write_running_job
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
-from psfleet_launch.console.screen import Screen
+from psfleet_launch.console.screen import Screen, StandbyNotice
 from psfleet_launch.engines.launch_engine import Engine, Told
-from psfleet_launch.job.final_snapshot import FinalSnapshot
 from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_snapshots import FinalSnapshot
 from psfleet_launch.job.spawn import children_without_grpc
-from psfleet_launch.observability.job_counters import JobCounters
+from psfleet_launch.observability.fleet_reader import JobCounters
 from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
@@ -25,6 +25,8 @@ from psfleet_launch.supervision.job_events import (
     KillHung,
     Output,
     ProcessExited,
+    PromoteStandby,
+    ReleaseStandbys,
     ReportHung,
     ReportLostWorker,
     ReportMissingLeave,
@@ -36,10 +38,7 @@ from psfleet_launch.supervision.job_events import (
     StopRequested,
 )
 from psfleet_launch.supervision.job_phases import Phase
-from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 from psfleet_launch.supervision.supervisor import Supervisor
-
-__all__ = ["JobRunner"]
 
 Taker = Callable[[Event | Shown | Action, float], None]
 
@@ -54,11 +53,11 @@ class JobRunner:
         engine: Has been opened.
 
     Attributes:
-        ended_at: When the last process of a member ended.
-        counters: Of what happens to the job's processes.
+        ended_at: Time at which the last process of a member ended.
+        counters: Counters of events of the job's processes.
         takers: Are given all that happens and is done, with the time of the monotonic clock.
         on_training: Is called when the workers have been started.
-        endpoints: Of the servers, in order of rank, as far as they are known.
+        endpoints: Endpoints of the servers, in order of rank, as far as they are known.
     """
 
     def __init__(
@@ -67,14 +66,14 @@ class JobRunner:
         engine: Engine,
         supervisor: Supervisor,
         screen: Screen,
-        trouble: ChaosSchedule | None = None,
+        chaos: ChaosSchedule | None = None,
     ) -> None:
         self.ended_at: dict[Member, datetime] = {}
         self._job = job
         self._engine = engine
         self._supervisor = supervisor
         self._screen = screen
-        self._trouble = trouble
+        self._chaos = chaos
         self.counters = JobCounters()
         self.takers: list[Taker] = [self.counters.take]
         self.on_training: Callable[[], None] = lambda: None
@@ -86,6 +85,7 @@ class JobRunner:
         self._exit_code: int | None = None
         self._generation = 0
         self._resume = job.request.resume
+        self._notice = StandbyNotice()
 
     def run(self) -> int:
         """Start the job, see it through and return its exit code; nothing is left running."""
@@ -106,9 +106,12 @@ class JobRunner:
         self._wait(min(_REFRESH, self._engine.pause, left))
         for event in [*self._happened(), ClockTick()]:
             self._perform(self._supervisor.handle(event, time.monotonic()))
-        if self._trouble is not None:
-            self._make(self._trouble)
+        if self._chaos is not None:
+            self._make(self._chaos)
         if self._supervisor.phase is Phase.TRAINING:
+            standbys = self._supervisor.standbys
+            if standbys and (line := self._notice.look(standbys, time.monotonic())):
+                self._screen.say(line)
             self._screen.refresh()
 
     # -- what happens ----------------------------------------------------------------------------
@@ -147,9 +150,9 @@ class JobRunner:
         return bool(ready)
 
     def _happened(self) -> list[Event]:
-        asked: list[Event] = [*self._stops()]
+        stops: list[Event] = [*self._stops()]
         events = self._engine.events()
-        for event in [*asked, *events]:
+        for event in [*stops, *events]:
             self._tell(event)
             match event:
                 case ProcessExited(member, code):
@@ -159,7 +162,7 @@ class JobRunner:
                 case ServerReady(member, endpoint):
                     self.endpoints[member.rank] = endpoint
                     self._answering.add(member)
-        return [*asked, *self._show(events)]
+        return [*stops, *self._show(events)]
 
     def _tell(self, item: Event | Shown | Action) -> None:
         for take in self.takers:
@@ -206,7 +209,7 @@ class JobRunner:
         where = f" on host {self._engine.host(member)}" if self._engine.spans_machines else ""
         return f"{member}{where}"
 
-    def _make(self, trouble: ChaosSchedule) -> None:
+    def _make(self, chaos: ChaosSchedule) -> None:
         """Do what chaos wants now; processes are stopped and killed from here alone."""
         trains = self._supervisor.phase is Phase.TRAINING
         living = {
@@ -215,15 +218,15 @@ class JobRunner:
             if member.role == "worker" or member in self._answering
         }
         standbys = self._supervisor.standbys
-        for strike in trouble.due(time.monotonic(), living, trains=trains, standbys=standbys):
-            if strike.text:
-                said = Said(None, f"chaos: {strike.text}")
+        for fault in chaos.due(time.monotonic(), living, trains=trains, standbys=standbys):
+            if fault.text:
+                said = Said(None, f"chaos: {fault.text}")
                 self._tell(said)
                 self._show([said])
-            if strike.takes_machine:
-                self._engine.kill_machine(strike.member)
-            elif strike.signal:
-                self._engine.send(strike.member, strike.signal)
+            if fault.takes_machine:
+                self._engine.kill_machine(fault.member)
+            elif fault.signal:
+                self._engine.send(fault.member, fault.signal)
 
     # -- what is done ----------------------------------------------------------------------------
 
@@ -254,7 +257,7 @@ class JobRunner:
                 case PromoteStandby():
                     self._promote(action)
                 case ReleaseStandbys(member, attach):
-                    self._engine.order(member, f"release {attach}")
+                    self._engine.command(member, f"release {attach}")
                 case FinishJob(code):
                     self._exit_code = code
 
@@ -285,13 +288,13 @@ class JobRunner:
             self.endpoints,
             self._resume,
             follows=standbys is not None and standbys.follows(member),
-            takes_orders=standbys is not None and member.role == "server",
+            takes_commands=standbys is not None and member.role == "server",
         )
 
     def _promote(self, promote: PromoteStandby) -> None:
         self._answering.discard(promote.member)
         self._engine.expect(promote.member)
-        self._engine.order(promote.member, f"promote {promote.term}")
+        self._engine.command(promote.member, f"promote {promote.term}")
         code = self._codes.get(promote.before)
         why = "cannot be reached" if code is None else f"ended with {_words(code)}"
         self._screen.say(f"{promote.before} {why}; {promote.member} takes over")
@@ -299,8 +302,8 @@ class JobRunner:
     def _go_back(self) -> None:
         """Everything has ended; the job starts from its last snapshot."""
         self._generation = self._supervisor.generation
-        if self._trouble is not None:
-            self._trouble.went_back()
+        if self._chaos is not None:
+            self._chaos.went_back()
         self.ended_at.clear()
         self._codes.clear()
         self._resume = self._engine.last_snapshot() or self._job.request.resume
@@ -310,7 +313,7 @@ class JobRunner:
         )
 
     def _restart(self, member: Member) -> str:
-        """What to say of a member that starts again."""
+        """Return the message about a member that starts again."""
         often, what = self._supervisor.restarts, "it goes on from its log"
         if member.role == "worker":
             often, what = self._supervisor.worker_restarts, "a new process takes its seat"

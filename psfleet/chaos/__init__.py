@@ -1,1 +1,1 @@
-"""What processes of a job under `psfleet-launch --chaos` do: inject faults, and audit their pushes."""
+"""Chaos in a job's processes under `psfleet-launch --chaos`: injected faults, and the audit of pushes."""

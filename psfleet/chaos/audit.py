@@ -1,4 +1,4 @@
-"""What the launcher of a job under chaos tells its processes, and what they note for it.
+"""Records exchanged under chaos: settings from the launcher, and notes of the processes for it.
 
 PSFLEET_CHAOS says what is wanted and names a folder. There each worker notes what it has pushed and what
 was acknowledged. Loads nothing: the launcher imports it.
@@ -14,24 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.errors import FrameError
-from psfleet.formats.document import Format, exact, reading
+from psfleet.formats import Format, exact, reading
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import FaultSettings
 
-__all__ = ["HELD", "AuditFile", "AuditedPushes", "ChaosSettings", "DiskFullFault", "read_pushed"]
-
-_SLOT = struct.Struct("<6Q")  # server, worker, life, first, last and acknowledged push
+_SLOT = struct.Struct("<6Q")  # server, worker, incarnation, first, last and acknowledged push
 HELD = Format("held tables")
 _HEADER = b"psfleet pushes 1".ljust(_SLOT.size, b"\0")
 
 
 @dataclass(frozen=True)
 class ChaosSettings:
-    """What PSFLEET_CHAOS says, as JSON.
+    """Settings of PSFLEET_CHAOS, as JSON.
 
     Attributes:
         folder: For notes; a file `full.<server>` in it means that the disk of that server is full.
-        seed: Of the faults of the network.
+        seed: Seed of the faults of the network.
         drop, duplicate, delay: Shares of a worker's calls whose answer is lost, that come with a repeat,
             that wait up to 50 ms.
     """
@@ -45,13 +43,13 @@ class ChaosSettings:
     @classmethod
     def wanted(cls, variables: Mapping[str, str] = os.environ) -> "ChaosSettings | None":
         """Those of the environment; None: this is no such job."""
-        said = from_variable(FaultSettings, "chaos", variables)
-        if not said:
+        settings = from_variable(FaultSettings, "chaos", variables)
+        if not settings:
             return None
         number = float | int
         kinds = {"drop": number, "duplicate": number, "delay": number}
         with reading("PSFLEET_CHAOS", FrameError):
-            return cls(*exact(json.loads(said), "chaos", folder=str, seed=int, **kinds))
+            return cls(*exact(json.loads(settings), "chaos", folder=str, seed=int, **kinds))
 
     def text(self) -> str:
         """For the environment."""
@@ -86,7 +84,7 @@ class DiskFullFault:
 
 @dataclass
 class AuditedPushes:
-    """Pushes of one life to one server: numbers of the first, the last and the last acknowledged."""
+    """Pushes of one incarnation to one server: numbers of the first, the last and the last acknowledged."""
 
     first: int = 0
     last: int = 0
@@ -103,25 +101,27 @@ class AuditFile:
         self._slots: dict[tuple[int, int, int], tuple[int, AuditedPushes]] = {}
         self._lock = threading.Lock()
 
-    def sent(self, server: int, worker: int, life: int, number: int) -> None:
+    def sent(self, server: int, worker: int, incarnation: int, number: int) -> None:
         """A push is about to leave."""
         with self._lock:
-            slot, pushed = self._slot(server, worker, life)
+            slot, pushed = self._slot(server, worker, incarnation)
             pushed.first = pushed.first or number
             pushed.last = max(pushed.last, number)
-            self._write(slot, (server, worker, life), pushed)
+            self._write(slot, (server, worker, incarnation), pushed)
 
-    def acknowledged(self, server: int, worker: int, life: int, number: int) -> None:
+    def acknowledged(self, server: int, worker: int, incarnation: int, number: int) -> None:
         """A push is acknowledged."""
         with self._lock:
-            slot, pushed = self._slot(server, worker, life)
+            slot, pushed = self._slot(server, worker, incarnation)
             if pushed.first:
                 pushed.acknowledged = max(pushed.acknowledged, number)
-                self._write(slot, (server, worker, life), pushed)
+                self._write(slot, (server, worker, incarnation), pushed)
 
     def _slot(self, *key: int) -> tuple[int, AuditedPushes]:
-        server, worker, life = key
-        return self._slots.setdefault((server, worker, life), (len(self._slots), AuditedPushes()))
+        server, worker, incarnation = key
+        return self._slots.setdefault(
+            (server, worker, incarnation), (len(self._slots), AuditedPushes())
+        )
 
     def _write(self, slot: int, key: tuple[int, int, int], pushed: AuditedPushes) -> None:
         packed = _SLOT.pack(*key, pushed.first, pushed.last, pushed.acknowledged)
@@ -132,13 +132,13 @@ class AuditFile:
 
 
 def read_pushed(folder: Path) -> dict[tuple[int, int, int], AuditedPushes]:
-    """What all workers have noted, by server, worker and life."""
-    found: dict[tuple[int, int, int], AuditedPushes] = {}
+    """Read the notes of all workers, by server, worker and incarnation."""
+    pushes: dict[tuple[int, int, int], AuditedPushes] = {}
     for path in folder.glob("pushed.*"):
         whole = path.read_bytes()
         if not whole.startswith(_HEADER):
             raise FrameError(f"{str(path)!r} holds no pushes of version 1 of psfleet's notes")
         slots = memoryview(whole)[_SLOT.size : len(whole) // _SLOT.size * _SLOT.size]
-        for server, worker, life, *pushed in _SLOT.iter_unpack(slots):
-            found[server, worker, life] = AuditedPushes(*pushed)
-    return found
+        for server, worker, incarnation, *pushed in _SLOT.iter_unpack(slots):
+            pushes[server, worker, incarnation] = AuditedPushes(*pushed)
+    return pushes

@@ -1,4 +1,4 @@
-"""What processes of a job under `psfleet-launch --chaos` do: faults of the network, and an audit.
+"""Injection in a job's processes under `psfleet-launch --chaos`: network faults, and an audit.
 
 With every push a worker adds 1 at a row of its own in a hidden table, one row on every server, and
 each server that ends in order says what it holds. So whatever was acknowledged (psfleet.chaos.audit)
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psfleet.chaos.audit import HELD, AuditFile, ChaosSettings
-from psfleet.faults.crash_points import MessageFaults
-from psfleet.kernels.id_routing import owned_by
+from psfleet.faults import MessageFaults
+from psfleet.kernels.hashing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import OWN, InitializerSpec, TableSpec
@@ -27,13 +27,11 @@ from psfleet.wire.v1.shard_pb2 import LeaveRequest
 if TYPE_CHECKING:  # workers need not load it
     from psfleet.shard.shard import Shard
 
-__all__ = ["FaultInjector", "PushAudit", "audited", "say_what_is_held"]
-
 Send = Callable[[str, bytes, float], bytes]
 
 _TABLE = f"{OWN}audit/"
 _LONGEST_DELAY = 0.05  # seconds
-_ROWS_OF_LIFE = 1 << 16
+_ROWS_OF_INCARNATION = 1 << 16
 
 
 # -- workers ------------------------------------------------------------------------------------
@@ -47,7 +45,7 @@ class FaultInjector:
         seed = settings.seed * 1009 + worker
         self._faults = MessageFaults(seed, settings.drop, settings.duplicate)
         self._dice = random.Random(seed)
-        self._notes = AuditFile(Path(settings.folder))
+        self._audit = AuditFile(Path(settings.folder))
         self._left = Path(settings.folder) / f"left.{worker}"
 
     @classmethod
@@ -64,19 +62,19 @@ class FaultInjector:
             if self._dice.random() < self._settings.delay:
                 time.sleep(self._dice.random() * _LONGEST_DELAY)
             if method == "Shard/Leave" and not LeaveRequest.FromString(request).rest:
-                self._left.touch()  # whoever dies from now on has nobody to come back to
+                self._left.touch()  # a process that dies from now on has no fleet to come back to
             if not method.startswith("Shard/P") and method != "Shard/Exchange":
                 return meddled(method, request, seconds)
             header = frame.decode(request)[0]
             pushes = method != "Shard/Pull"
             if pushes:
-                self._notes.sent(server, header.worker, header.incarnation, header.sequence)
-            answer = meddled(method, request, seconds)
+                self._audit.sent(server, header.worker, header.incarnation, header.sequence)
+            reply = meddled(method, request, seconds)
             done = header.sequence if pushes else header.commit
-            held = method == "Shard/Push" and frame.decode(answer)[0].outcome == OUTCOME_HELD
+            held = method == "Shard/Push" and frame.decode(reply)[0].outcome == OUTCOME_HELD
             if done and not held:  # a push that is held is acknowledged by the pull that commits it
-                self._notes.acknowledged(server, header.worker, header.incarnation, done)
-            return answer
+                self._audit.acknowledged(server, header.worker, header.incarnation, done)
+            return reply
 
         return noted
 
@@ -84,28 +82,30 @@ class FaultInjector:
 class PushAudit:
     """The hidden table of one worker, into which each of its pushes adds 1 on every server."""
 
-    def __init__(self, worker: int, life: int, servers: int) -> None:
+    def __init__(self, worker: int, incarnation: int, servers: int) -> None:
         zero = InitializerSpec("constant", 0.0)
         self.spec = TableSpec(
             f"{_TABLE}{worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero
         )
-        self._ids = np.array([_row(life, server, servers) for server in range(servers)], np.int64)
+        self._ids = np.array(
+            [_row(incarnation, server, servers) for server in range(servers)], np.int64
+        )
 
     @classmethod
-    def wanted(cls, worker: int, life: int, servers: int) -> "PushAudit | None":
+    def wanted(cls, worker: int, incarnation: int, servers: int) -> "PushAudit | None":
         """One if the environment asks for it."""
-        return None if ChaosSettings.wanted() is None else cls(worker, life, servers)
+        return None if ChaosSettings.wanted() is None else cls(worker, incarnation, servers)
 
     def gradient(self, adds_deltas: bool) -> Gradient:
-        """What a push brings in a mode that adds deltas, or in one that subtracts gradients."""
+        """Return the gradient of a push in a mode that adds deltas, or in one that subtracts gradients."""
         value = 1 if adds_deltas else -1
         values = np.full((len(self._ids), 1), value, np.float32)
         return Gradient(self.spec.key, values, self._ids, 1.0)
 
 
-def _row(life: int, server: int, servers: int) -> int:
-    """The row of a life that lies on the server."""
-    ids = life * _ROWS_OF_LIFE + np.arange(_ROWS_OF_LIFE, dtype=np.int64)
+def _row(incarnation: int, server: int, servers: int) -> int:
+    """The row of an incarnation that lies on the server."""
+    ids = incarnation * _ROWS_OF_INCARNATION + np.arange(_ROWS_OF_INCARNATION, dtype=np.int64)
     return int(ids[np.argmax(owned_by(ids, server, servers))])
 
 
@@ -115,15 +115,15 @@ def _row(life: int, server: int, servers: int) -> int:
 def say_what_is_held(shard: "Shard") -> None:
     """Write what a server holds at its end, if this is a job under chaos.
 
-    `held.<server>.json`: the mode; of each life (`audit`: worker, then life) how many pushes were
-    counted; of each other table the SHA-256 of its updates, ids, weights and optimizer state.
+    `held.<server>.json`: the mode; of each incarnation (`audit`: worker, then incarnation) how many pushes
+    were counted; of each other table the SHA-256 of its updates, ids, weights and optimizer state.
     """
     settings = ChaosSettings.wanted()
     if settings is None:
         return
     audit = {
-        str(worker): {str(life): counts[0] for life, counts in lives.items()}
-        for worker, lives in audited(shard).items()
+        str(worker): {str(incarnation): counts[0] for incarnation, counts in incarnations.items()}
+        for worker, incarnations in audited(shard).items()
     }
     digests = {
         table.spec.name: _digest(table)
@@ -135,15 +135,15 @@ def say_what_is_held(shard: "Shard") -> None:
 
 
 def audited(shard: "Shard") -> dict[int, dict[int, list[int]]]:
-    """By worker and life: how many pushes each of the servers has counted whose rows are here."""
+    """By worker and incarnation: how many pushes each of the servers has counted whose rows are here."""
     found: dict[int, dict[int, list[int]]] = {}
     tables: Any = shard.tables
     for table in tables.values():
         if table.spec.name.startswith(_TABLE):
             ids = table.ids()
-            lives = found.setdefault(int(table.spec.name.removeprefix(_TABLE)), {})
+            incarnations = found.setdefault(int(table.spec.name.removeprefix(_TABLE)), {})
             for row, count in zip(ids.tolist(), table.rows(ids).values[:, 0].tolist(), strict=True):
-                lives.setdefault(row // _ROWS_OF_LIFE, []).append(round(count))
+                incarnations.setdefault(row // _ROWS_OF_INCARNATION, []).append(round(count))
     return found
 
 

@@ -17,33 +17,30 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.client.client_features import ClientFeatures
-from psfleet.client.client_tables import DenseTable, SparseTable
+from psfleet.client.client_tables import ClientFeatures, DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
 from psfleet.errors import ConfigError, PsfleetError, ShapeError, TableConflict
-from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
-from psfleet.evaluation.metric_slices import Slices
 from psfleet.execution.model_files import TableNames, folder_of, load, save
 from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 from psfleet.mode_runtimes.switch import change
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.optimizer.standalone import check_outside
+from psfleet.optimizer.wrapping_optimizers import check_outside
 from psfleet.parameters.initializer import Initializer, starting
-from psfleet.parameters.parameter import as_numbers
+from psfleet.parameters.parameter import Parameter, as_numbers
 from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
 from psfleet.runtime.pooled_ids import PooledIds
-from psfleet.runtime.read_version import ReadVersion
-from psfleet.runtime.script_end import expect_exit, is_failure
+from psfleet.runtime.process_runtime import current, is_failure
+from psfleet.runtime.read_version import FollowedCut, ReadVersion
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import Device, InitializerSpec, RowPrecision, TableSpec
+from psfleet.schema.table import Device, InitializerSpec, RowPrecision, ServerCount, TableSpec
 from psfleet.strategy import Settings
+from psfleet.validation.annotations import NonNegativeInt, checked
 
 if TYPE_CHECKING:
     from psfleet.prediction.cut_evaluation import CutEvaluation
     from psfleet.prediction.predictors import Predictor
-
-__all__ = ["Client"]
 
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=ClientTable)
@@ -57,6 +54,7 @@ _AFTER_FAILURE = 1.0  # seconds for which a script that has failed waits for oth
 Table = TypeVar("Table", SparseTable, DenseTable)
 
 
+@checked
 class Client:
     """Tables of a fleet by name. A context manager; closing flushes and leaves the fleet.
 
@@ -65,8 +63,8 @@ class Client:
 
     Args:
         runtime: Through which it reaches the tables.
-        leave: What closing does with the runtime, and how many seconds it may wait for other workers
-            (None: as long as any call); by default it closes it.
+        leave: Function that closes the runtime; takes the seconds that it may wait for other
+            workers (None: as long as any call); by default it closes it.
     """
 
     def __init__(
@@ -82,10 +80,10 @@ class Client:
         dim: int | None = None,
         optimizer: Optimizer | None = None,
         initializer: InitializerSpec | Initializer | None = None,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
         entry: Entry | None = None,
         device: Device | None = None,
-        servers: int | None = None,
+        servers: ServerCount | None = None,
         precision: RowPrecision = "float32",
     ) -> SparseTable:
         """The table of that name, made if no worker has made it yet.
@@ -98,13 +96,13 @@ class Client:
             optimizer: Its rule and hyperparameters become the table's; pushes carry its rate. None: the
                 table is only read; what else is said of it does not count.
             initializer: First value of a row, of psfleet.initializer; default uniform in [-0.01, 0.01).
-            seed: Of the initializer, if it has none of its own.
-            entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
-                and none.
-            device: Whose memory holds it on the servers, named as by --device; None: as that says.
-            servers: How many servers hold it, 1 to 1024, so that a step calls fewer; None: all. A table that
-                is there stays where it is.
-            precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),
+            seed: Seed of the initializer, if it has none of its own.
+            entry: Rule by which unknown ids of a push get a row and rows go, see psfleet.entry;
+                None: all, and none.
+            device: Memory that holds it on the servers, named as by --device; None: as that says.
+            servers: Number of servers that hold it, 1 to 1024, so that a step calls fewer; None:
+                all. A table that is there stays where it is.
+            precision: Storage of rows on the servers: "float32", "bfloat16" (the weights),
                 "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
                 All that is computed, pulled and pushed is float32.
 
@@ -117,12 +115,8 @@ class Client:
             shape = None if dim is None else (dim,)
             return self._opened(SparseTable(self.runtime, self._find(name, "sparse", shape), None))
         _check(name, optimizer)
-        if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
-            raise ShapeError(f"table {name!r}: dim is {dim!r}, it must be a whole number")
-        if entry is not None and not isinstance(entry, Entry):
-            raise ConfigError(
-                f"the entry of table {name!r} is {entry!r}; it must be one of psfleet.entry"
-            )
+        if dim is None:
+            raise ShapeError(f"table {name!r}: dim is None, it must be a whole number")
         start, seed = starting(initializer, (None, int(dim)), seed, f"table {name!r}")
         spec = TableSpec(
             name,
@@ -168,7 +162,7 @@ class Client:
         value: ArrayLike | None = None,
         optimizer: Optimizer | None = None,
         device: Device | None = None,
-        servers: int | None = None,
+        servers: ServerCount | None = None,
     ) -> DenseTable:
         """The table of that name; if no worker has made it yet, it starts with `value`.
 
@@ -180,12 +174,13 @@ class Client:
             return self._opened(DenseTable(self.runtime, self._find(name, "dense", shape), None))
         _check(name, optimizer)
         array = np.asarray(as_numbers(value, f"the value of table {name!r}"), np.float32)
+        parameter = Parameter(name, shape=array.shape)
         spec = TableSpec(
             name,
             "dense",
             array.shape,
-            optimizer.rule(),
-            optimizer.decay(),
+            optimizer.rule(parameter),
+            optimizer.decay(parameter),
             device=device,
             servers=servers,
         )
@@ -195,14 +190,13 @@ class Client:
     def _find(self, name: Any, kind: str, shape: tuple[int, ...] | None) -> TableSpec:
         """The definition of a table that is there.
 
-        shape: What the script says of it; None: nothing.
+        shape: Shape that the script expects; None: any.
         """
-        _check_name(name)
         spec = self.runtime.open(name)
         if spec.kind != kind or shape not in (None, spec.shape):
-            wanted = kind if shape is None else f"{kind} of shape {shape}"
+            text = kind if shape is None else f"{kind} of shape {shape}"
             raise TableConflict(
-                f"table {name!r} is {spec.kind} of shape {spec.shape}, and the script opens it as {wanted}"
+                f"table {name!r} is {spec.kind} of shape {spec.shape}, and the script opens it as {text}"
             )
         return spec
 
@@ -271,7 +265,7 @@ class Client:
         folder may come from a fleet with any number of servers.
 
         Args:
-            folder: Where the checkpoint lies.
+            folder: Folder of the checkpoint.
             tables: None: every table of the checkpoint, with its definition. Else the names of those that get
                 its weights, as a warm start; {"users": "old_users"}: users gets those of old_users. A table
                 has the optimizer state of the checkpoint where that is of the same rule, else the first one.
@@ -283,32 +277,32 @@ class Client:
         """
         load(self.runtime, folder_of(folder, "load"), tables)
 
-    def pull(self, asked: Mapping[T, ArrayLike | PooledIds | None]) -> dict[T, Floats]:
+    def pull(self, ids: Mapping[T, ArrayLike | PooledIds | None]) -> dict[T, Floats]:
         """Current values of several tables, with one call to each server.
 
             rows = ps.pull({users: ids, items: others, bias: None})
             rows[users], rows[bias]
 
         Args:
-            asked: For each table its ids, as for `SparseTable.pull`, or what `pooled` of a batch of features
+            ids: For each table its ids, as for `SparseTable.pull`, or what `pooled` of a batch of features
                 has for it; None for a dense table.
 
         Returns:
-            The values by table, in the order of `asked`: sparse float32 [*ids.shape, dim], dense float32
+            The values by table, in the order of `ids`: sparse float32 [*ids.shape, dim], dense float32
             of the table's shape.
 
         Raises:
             UsageError: A key is no table of this client, or its value cannot be what is asked of it.
         """
-        reads = reads_of(self.runtime, asked)
-        return by_table(asked, reads, self.runtime.pull(reads))
+        reads = reads_of(self.runtime, ids)
+        return by_table(ids, reads, self.runtime.pull(reads))
 
-    def pull_ahead(self, asked: Mapping[T, ArrayLike | PooledIds | None]) -> TablesAhead[T]:
+    def pull_ahead(self, ids: Mapping[T, ArrayLike | PooledIds | None]) -> TablesAhead[T]:
         """Begin to pull values of several tables, see `pull` and `SparseTable.pull_ahead`."""
-        reads = reads_of(self.runtime, asked)
-        return TablesAhead(asked, reads, self.runtime.pull_ahead(reads))
+        reads = reads_of(self.runtime, ids)
+        return TablesAhead(ids, reads, self.runtime.pull_ahead(reads))
 
-    def push(self, given: Mapping[T, Any]) -> PendingPush:
+    def push(self, gradients: Mapping[T, Any]) -> PendingPush:
         """Send one step's gradients of several tables, with one call to each server.
 
             ps.push({users: (ids, grads), items: (others, slopes), bias: slope})
@@ -319,7 +313,7 @@ class Client:
         round and changes nothing.
 
         Args:
-            given: For each sparse table the arguments of `SparseTable.push` as a tuple: (ids, grads) or
+            gradients: For each sparse table the arguments of `SparseTable.push` as a tuple: (ids, grads) or
                 (ids, grads, shows, clicks), or what `pooled_gradients` of a batch of features has for it.
                 For each dense table its gradient.
 
@@ -330,12 +324,18 @@ class Client:
             UsageError: A key is no table of this client, or its value cannot be what is sent to it.
                 Nothing was sent, to no table.
         """
-        return self.runtime.push(gradients_of(self.runtime, given))
+        return self.runtime.push(gradients_of(self.runtime, gradients))
 
     @property
     def version(self) -> ReadVersion | None:
-        """Of a client of `connect(job=...)`: what its last pull has read; None: there was none."""
+        """Version of the last pull by a client of `connect(job=...)`; None before the first."""
         found: ReadVersion | None = getattr(self.runtime, "version", None)
+        return found
+
+    @property
+    def cut(self) -> FollowedCut | None:
+        """The cut of the training that a client of `connect(follow=...)` has; None: it is another client."""
+        found: FollowedCut | None = getattr(self.runtime, "cut", None)
         return found
 
     def flush(self, timeout: float | None = None) -> None:
@@ -348,8 +348,8 @@ class Client:
 
     def set_mode(self, mode: str, **settings: Any) -> None:
         """Go on in another consistency mode, see `psfleet.fleet.set_mode`; all workers call it."""
-        wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
-        change(self.runtime, wanted.consistency)
+        settings_of_mode = Settings.from_parts({"consistency": {"mode": mode, **settings}})
+        change(self.runtime, settings_of_mode.consistency)
 
     @property
     def worker_index(self) -> int:
@@ -358,7 +358,7 @@ class Client:
 
     @property
     def worker_num(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return self.runtime.worker_num
 
     def stats(self) -> list[dict[str, Any]]:
@@ -381,8 +381,8 @@ class Client:
         if value is None or not is_failure(value):
             self.close()
             return
-        expect_exit(value)
-        try:  # the others may have failed too, and then nobody completes the round
+        current().expect_exit(value)
+        try:  # the others may have failed too, and then the round never completes
             self._close(_AFTER_FAILURE)
         except PsfleetError as error:
             value.add_note(f"psfleet: the last pushes may not be applied: {error}")
@@ -397,13 +397,7 @@ class Client:
         self._leave(runtime, timeout)
 
 
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(f"a table's name is {name!r}; it must be a text")
-
-
 def _check(name: Any, optimizer: Any) -> None:
-    _check_name(name)
     check_outside(f"table {name!r}", optimizer)
     schedule = optimizer.common()["learning_rate"]
     if isinstance(schedule, LRScheduler) and schedule.steps_itself:

@@ -1,6 +1,6 @@
 """Handles of plain tables: what a script pulls from and pushes to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,20 +8,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.client.multitable import ClientTable
 from psfleet.errors import ShapeError, UsageError
-from psfleet.parameters.gradients import gradient_of
+from psfleet.feature_sets.feature_lookup import FeatureLookup
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.parameters.gradients import PooledGradient, gradient_of
 from psfleet.parameters.parameter import as_numbers
-from psfleet.parameters.pooled_gradient import PooledGradient
-from psfleet.runtime.eviction_reader import EvictionReader
+from psfleet.runtime.evictions import EvictionReader
 from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read
 from psfleet.runtime.pooled_ids import PooledIds, read_of
 from psfleet.runtime.validation import as_float32, as_ids
 from psfleet.schema.table import TableSpec
-
-__all__ = ["DenseTable", "RowsAhead", "SparseTable"]
+from psfleet.validation.annotations import checked
 
 Floats = NDArray[np.float32]
 
 
+@checked
 class RowsAhead:
     """Rows on their way, see `SparseTable.pull_ahead`."""
 
@@ -33,6 +34,7 @@ class RowsAhead:
         return self._awaited.wait()[0]
 
 
+@checked
 class SparseTable(ClientTable):
     """Rows by id. Made by `Client.sparse_table`."""
 
@@ -106,9 +108,9 @@ class SparseTable(ClientTable):
         return EvictionReader(self._runtime, self.spec, position)
 
     def _read(self, asked: Any) -> Read:
-        if not isinstance(asked, PooledIds):
-            asked = as_ids(asked, self.spec.label)
-        return read_of(self.spec.key, asked, self._runtime.pools)
+        if isinstance(asked, PooledIds):
+            return read_of(self.spec.key, asked, self._runtime.pools)
+        return Read(self.spec.key, as_ids(asked, self.spec.label))
 
     def _gradient(self, given: Any) -> Gradient:
         """The arguments of `push` as a tuple, or a PooledGradient."""
@@ -167,6 +169,7 @@ class SparseTable(ClientTable):
             ) from None
 
 
+@checked
 class DenseTable(ClientTable):
     """One array. Made by `Client.dense_table`."""
 
@@ -201,6 +204,41 @@ class DenseTable(ClientTable):
         return Gradient(self.spec.key, values, None, self._rate())
 
 
+class ClientFeatures:
+    """The tables of a feature set. Made by `Client.features`.
+
+        features = ps.features(feature_set)
+        batch = features.batch({"user": users, "friends": Jagged(ids, lengths)})
+        pooled = ps.pull({**batch.pooled, bias: None})  # one call to each server
+        values = batch.values(pooled)                   # float32 arrays by feature
+        ...
+        ps.push({**batch.pooled_gradients(gradients), bias: slope})
+
+    A script that wants the rows pulls `batch.ids`; `batch.pool` and `batch.gradients` go with that.
+
+    Attributes:
+        features: The set.
+        tables: By name.
+    """
+
+    def __init__(self, features: FeatureSet, tables: Mapping[str, SparseTable]) -> None:
+        self.features = features
+        self.tables = dict(tables)
+
+    def batch(self, batch: Any) -> FeatureLookup[SparseTable]:
+        """The ids of a batch by table, which pool the rows and spread the gradients.
+
+        Args:
+            batch: By feature its ids: a `Jagged`, an array [n] or [n, k], a list of lists, a mapping with
+                `values` and `lengths`; for a Number its values. Or a KeyedJaggedTensor of TorchRec. A
+                feature that is missing has no ids.
+
+        Raises:
+            UsageError: The batch does not fit the set; the error names the feature.
+        """
+        return FeatureLookup(self.features, batch, self.tables)
+
+
 def _as_gradient(value: Any, spec: TableSpec) -> Floats:
     if type(value) is np.ndarray and value.dtype == np.float32:
         return value
@@ -208,7 +246,7 @@ def _as_gradient(value: Any, spec: TableSpec) -> Floats:
 
 
 def _described(value: Any) -> str:
-    """What was given, short enough for a message."""
+    """Describe a value in a few words for a message."""
     what = type(value).__name__
     if isinstance(value, tuple | list):
         return f"a {what} of {len(value)}"

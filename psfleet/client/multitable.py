@@ -8,19 +8,19 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.parameters.table_writes import write_weights
+from psfleet.parameters.parameter_client import write_weights
 from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime
 from psfleet.runtime.pooled_ids import as_asked
 from psfleet.schema.table import TableSpec
-
-__all__ = ["ClientTable", "TablesAhead", "by_table", "gradients_of", "reads_of"]
+from psfleet.validation.annotations import checked
 
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound="ClientTable")
 
 
+@checked
 class ClientTable:
-    """What a call for several tables needs to know of each.
+    """Part of a table that a call for several tables uses.
 
     It is no abstract class: whether a table is one of those takes 2 us, for each table of each call.
 
@@ -89,11 +89,11 @@ class TablesAhead(Generic[T]):
 def by_table(
     asked: Mapping[T, Any], reads: Sequence[Read], values: Sequence[Floats]
 ) -> dict[T, Floats]:
-    """What was asked for with the tables as keys, in the order of the call.
+    """Return the values with the tables as keys, in the order of the call.
 
     Args:
         asked: See `Client.pull`.
-        reads: What `reads_of` has made of it.
+        reads: Result of `reads_of`.
         values: The values of each read.
     """
     return {
@@ -103,32 +103,24 @@ def by_table(
 
 
 def reads_of(runtime: Runtime, asked: Mapping[T, Any]) -> list[Read]:
-    """What `Client.pull` asks the runtime for.
+    """Return the reads for which `Client.pull` asks the runtime.
 
     Raises:
         UsageError: One of the parts cannot be meant; the error names its table.
     """
-    return [table._read(part) for table, part in _parts(runtime, asked, "pull", "ids")]
+    return [table._read(part) for table, part in _parts(runtime, asked, "pull")]
 
 
 def gradients_of(runtime: Runtime, given: Mapping[T, Any]) -> list[Gradient]:
-    """What `Client.push` gives the runtime.
+    """Return the gradients that `Client.push` gives to the runtime.
 
     Raises:
         UsageError: One of the parts cannot be meant; the error names its table.
     """
-    return [table._gradient(part) for table, part in _parts(runtime, given, "push", "gradients")]
+    return [table._gradient(part) for table, part in _parts(runtime, given, "push")]
 
 
-def _parts(
-    runtime: Runtime, parts: Mapping[T, Any], call: str, what: str
-) -> Sequence[tuple[T, Any]]:
-    # To ask the abstract class takes longer.
-    if type(parts) is not dict and not isinstance(parts, Mapping):
-        raise UsageError(
-            f"{call} needs a mapping from tables to {what}, as {{users: ...}}; "
-            f"it got {parts!r:.80} of {type(parts).__name__}"
-        )
+def _parts(runtime: Runtime, parts: Mapping[T, Any], call: str) -> Sequence[tuple[T, Any]]:
     for table in parts:
         if not isinstance(table, ClientTable):
             raise UsageError(

@@ -3,37 +3,33 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from psfleet.client.client import Client
 from psfleet.errors import ConfigError
 from psfleet.execution.model_files import folder_of
-from psfleet.formats.running_job import read_running_job
+from psfleet.formats import environment_of
 from psfleet.mode_runtimes.switch import check_mode, check_wire
 from psfleet.mode_runtimes.switch import connect as connect_cluster
-from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import Parts, Runtime
-from psfleet.settings.environment import (
-    Environment,
-    check_endpoint,
-    read_environment,
-    reader_environment,
-)
+from psfleet.platform.logs import set_up_logs
+from psfleet.runtime.interface import Runtime, load_runtime
+from psfleet.runtime.process_runtime import Parts, current
+from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.mode_names import Mode
 from psfleet.strategy import WireSettings, resolve
+from psfleet.validation.annotations import checked
 
-__all__ = ["connect"]
 
-
+@checked
 def connect(
     environment: Environment | None = None,
-    mode: Mode | None = None,
+    mode: Mode | str | None = None,
     tls: str | None = None,
     insecure: bool | None = None,
     wire: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     job: str | os.PathLike[str] | Sequence[str] | None = None,
+    follow: str | os.PathLike[str] | Sequence[str] | None = None,
 ) -> Client:
     """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
 
@@ -42,7 +38,7 @@ def connect(
 
     Args:
         environment: Instead of the process's own; the client then has a seat for itself.
-        mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
+        mode: Consistency mode, unless the launcher has decided; see docs/strategies.md. In
             sync mode each push of every worker makes a round; push the tables of a step together. None: that
             of `fleet.init()`, else async.
         tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
@@ -54,6 +50,8 @@ def connect(
             its logs ("psfleet-logs/NAME"), or the endpoints of all its servers in their order, as a list or
             with commas between them. All that would change tables is refused. It goes with `tls`, `insecure`
             and `wire` only; see docs/prediction.md.
+        follow: A running job likewise, whose weights are copied to this process and kept up to date. It goes
+            with `tls` and `insecure` only; see docs/serving.md.
 
     Raises:
         CheckpointError: The checkpoint is missing or damaged.
@@ -61,13 +59,15 @@ def connect(
         ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
             another mode.
     """
+    access = {"tls": tls, "insecure": insecure}
+    if follow is not None:
+        return _of_follower(follow, access, environment, mode, wire, checkpoint, job)
     if job is not None:
-        return _of_job(job, {"tls": tls, "insecure": insecure}, wire, environment, mode, checkpoint)
+        return _of_job(job, access, wire, environment, mode, checkpoint)
     if checkpoint is not None:
         return _of_checkpoint(checkpoint, environment, mode, tls, insecure, wire)
     here = environment or read_environment()
-    said = {"tls": tls, "insecure": insecure}
-    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in access.items() if value is not None}
     here = dataclasses.replace(here, **given)
     if here.role == "server":
         raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
@@ -77,15 +77,17 @@ def connect(
     if wire is not None:
         asked["wire"] = {"push": wire, "pull": wire}
     settings = resolve({"consistency": {"mode": "async"}, **asked}, here.strategy)
+    if environment is None:
+        set_up_logs(here.role, here.rank)
 
     def make(_: Parts) -> Runtime:
         if here.role is None:
-            return runtimes.load_runtime("embedded", wire=settings.wire)
+            return load_runtime("embedded", wire=settings.wire)
         return connect_cluster(here.seat, settings.consistency, settings.wire)
 
     if environment is not None:
         return Client(make(asked))
-    client = Client(runtimes.hold(make, asked), runtimes.let_go)
+    client = Client(current().hold(make, asked), current().let_go)
     try:
         if mode is not None:
             check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")
@@ -103,28 +105,21 @@ def _of_job(job: Any, access: Mapping[str, Any], wire: str | None, *others: obje
             f"connect() got job={job!r} and an environment, a mode or a checkpoint; the tables of a running "
             "job are read as they are, so leave the others out"
         )
-    said = {name: value for name, value in access.items() if value is not None}
-    here = dataclasses.replace(_job_environment(job), **said)
+    here = environment_of(job, **access)
     parts = {} if wire is None else {"wire": {"pull": wire}}
     form = resolve(parts, "").wire
-    return Client(runtimes.load_runtime("reader", here, wire=form))
+    return Client(load_runtime("reader", here, wire=form))
 
 
-def _job_environment(job: Any) -> Environment:
-    """How this process knows the job of a folder, or of these endpoints."""
-    if isinstance(job, str | os.PathLike):
-        if os.path.isdir(job):
-            return read_running_job(Path(job))
-        job = [endpoint.strip() for endpoint in os.fspath(job).split(",")]
-    try:
-        for endpoint in job:
-            check_endpoint(endpoint)
-    except (ConfigError, TypeError, AttributeError):
+def _of_follower(job: Any, access: Mapping[str, Any], *others: object) -> Client:
+    if any(other is not None for other in others):
         raise ConfigError(
-            f"connect(job=...) got {job!r}, which is neither the folder of a job's logs nor the endpoints of "
-            "its servers, such as unix:/path and host:port"
-        ) from None
-    return reader_environment(job)
+            f"connect() got follow={job!r} and other settings than tls and insecure; the weights are read as "
+            "they are, so leave the others out"
+        )
+    from psfleet.serving.follower import Follower, FollowerRuntime  # loads what predicts
+
+    return Client(FollowerRuntime(Follower(job, **access)))
 
 
 def _of_checkpoint(folder: Any, *others: object) -> Client:

@@ -1,15 +1,17 @@
-"""What a consistency mode is: a name, a number, settings, and what servers and workers do in it."""
+"""Definition of a consistency mode: name, number, settings, its part in servers and workers; all by name."""
 
+import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
+from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
+from psfleet.settings.kinds import one_of
 
-__all__ = ["ConsistencyMode", "ModeGuide", "at_least_0", "at_least_1"]
-
-_SSP_CLOCK = "psfleet.shard.ssp_clock:SspClock"
+_SSP_CLOCK = "psfleet.shard.pull_gate:SspClock"
 _number = partial(setting, most=2**31 - 1)
 at_least_0: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
 """A field that is a setting and a number from 0 on; arguments as for `setting`."""
@@ -22,10 +24,10 @@ class ModeGuide:
     """A row of the table of modes in docs/strategies.md.
 
     Attributes:
-        push: What happens to a push.
-        pull: What a pull waits for.
-        promise: What the mode guarantees.
-        price: What it does not guarantee.
+        push: Handling of a push.
+        pull: Condition that a pull waits for.
+        promise: Guarantees of the mode.
+        price: Guarantees that it lacks.
     """
 
     push: str = ""
@@ -36,7 +38,7 @@ class ModeGuide:
 
 @dataclass(frozen=True)
 class ConsistencyMode:
-    """When pushes take effect, what pulls wait for, and what a worker does of its own.
+    """Consistency mode: when pushes take effect, what pulls wait for, and the worker's own part.
 
     A mode is a subclass in a file of its own: a frozen dataclass under `@register`. Its fields are its
     settings, each with a default; its class attributes are the properties below. Servers, workers and
@@ -52,7 +54,7 @@ class ConsistencyMode:
             waits for that. Data comes from a round plan, and the same script gives the same bits. Otherwise
             a push takes effect when it arrives, and workers lease their data.
         has_clocks: A pull waits while its worker is more than `staleness` pushes ahead of another. The mode
-            has that setting, which servers know; its gate is psfleet.shard.ssp_clock:SspClock.
+            has that setting, which servers know; its gate is psfleet.shard.pull_gate:SspClock.
         gate: `module:class` of another rule for what pulls wait for: a psfleet.shard.pull_gate.PullGate.
             Empty: nothing, without rounds or clocks.
         server_settings: Those settings that servers know, whole numbers. All workers must agree on them.
@@ -62,7 +64,7 @@ class ConsistencyMode:
         runtime: `module:class` of what a worker puts before its cluster: the class takes a Runtime and the
             ConsistencySettings, and has a method `release`. Empty: nothing.
         conflicts: Part of a strategy -> why it cannot be on in this mode.
-        main_setting: What the number in `psfleet mode JOB ssp:4` sets; empty: it takes none.
+        main_setting: Setting behind the number in `psfleet mode JOB ssp:4`; empty: it takes none.
         a_sync: Name in the reference's `a_sync_configs` -> setting. The first name asks for the mode.
         a_sync_off: Values of that name which do not; the first is its default.
         guide: For docs/strategies.md.
@@ -88,7 +90,7 @@ class ConsistencyMode:
 
     @cached_property
     def pulls_wait(self) -> bool:
-        """Whether a pull may wait for other workers. Then a worker at a collective rests."""
+        """True if a pull may wait for other workers. Then a worker at a collective rests."""
         return self.has_rounds or bool(self.pull_gate)
 
     @cached_property
@@ -107,17 +109,95 @@ class ConsistencyMode:
         """The mode as servers know it: with their settings, and the others as they are by default.
 
         Args:
-            values: Of the first settings that servers know; of the rest the mode keeps its own.
+            values: Values of the first settings that servers know; of the rest the mode keeps its
+                own.
         """
         own = self.agreed_settings
         return type(self)(**(own | dict(zip(own, values, strict=False))))
 
     @cached_property
     def corrects_late(self) -> bool:
-        """Whether servers correct stale gradients, see psfleet.shard.stale_gradients."""
+        """True if servers correct stale gradients, see psfleet.shard.updates."""
         return not self.has_rounds and not self.adds_deltas
 
     @cached_property
     def reads_ahead(self) -> bool:
-        """Whether a worker's pull may overtake its push."""
+        """True if a worker's pull may overtake its push."""
         return not self.pulls_wait and not self.runtime
+
+
+MODES: dict[str, ConsistencyMode] = {}
+"""Every mode with its default settings, by name, in the order of the numbers."""
+
+NO_MODE = ConsistencyMode()
+"""The mode of a fleet that no worker has joined."""
+
+M = TypeVar("M", bound=ConsistencyMode)
+_NAME = re.compile("[a-z][a-z0-9-]*")
+
+
+def register(mode: type[M]) -> type[M]:
+    """Make a mode known; a decorator above `@dataclass`. A class that is defined again replaces itself.
+
+    Raises:
+        ConfigError: The name or number is none, or another mode has it.
+    """
+    if not _NAME.fullmatch(mode.name) or not 0 < mode.number < 2**31:
+        raise ConfigError(
+            f"the mode {mode.__name__} has the name {mode.name!r} and the number {mode.number}; a name has "
+            "lower-case letters, digits and hyphens, and a number is at least 1 and below 2^31"
+        )
+    one = mode()
+    for name, value in one.agreed_settings.items():
+        if type(value) is not int:
+            raise ConfigError(
+                f"servers know the setting {name!r} of the mode {_place(mode)}, whose default is {value!r}; "
+                "what they know are whole numbers"
+            )
+    for known in MODES.values():
+        same = {known.name, known.number} & {mode.name, mode.number}
+        if same and _place(type(known)) != _place(mode):
+            raise ConfigError(
+                f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
+                f"{known.name!r} is {_place(type(known))} with the number {known.number}; give it others"
+            )
+    found: list[ConsistencyMode] = [*_others(mode), one]
+    found.sort(key=lambda one: one.number)
+    MODES.clear()
+    MODES.update({one.name: one for one in found})
+    return mode
+
+
+def _others(mode: type[ConsistencyMode]) -> list[ConsistencyMode]:
+    return [known for known in MODES.values() if _place(type(known)) != _place(mode)]
+
+
+def find_mode(name: str | None) -> ConsistencyMode:
+    """The mode of this name, with its default settings; None or empty: NO_MODE.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not name:
+        return NO_MODE
+    if name not in MODES:
+        raise ConfigError(
+            f"mode is {name!r}; it must be {listed()}, or name the module that defines it: "
+            "psfleet-launch --rules MODULE, or PSFLEET_RULES"
+        )
+    return MODES[name]
+
+
+def find_part(place: str) -> Any:
+    """Return the object that a declaration names as `module:class`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def listed() -> str:
+    """The names of all modes, for messages."""
+    return one_of(*MODES).wanted
+
+
+def _place(mode: type[ConsistencyMode]) -> str:
+    return f"{mode.__module__}.{mode.__qualname__}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,12 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import Snapshot
 from psfleet.checkpoint.loading import Events
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.rules.sgd import SGD
-from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.read_only import ReadOnlyRuntime
+from psfleet.rules.momentum import SGD
+from psfleet.runtime.interface import Runtime
+from psfleet.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
-from psfleet.tables.row_data import RowData
-from psfleet.tables.snapshot_columns import ROW_IDS, row_columns, rows_of
-
-__all__ = ["FrozenRuntime"]
+from psfleet.tables.row_data import ROW_IDS, RowData, row_columns, rows_of
 
 Floats = NDArray[np.float32]
 Columns = Mapping[str, NDArray[Any]]
@@ -36,25 +34,19 @@ class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
         CheckpointError: It is missing, incomplete or damaged.
     """
 
+    open = handed_on(Runtime.open)
+    pools = property(attrgetter("_fleet.pools"))
+
     def __init__(self, path: str) -> None:
         self.source = repr(path)
         self.instead = "train on a fleet that has loaded it"
-        tables = EmbeddedRuntime()
+        tables = EmbeddedRuntime(only_reads=True)
         tables.restore(_weights(Snapshot(path)))
         super().__init__(tables)
 
-    def open(self, name: str) -> TableSpec:
-        """See Runtime.open."""
-        return self._fleet.open(name)
-
-    @property
-    def pools(self) -> bool:
-        """See Runtime."""
-        return self._fleet.pools
-
 
 def _weights(snapshot: Snapshot) -> Events:
-    """What makes a shard hold the weights: no state, no scores, no ids that wait for a row."""
+    """Yield the events that load the weights into a shard: no state, no scores, no candidate ids."""
     specs = {spec.key: spec for spec in snapshot.specs()}
     for event in snapshot.events(0, 1):
         if isinstance(event, CreateTable):

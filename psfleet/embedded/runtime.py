@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import Snapshot, save_fleet
 from psfleet.checkpoint.loading import Events, load_events
 from psfleet.consistency import AsyncMode
-from psfleet.data.assignment import Range
+from psfleet.datasets.assignment import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.dedup import dedup
-from psfleet.kernels.float16 import rounded
-from psfleet.platform.interrupts import deferred
-from psfleet.runtime.completed import CompletedPull, CompletedPush
-from psfleet.runtime.evicted_ids import EvictedIds
+from psfleet.kernels.number_formats import rounded
+from psfleet.platform.threads import deferred
+from psfleet.runtime.evictions import EvictedIds
 from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
 from psfleet.runtime.interface import (
     ClosedRuntime,
+    CompletedPull,
+    CompletedPush,
     Gradient,
     PushCounter,
     Read,
@@ -31,18 +32,18 @@ from psfleet.runtime.interface import (
 )
 from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
 from psfleet.schema.table import TableSpec, key_of
+from psfleet.settings.declaration import from_variable
+from psfleet.settings.declared_settings import JobSettings
 from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
+from psfleet.shard.pull_gate import TickTimer
 from psfleet.shard.server_group import placed
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.shard.tick_timer import TickTimer
 from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.compression import GradientCompressor, repacked, value_format
-
-__all__ = ["EmbeddedRuntime"]
 
 Floats = NDArray[np.float32]
 _CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
@@ -58,9 +59,10 @@ class EmbeddedRuntime:
         clock: Seconds, for tables with rows that age.
         wire: The form that values would have on their way to a server.
         watch: Looks for values that are not finite; None: one of its own.
+        only_reads: Tables are filled once, and then only read.
 
     Attributes:
-        wire: As passed.
+        wire: Settings of the wire, unchanged.
         counters: Count what pushes take along.
     """
 
@@ -75,12 +77,15 @@ class EmbeddedRuntime:
         clock: Callable[[], float] = time.monotonic,
         wire: WireSettings | None = None,
         watch: NonFiniteCheck | None = None,
+        only_reads: bool = False,
     ) -> None:
         self._shard = Shard()
-        self._shard.tables.choice = MemoryChoice(has_devices=True)
+        self._shard.tables.budget.only_reads = only_reads
+        folder = "" if only_reads else from_variable(JobSettings, "disk", os.environ)
+        self._shard.tables.choice = MemoryChoice.embedded(folder)
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
-        self._packer = GradientCompressor(self.worker_index, self.wire.gradients)
+        self._compressor = GradientCompressor(self.worker_index, self.wire.gradients)
         self._watch = watch or NonFiniteCheck(self.worker_index)
         self._clock = clock
         self._timer = TickTimer(clock())
@@ -92,7 +97,7 @@ class EmbeddedRuntime:
 
     @property
     def pushes(self) -> int:
-        """See psfleet.runtime.interface.pushes."""
+        """Number of pushes."""
         return self._pushes
 
     @deferred()
@@ -138,7 +143,7 @@ class EmbeddedRuntime:
         return unique.expand(arrived).reshape(*ids.shape, spec.dim)
 
     def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
-        """What a worker would get of these values."""
+        """Return the values as a worker would receive them."""
         form = value_format(spec, self.wire.values)
         return values if form == "float32" else repacked(values, form)
 
@@ -154,7 +159,7 @@ class EmbeddedRuntime:
         except SkippedGradients:
             kept = with_counts(list(map(without_values, gradients)), self.counters)
             samples, loss, merged = 0, None, self._merged(kept)
-        parts = tuple(self._packer.sent(self._pushes + 1, merged))
+        parts = tuple(self._compressor.sent(self._pushes + 1, merged))
         self._tick()
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
@@ -204,7 +209,7 @@ class EmbeddedRuntime:
     @deferred()
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
-        self._packer.forget()
+        self._compressor.forget()
         held = self._shard.tables[table]
         if isinstance(held, DenseTable):
             held.restore(state.step, [v.reshape(-1) for v in state.values])
@@ -254,11 +259,11 @@ class EmbeddedRuntime:
 
     def restore(self, events: Events) -> None:
         """Create and fill tables."""
-        self._packer.forget()
+        self._compressor.forget()
         load_events(self._shard, events)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
 
-    def shares(
+    def data_steps(
         self, trainer: Any, size: int, batch: int, epochs: int, seed: int, merged: int
     ) -> Iterator[tuple[Range, ...]]:
         """Every sample, in order; see fleet.dataset."""

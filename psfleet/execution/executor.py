@@ -8,28 +8,26 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from psfleet.data.peekable import with_next
+from psfleet.datasets.read_ahead import with_next
 from psfleet.errors import UsageError
 from psfleet.execution import untrained
 from psfleet.parameters.binding import invalidate, read_ahead
 from psfleet.parameters.moving_average import note
 from psfleet.parameters.parameter import SparseGrad, fetch
-from psfleet.pipeline.global_norm import shared_norms
-from psfleet.pipeline.pipelined_run import PipelinedRun, pipelined_step
-from psfleet.platform.interrupts import deferred
-from psfleet.program.feed import batch_size, check_feed
+from psfleet.platform.threads import deferred
 from psfleet.program.operation import Array, Gradient
+from psfleet.program.pipeline.micro_batches import shared_norms
+from psfleet.program.pipeline.pipelined_run import PipelinedRun, pipelined_step
 from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.recompute import RecomputingRun
-from psfleet.program.run import ProgramRun
+from psfleet.program.run import ProgramRun, batch_size, check_feed
 from psfleet.program.variable import Variable, VariableSource
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import active, current
 from psfleet.settings.environment import plan_file
 from psfleet.stages.links import here
-from psfleet.wire import grpc_process
-
-__all__ = ["CPUPlace", "CUDAPlace", "Executor"]
+from psfleet.validation.annotations import checked
+from psfleet.wire.connections import grpc_process
 
 T = TypeVar("T")
 Fetch = Variable | VariableSource | str
@@ -37,6 +35,7 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 _PLANS = 64  # programs and fetch lists whose plans an executor remembers
 
 
+@checked
 class CPUPlace:
     """Programs run on the CPU."""
 
@@ -44,6 +43,7 @@ class CPUPlace:
         return "CPUPlace()"
 
 
+@checked
 class CUDAPlace:
     """Accepted for the reference's sake: programs run on the CPU, CUDA is the servers' matter."""
 
@@ -54,20 +54,21 @@ class CUDAPlace:
         return f"CUDAPlace({self.id})"
 
 
+@checked
 class Executor:
     """Runs programs.
 
     Attributes:
-        place: Where; kept for the reference's sake.
+        place: Device; kept for the reference's sake.
         meter: If set, an object whose `measure(run)` is called after every operation.
     """
 
     def __init__(self, place: Any = None) -> None:
         _settle_process()
-        self.place = place or CPUPlace()
+        self.place = CPUPlace() if place is None else place
         self.meter: Any = None
         self._plans: OrderedDict[tuple[int, tuple[str, ...]], ExecutionPlan] = OrderedDict()
-        self._coming: _Pair = None, None
+        self._pair: _Pair = None, None
 
     def run(
         self,
@@ -98,8 +99,10 @@ class Executor:
         Raises:
             ShapeError: A feed does not fit its variable.
             IdError: Ids are fractional, NaN or outside a table.
-            UsageError: A feed is missing or unknown, or a fetch is unknown.
+            UsageError: A feed is missing or unknown, a fetch is unknown, or nothing would be computed.
         """
+        if fetch_list is None:
+            _check_trains(program or default_main_program())
         return self._run(program, feed, fetch_list, self._following(program, feed), return_numpy)
 
     def _following(
@@ -107,10 +110,10 @@ class Executor:
     ) -> Mapping[str, Any] | None:
         """The feed after this one, if this is the step of `read_ahead` that trains with it."""
         program = program or default_main_program()
-        present, following = self._coming
+        present, following = self._pair
         if feed is None or feed is not present or program.for_test or not program.updates:
             return None
-        self._coming = None, None
+        self._pair = None, None
         return following
 
     def read_ahead(
@@ -125,16 +128,16 @@ class Executor:
         the other modes, and where the next batch is not known, nothing changes.
 
         Args:
-            batches: Of `fleet.shard` and `fleet.dataset` the next batch is seen without being taken;
-                any other iterable is one batch ahead of the training.
+            batches: Batches. Of `fleet.shard` and `fleet.dataset` the next one is seen without
+                being taken; any other iterable is one batch ahead of the training.
             feed: Makes a feed of a batch; None: batches are feeds.
         """
         try:
             for present, following in _with_next(batches, feed):
-                self._coming = present, following
+                self._pair = present, following
                 yield present
         finally:
-            self._coming = None, None
+            self._pair = None, None
 
     def _run(
         self,
@@ -273,7 +276,7 @@ class Executor:
         dataset: Iterable[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> int:
-        """As train_from_dataset, without updates."""
+        """Run as train_from_dataset does, without updates."""
         test = (program or default_main_program()).clone(for_test=True)
         return self.train_from_dataset(test, dataset, **options)
 
@@ -287,11 +290,11 @@ def _with_next(
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
     """Each feed with the one after it, as far as that can be read ahead."""
     make: Callable[[Any], Mapping[str, Any]] = feed or _itself
-    coming: Mapping[str, Any] | None = None
+    following_feed: Mapping[str, Any] | None = None
     for batch, following in with_next(batches, _reads_ahead):
-        present = make(batch) if coming is None else coming
-        coming = None if following is None else make(following)
-        yield present, coming
+        present = make(batch) if following_feed is None else following_feed
+        following_feed = None if following is None else make(following)
+        yield present, following_feed
 
 
 def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -299,7 +302,16 @@ def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reads_ahead() -> bool:
-    return runtimes.is_active() and runtimes.active().reads_ahead
+    return current().is_active and active().reads_ahead
+
+
+def _check_trains(program: Any) -> None:
+    """Refuse to run without anything to fetch what computes something and trains nothing."""
+    if isinstance(program, Program) and program.records and not program.updates:
+        raise UsageError(
+            "run: fetch_list is None and the program trains nothing, so that nothing would be computed; name "
+            "results, such as fetch_list=[loss], or let an optimizer minimize(loss) first"
+        )
 
 
 def _check_whole(program: Program) -> None:
@@ -313,7 +325,7 @@ def _check_whole(program: Program) -> None:
 
 def _write_plan(program: Program, plan: ExecutionPlan, feeds: dict[Variable, Array]) -> None:
     """For `psfleet plan`: say what the step would be, and end the script."""
-    from psfleet.pipeline.plan_report import study
+    from psfleet.program.pipeline.plan_report import study
 
     Path(plan_file()).write_text(study(program, plan, feeds) + "\n")
     raise SystemExit(0)
@@ -325,7 +337,7 @@ def _counted(plan: ExecutionPlan, samples: int) -> int:
 
 
 def _shows_averages(program: Program) -> bool:
-    """Whether parameters show averages of themselves: then there is nothing to update.
+    """Return whether parameters show averages of themselves: then there is nothing to update.
 
     In the reference such a run updates the averages, which `restore` throws away.
     """
@@ -345,11 +357,7 @@ def _settle_process() -> None:
 def _entries(fetch_list: Sequence[Fetch] | Fetch | None) -> list[Fetch]:
     if fetch_list is None:
         return []
-    return (
-        [fetch_list]
-        if isinstance(fetch_list, Variable | VariableSource | str)
-        else list(fetch_list)
-    )
+    return [*fetch_list] if isinstance(fetch_list, list | tuple) else [fetch_list]  # type: ignore[list-item]
 
 
 def _named(program: Program, entry: Any) -> Variable:

@@ -1,4 +1,4 @@
-"""The parameters of a program that predicts: nobody updates them."""
+"""Parameters of a program that predicts: they are never updated."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,10 @@ from numpy.typing import NDArray
 
 from psfleet.errors import TableConflict
 from psfleet.parameters.parameter import Parameter, check_rows
-from psfleet.rules.sgd import SGD
+from psfleet.rules.momentum import SGD
 from psfleet.runtime.interface import Read, Runtime, TableState
 from psfleet.runtime.pooled_ids import Asked
 from psfleet.schema.table import TableSpec, key_of
-
-__all__ = ["FrozenTables"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -22,7 +20,7 @@ class FrozenTables:
     """Tables of a runtime as a program reads them. Implements psfleet.parameters.parameter.Binding.
 
     Args:
-        runtime: Where the tables are.
+        runtime: Runtime that has the tables.
     """
 
     def __init__(self, runtime: Runtime) -> None:

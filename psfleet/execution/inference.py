@@ -2,6 +2,7 @@
 
     model/program.json                    the records up to the targets, as names and settings, and the
                                           name of the file of their weights
+    model/features.json                   the features, if the program was saved with them
     model/weights.<sha256>.safetensors    dense parameters `value/<name>`; tables `ids/<name>`, `rows/<name>`
 
 The program names its weights, so that a model is replaced in one step: when program.json is.
@@ -11,7 +12,8 @@ psfleet.program.ops.
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +24,41 @@ from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import UsageError
 from psfleet.execution.frozen_tables import FrozenTables
-from psfleet.formats.document import Format, Misfit, exact, reading
+from psfleet.feature_sets.feature_document import write_features
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.formats import Format, Misfit, exact, reading
 from psfleet.parameters.parameter import Parameter
 from psfleet.platform.atomic_files import read_small, replace, sync
-from psfleet.platform.notices import say
+from psfleet.platform.logs import log_of
+from psfleet.platform.object_store import readable, upload
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record, find_op
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.variable import Variable
-from psfleet.runtime import interface as runtimes
+from psfleet.rules.momentum import SGD
 from psfleet.runtime.interface import Runtime
-from psfleet.schema.table import InitializerSpec, key_of
+from psfleet.runtime.process_runtime import active
+from psfleet.schema.table import InitializerSpec, TableSpec, key_of
+from psfleet.settings.kinds import local_path, url_of
+from psfleet.validation.annotations import FilePath, checked
 
-__all__ = ["frozen_program", "load_inference", "save_inference"]
+_log = log_of(__name__)
 
 _FORMAT = Format("inference model")
 _WEIGHTS = Format("weights of an inference model")
 _LONGEST = 256 << 20  # bytes of program.json
+Ids = NDArray[np.int64]
 Loaded = tuple[Program, list[str], list[Variable]]
 """A program, the names of its feeds, its targets."""
 
 
+@checked
 def save_inference(
-    path: str,
+    path: FilePath,
     feeds: Sequence[Variable | str],
     targets: Sequence[Variable | str],
     program: Program | None = None,
+    features: FeatureSet | None = None,
 ) -> None:
     """Write what computes the targets from the feeds.
 
@@ -56,6 +67,7 @@ def save_inference(
         feeds: Data variables or their names. They must be all that the targets need.
         targets: Variables or their names.
         program: The default main program if None.
+        features: The inputs, to come with the model as `features.json`; None: nothing.
     """
     program = program or default_main_program()
     wanted = [_variable(program, target) for target in targets]
@@ -69,8 +81,18 @@ def save_inference(
     arrays: dict[str, NDArray[Any]] = {}
     for leaf in leaves:
         arrays.update(_arrays(leaf))
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    if (url := url_of(path)) is not None:
+        with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
+            save_inference(staging, feeds, targets, program, features)
+            upload(Path(staging), url)
+        return
+    folder = local_path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the folder {str(path)!r} cannot be made: {error.strerror}") from None
+    if features is not None:
+        write_features(features, folder / "features.json")
     weights = _write_weights(folder, arrays)
     document = _FORMAT.document(weights=weights.name, feeds=fed, **document)
     replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
@@ -80,7 +102,7 @@ def save_inference(
 
 
 def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:
-    """What the targets are computed from, and the parts of program.json that say how."""
+    """Return the variables that the targets are computed from, and the parts of program.json that say how."""
     records = ancestors(targets)
     used = [v for record in records for v in record.needed(training=False)]
     leaves = {v.name: v for v in used if v.record is None}
@@ -104,7 +126,7 @@ def frozen_program(targets: Sequence[Variable]) -> Callable[[Runtime], Loaded]:
     document = json.loads(json.dumps(document))  # as it is read: without tuples
     arrays: dict[str, NDArray[Any]] = {}
     for leaf in leaves:
-        if leaf.parameter is None or key_of(leaf.parameter.name) not in runtimes.active().specs():
+        if leaf.parameter is None or key_of(leaf.parameter.name) not in active().specs():
             arrays.update(_arrays(leaf))
     feeds = [leaf.name for leaf in leaves if leaf.is_data]
     return lambda runtime: _built(document, feeds, _Weights(arrays, FrozenTables(runtime)))
@@ -120,7 +142,8 @@ def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
     return weights
 
 
-def load_inference(path: str, tables: Runtime | None = None) -> Loaded:
+@checked
+def load_inference(path: FilePath, tables: Runtime | None = None) -> Loaded:
     """A program for prediction from a folder written by `save_inference`.
 
     Args:
@@ -135,20 +158,64 @@ def load_inference(path: str, tables: Runtime | None = None) -> Loaded:
         CheckpointError: The folder is no inference model, or damaged.
         TableConflict: A table has another shape than its parameter.
     """
-    where = Path(path) / "program.json"
-    kinds = dict.fromkeys(("feeds", "targets", "leaves", "records"), list)
+    where = readable(path) / "program.json"
     with reading(where):
-        fields = _FORMAT.parse(read_small(where, _LONGEST))
-        name, feeds, targets, leaves, records = exact(fields, "program", weights=str, **kinds)
-        arrays = _read_weights(Path(path) / Path(name).name)
-        document = {"targets": targets, "leaves": leaves, "records": records}
+        document, feeds, arrays = _read(where)
         weights = _Weights(arrays, None if tables is None else FrozenTables(tables))
         loaded = _built(document, feeds, weights)
     if weights.unfound:
-        say(
+        _log.warning(
             f"psfleet: no table has the value of {', '.join(weights.unfound)}: it is that of {path!r}"
         )
     return loaded
+
+
+def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any]]]:
+    """Yield the parameters of an inference model as tables: definition, ids of a sparse one, values.
+
+    Raises:
+        CheckpointError: The folder is no inference model, or damaged.
+    """
+    where = readable(path) / "program.json"
+    with reading(where):
+        document, _, arrays = _read(where)
+        weights = _Weights(arrays, None)
+        for leaf in document["leaves"]:
+            variable = _read_leaf(leaf, weights)
+            parameter = variable.parameter
+            if parameter is None:
+                continue
+            if parameter.sparse:
+                spec = weights.own.runtime.open(parameter.name)
+                yield spec, arrays[f"ids/{variable.name}"], arrays[f"rows/{variable.name}"]
+            else:
+                value = arrays[f"value/{variable.name}"]
+                yield TableSpec(parameter.name, "dense", value.shape, SGD()), None, value
+
+
+def copy_operations(path: str, target: Path) -> None:
+    """Write an inference model to a folder without its parameters, which are elsewhere.
+
+    Raises:
+        CheckpointError: The folder is no inference model, or damaged.
+    """
+    where = local_path(path) / "program.json"
+    with reading(where):
+        document, feeds, arrays = _read(where)
+    constant = {f"value/{leaf['name']}" for leaf in document["leaves"] if not leaf["parameter"]}
+    kept = {name: array for name, array in arrays.items() if name in constant}
+    weights = _write_weights(target, kept)
+    document = _FORMAT.document(weights=weights.name, feeds=feeds, **document)
+    replace(target / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
+
+
+def _read(where: Path) -> tuple[dict[str, Any], list[str], dict[str, NDArray[Any]]]:
+    """Return the document of a program, its feeds and its weights."""
+    kinds = dict.fromkeys(("feeds", "targets", "leaves", "records"), list)
+    fields = _FORMAT.parse(read_small(where, _LONGEST))
+    name, feeds, targets, leaves, records = exact(fields, "program", weights=str, **kinds)
+    arrays = _read_weights(where.parent / Path(name).name)
+    return {"targets": targets, "leaves": leaves, "records": records}, feeds, arrays
 
 
 def _built(document: Mapping[str, Any], feeds: Sequence[str], weights: "_Weights") -> Loaded:
@@ -174,21 +241,22 @@ class _Weights:
     """The values of a program's leaves.
 
     Args:
-        arrays: As the file of the weights has them.
-        tables: Where a parameter is looked for before.
+        arrays: Arrays as in the file of the weights.
+        tables: Tables in which a parameter is looked for before.
 
     Attributes:
         unfound: Parameters that `tables` lacks.
+        own: Tables with the rows of the arrays.
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], tables: FrozenTables | None) -> None:
         self.arrays = arrays
         self.unfound: list[str] = []
         self._tables = tables
-        self._own = FrozenTables(EmbeddedRuntime())
+        self.own = FrozenTables(EmbeddedRuntime())
 
     def has_table(self, name: str) -> bool:
-        """Whether the parameter is to read a table; else its value is among the arrays."""
+        """Return whether the parameter is to read a table; else its value is among the arrays."""
         if self._tables is not None and name not in self._tables:
             self.unfound.append(name)
         return self._tables is not None and name in self._tables
@@ -198,7 +266,7 @@ class _Weights:
         if self._tables is not None and parameter.name in self._tables:
             self._tables.bind(parameter)
         else:
-            self._own.add(parameter, self.arrays[f"ids/{leaf}"], self.arrays[f"rows/{leaf}"])
+            self.own.add(parameter, self.arrays[f"ids/{leaf}"], self.arrays[f"rows/{leaf}"])
 
 
 def _variable(program: Program, said: Variable | str) -> Variable:
@@ -216,7 +284,7 @@ def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
     if not parameter.distributed:
         ids, rows = np.arange(parameter.shape[0], dtype=np.int64), parameter.numpy()
     elif parameter.binding is not None:
-        state = runtimes.active().read_table(key_of(parameter.name))
+        state = active().read_table(key_of(parameter.name))
         assert state.ids is not None
         ids, rows = state.ids, state.values[0]
     else:

@@ -9,8 +9,6 @@ from psfleet.parameters.binding import invalidate
 from psfleet.parameters.parameter import living_names
 from psfleet.runtime.interface import Runtime, passes
 
-__all__ = ["TableNames", "folder_of", "has_loaded", "load", "save"]
-
 TableNames = Iterable[str] | Mapping[str, str]
 """Names of tables, or by name the one of the checkpoint whose weights it gets."""
 
@@ -51,7 +49,7 @@ def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
     """Set tables from a folder, by worker 0 while the others wait; every worker must come here.
 
     Args:
-        runtime: Where the tables are.
+        runtime: Runtime that has the tables.
         path: The folder.
         tables: Those that get weights, each from the one of its name or from the one that is given; None:
             every table is set, and has the definition of the folder.
@@ -76,7 +74,7 @@ def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
 
 
 def has_loaded() -> bool:
-    """Whether this process has loaded a checkpoint."""
+    """Return whether this process has loaded a checkpoint."""
     return _loads > 0
 
 

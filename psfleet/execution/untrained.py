@@ -7,9 +7,9 @@ import sys
 from psfleet.errors import UsageError
 from psfleet.execution import model_files
 from psfleet.parameters import binding
-from psfleet.platform.notices import say
+from psfleet.platform.logs import log_of
 
-__all__ = ["check", "note"]
+_log = log_of(__name__)
 
 _runs = 0  # of programs with parameters and without an update, which are not for tests
 
@@ -33,7 +33,7 @@ def check() -> None:
 
 
 def _suspicion() -> str:
-    """What to say; empty: there was one run at most, or the script has trained, or loaded a model."""
+    """Return the warning; empty: there was one run at most, or the script has trained, or loaded a model."""
     if _runs < 2 or binding.has_pushed() or model_files.has_loaded():
         return ""
     return (
@@ -56,4 +56,4 @@ def _tell_at_exit() -> None:
 def _tell() -> None:
     sentence = _suspicion()
     if sentence and not hasattr(sys, "last_value"):
-        say(f"psfleet: {sentence}")
+        _log.warning(f"psfleet: {sentence}")

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from psfleet.checkpoint import Snapshot
-from psfleet.checkpoint.imported_rows import known_tables
-from psfleet.checkpoint.table_content import content_of
+from psfleet.checkpoint.imported_rows import content_of, known_tables
 from psfleet.errors import CheckpointError
 from psfleet.execution.model_files import TableNames
-from psfleet.parameters.table_writes import step_of
+from psfleet.parameters.parameter_client import step_of
 from psfleet.runtime.interface import Runtime, TableState
 from psfleet.schema.table import TableSpec
-
-__all__ = ["warm_start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +26,9 @@ def warm_start(runtime: Runtime, path: str, tables: TableNames) -> None:
     """Set the weights of some tables, and their optimizer state where it is of the same rule.
 
     Args:
-        runtime: Where the tables are.
+        runtime: Runtime that has the tables.
         path: The folder of the checkpoint.
-        tables: Which ones.
+        tables: Names of the tables.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or a table is missing or has another shape; nothing was

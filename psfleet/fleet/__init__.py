@@ -7,19 +7,26 @@ The module's functions are the methods of one Fleet; a process that wants two ma
 Without a cluster in the environment every function works on the embedded runtime of this process.
 """
 
+from psfleet.fleet.data_generators import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+from psfleet.fleet.file_datasets import InMemoryDataset, QueueDataset
 from psfleet.fleet.fleet import Fleet
 from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
-from psfleet.fleet.util import Util
+from psfleet.fleet.worker_sums import MetricSums, Util
 from psfleet.strategy import DistributedStrategy
-from psfleet.strategy.adoption import decide_by
+from psfleet.strategy.distributed_strategy import decide_by
 
 __all__ = [
     "DistributedStrategy",
     "Fleet",
+    "InMemoryDataset",
+    "MultiSlotDataGenerator",
+    "MultiSlotStringDataGenerator",
     "PaddleCloudRoleMaker",
+    "QueueDataset",
     "Role",
     "UserDefinedRoleMaker",
     "Util",
+    "add_callbacks",
     "adopt",
     "barrier_worker",
     "dataset",
@@ -38,6 +45,7 @@ __all__ = [
     "metrics",
     "print_table_stat",
     "remember",
+    "report_evaluation",
     "run_server",
     "save_inference_model",
     "save_persistables",
@@ -84,9 +92,11 @@ distributed_optimizer = _fleet.distributed_optimizer
 set_mode = _fleet.set_mode
 dataset = _fleet.dataset
 shard = _fleet.shard
-metrics = _fleet.metrics
+metrics = MetricSums(_fleet.metrics, util)
 evaluate = _fleet.evaluate
 log = _fleet.log
+add_callbacks = _fleet.add_callbacks
+report_evaluation = _fleet.report_evaluation
 remember = _fleet.remember
 step_done = _fleet.step_done
 snapshot = _fleet.snapshot

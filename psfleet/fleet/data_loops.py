@@ -14,26 +14,37 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from psfleet.data.peekable import BufferedPeekable, Peekable, RepeatablePeekable, SizedPeekable
-from psfleet.data.progress import ScriptProgress
-from psfleet.data.worker_state import PLACE, LoopPosition, WorkerState, read_states
-from psfleet.errors import UsageError
+from psfleet.datasets.read_ahead import (
+    BufferedPeekable,
+    Peekable,
+    RepeatablePeekable,
+    SizedPeekable,
+)
 from psfleet.execution import untrained
-from psfleet.formats.document import reading
-from psfleet.platform.notices import say
+from psfleet.formats import reading
+from psfleet.platform.logs import log_of
+from psfleet.runtime.worker_state import (
+    PLACE,
+    LoopPosition,
+    ScriptProgress,
+    WorkerState,
+    read_states,
+)
 
-__all__ = ["DataLoops"]
+_log = log_of(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class DataLoops:
-    """Of one process.
+    """Data loops of one process.
 
     Args:
-        index, workers: Which worker it is, of how many.
+        index, workers: Number of this worker, and of all workers.
         meet: Waits until every worker is here.
+        end_step: Called at the end of each step; True: the loop ends there.
+        is_stopped: Tells whether loops end before they begin.
         runtime: Gives the runtime of the cluster; None: there is none.
         snapshots: Snapshots are taken, or one is gone on from: server 0 is to ask for the place.
         restarts: Workers that die may be started again.
@@ -44,6 +55,8 @@ class DataLoops:
         index: int,
         workers: int,
         meet: Callable[[], object],
+        end_step: Callable[[], bool] = bool,
+        is_stopped: Callable[[], bool] = bool,
         *,
         runtime: Callable[[], Any] | None = None,
         snapshots: bool = False,
@@ -52,13 +65,15 @@ class DataLoops:
         self._index = index
         self._workers = workers
         self._meet = meet
+        self._end_step = end_step
+        self._is_stopped = is_stopped
         self._runtime = runtime
         self._snapshots = snapshots
         self._restarts = restarts
         self._alone = ScriptProgress()
         self._place = LoopPosition()
-        self._remembered = WorkerState()
-        self._remembered.add(PLACE, self._place)
+        self._worker_state = WorkerState()
+        self._worker_state.add(PLACE, self._place)
         self._restored: dict[str, Any] = {}
         self._aim = LoopPosition()  # where the script was when it ran before
         self._there = False  # whether it is there again
@@ -66,20 +81,22 @@ class DataLoops:
         self._said: set[str] = set()
         self._loops = 0  # begun
         self._is_open = False  # one of them is under way
-        self._met = (0, 0)  # meetings and changes of the mode before the present loop
+        self._collectives = (0, 0)  # collectives and changes of the mode before the present loop
 
     # -- what is remembered --------------------------------------------------------------------
 
     def remember(self, name: str, thing: R) -> R:
         """See Fleet.remember."""
         self._ask(keeps=True)
-        self._remembered.add(name, thing, self._restored.get(name) if self._there else None)
+        self._worker_state.add(name, thing, self._restored.get(name) if self._there else None)
         return thing
 
     def step_done(self) -> None:
         """See Fleet.step_done."""
         self._ask()
-        # In a loop of the fleet a later life goes on between two of its batches, and nowhere else.
+        if not self._is_open:
+            self._end_step()
+        # In a loop of the fleet a later incarnation goes on between two of its batches, and nowhere else.
         self._mark(-1 if self._is_open else self._loops)
 
     def _ask(self, keeps: bool = False) -> None:
@@ -90,7 +107,7 @@ class DataLoops:
         """
         if (keeps or self._snapshots) and not self._keeps:
             self._keeps = True
-            kept = self._of_runtime("keep", _nothing)(self._remembered.state_at)
+            kept = self._of_runtime("keep", _nothing)(self._worker_state.state_at)
             with reading("what the worker kept in the snapshot"):
                 kept_states = read_states(json.loads(kept)) if kept else {}
             self._restored = {**kept_states, **self._restored}
@@ -105,23 +122,23 @@ class DataLoops:
 
     @property
     def _progress(self) -> ScriptProgress:
-        """How far the script is with its pushes."""
-        found: ScriptProgress = self._of_runtime("progress", self._alone)
-        return found
+        """Progress of the script: its pushes so far."""
+        progress: ScriptProgress = self._of_runtime("progress", self._alone)
+        return progress
 
     def _of_runtime(self, name: str, otherwise: Any) -> Any:
-        """What only a cluster's runtime has."""
+        """Return an attribute that only a cluster runtime has, or the default without one."""
         return otherwise if self._runtime is None else getattr(self._runtime(), name, otherwise)
 
     def _look(self, dealt: bool = False) -> None:
-        """Where the script was, it gets back what it remembered there, and its pushes count again.
+        """Restore the remembered state when the script is back at its place; its pushes count again.
 
         Args:
             dealt: The fleet deals the data, so that every batch is new.
         """
         if not self._there and self._place.reached(self._aim):
             self._there = True
-            self._remembered.restore(self._restored)
+            self._worker_state.restore(self._restored)
             self._progress.arrive()
         if dealt and self._there:
             self._progress.catch_up()
@@ -131,15 +148,18 @@ class DataLoops:
         if not self._there:
             return
         if self._is_open:
-            self._note_meetings(self._place.loop, self._of_runtime("meetings", (0, 0)))
-        state = self._remembered.capture(self._of_runtime("step", 0))
+            self._note_collectives(self._place.loop, self._of_runtime("collectives", (0, 0)))
+        state = self._worker_state.capture(self._of_runtime("step", 0))
         if loop >= 0:
             self._progress.mark(state, latest)
 
-    def _note_meetings(self, loop: int, now: tuple[int, int]) -> None:
+    def _note_collectives(self, loop: int, now: tuple[int, int]) -> None:
         """Those that the script has come to within the present loop."""
-        if now != self._met:
-            self._place.meetings[loop] = (now[0] - self._met[0], now[1] - self._met[1])
+        if now != self._collectives:
+            self._place.collectives[loop] = (
+                now[0] - self._collectives[0],
+                now[1] - self._collectives[1],
+            )
 
     # -- loops ---------------------------------------------------------------------------------
 
@@ -148,9 +168,12 @@ class DataLoops:
 
         def taken() -> Iterator[T]:
             with self._loop() as loop:
-                for batch in self._timed(found):
+                for batch in () if self._is_stopped() else self._timed(found):
                     self._look()
                     yield batch
+                    if self._end_step():
+                        self._break(loop)
+                        return
                     self._mark(loop, latest=True)
                 # It was in this loop that the script was: its last push was one of a dealt batch.
                 dealt = not self._there and self._aim.is_in(loop)
@@ -162,11 +185,6 @@ class DataLoops:
 
     def shard(self, batches: Iterable[T], repeatable: bool) -> Peekable[T]:
         """See Fleet.shard."""
-        if not isinstance(batches, Iterable):
-            raise UsageError(
-                f"fleet.shard got {batches!r}; it needs the batches themselves: a list, a loader or a "
-                "generator"
-            )
         if isinstance(batches, io.IOBase) and not batches.seekable():
             repeatable = False
         if not repeatable and self._restarts:
@@ -202,7 +220,7 @@ class DataLoops:
         """Print a line to standard error, once."""
         if about not in self._said:
             self._said.add(about)
-            say(text)
+            _log.warning(text)
 
     def _timed(self, found: Iterable[R]) -> Iterator[R]:
         """The same; the time until each is there counts as waiting for data."""
@@ -227,7 +245,7 @@ class DataLoops:
             passed, stop = (0, None) if self._there else self._aim.behind(loop)
             if not repeatable:  # nothing that was read comes again
                 own, passed = () if passed == sys.maxsize or stop is not None else own, 0
-            for number, batch in self._timed(own):
+            for number, batch in () if self._is_stopped() else self._timed(own):
                 if stop is not None and number >= stop:
                     break
                 if number < passed:
@@ -235,6 +253,9 @@ class DataLoops:
                 self._place.at(loop, number if repeatable else 0)
                 self._look(dealt=not repeatable)
                 yield batch
+                if self._end_step():
+                    self._break(loop)
+                    return
                 self._place.at(loop, number + 1 if repeatable else 0)
                 self._mark(loop)
             if stop is not None:
@@ -245,6 +266,12 @@ class DataLoops:
             self._meet()
         untrained.check()
 
+    def _break(self, loop: int, collectives: tuple[int, int] | None = None) -> None:
+        """Note that a loop is left before its end, and the collectives so far."""
+        if loop >= 0:
+            self._place.broken[loop] = self._place.item + 1
+            self._note_collectives(loop, collectives or self._of_runtime("collectives", (0, 0)))
+
     @contextlib.contextmanager
     def _loop(self) -> Iterator[int]:
         """A loop; its number. One within another has none (-1): the place is that of the outer one."""
@@ -254,19 +281,18 @@ class DataLoops:
             return
         loop, self._loops, self._is_open = self._loops, self._loops + 1, True
         place, runtime = self._place, self._runtime and self._runtime()
-        self._met = self._of_runtime("meetings", (0, 0))
+        self._collectives = self._of_runtime("collectives", (0, 0))
         place.enter(loop)
         if not self._there and PLACE in self._progress.states:
             # Those in the part that is passed over; who goes on from a snapshot meets anew.
-            place.meetings[loop] = self._aim.meetings.get(loop, (0, 0))
-            self._of_runtime("pass_meetings", _nothing)(*place.meetings[loop])
+            place.collectives[loop] = self._aim.collectives.get(loop, (0, 0))
+            self._of_runtime("pass_collectives", _nothing)(*place.collectives[loop])
         self._look()
         self._mark(loop)
         try:
             yield loop
         except GeneratorExit:  # the script has left it before its end
-            place.broken[loop] = place.item + 1
-            self._note_meetings(loop, getattr(runtime, "meetings", (0, 0)))
+            self._break(loop, getattr(runtime, "collectives", (0, 0)))
             raise
         finally:
             self._is_open = False
@@ -274,12 +300,12 @@ class DataLoops:
 
 
 def _nothing(*_: Any) -> bytes:
-    """What a runtime does that has no meetings, and keeps nothing."""
+    """Return nothing: for a runtime that has no collectives and keeps no progress."""
     return b""
 
 
 def _is_unseeded(batches: Any) -> bool:
-    """Whether it is a torch DataLoader that shuffles with a generator that nobody has seeded.
+    """Return whether it is a torch DataLoader that shuffles with an unseeded generator.
 
     torch seeds those from the system with 64 bits; seeds that people choose fit into 32.
     """

@@ -4,30 +4,33 @@ import atexit
 import dataclasses
 import importlib.metadata
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, SupportsFloat, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
-from psfleet.data.dispatch import Source, batches, size_of
-from psfleet.data.peekable import SizedPeekable
+from typing_extensions import override
+
+from psfleet.datasets.dispatch import Source, batches, size_of
+from psfleet.datasets.read_ahead import SizedPeekable
 from psfleet.errors import ConfigError, UsageError
-from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
-from psfleet.evaluation.metric_slices import Slices
 from psfleet.fleet import stats
+from psfleet.fleet.callbacks import FleetCallbacks
 from psfleet.fleet.data_loops import DataLoops
-from psfleet.fleet.fleet_saving import FleetSaving
-from psfleet.fleet.util import Util
+from psfleet.fleet.roles import RoleMaker, check_no_collective, environment_of
+from psfleet.fleet.worker_sums import Util
+from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.mode_runtimes.switch import change, check_mode, connect
-from psfleet.observability.logged_values import NEWEST, LoggedValues
+from psfleet.observability.logged_values import NEWEST
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate
+from psfleet.platform.logs import set_up_logs
 from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
 from psfleet.prediction.predictors import predictor_of
-from psfleet.runtime import interface as runtimes
-from psfleet.runtime.script_end import has_failed
-from psfleet.settings.environment import read_environment
+from psfleet.runtime.interface import Runtime, load_runtime
+from psfleet.runtime.process_runtime import Parts, active, current
 from psfleet.stages import links
 from psfleet.strategy import DistributedStrategy, Settings, resolve
+from psfleet.validation.annotations import FilePath, NonNegativeInt, PositiveInt, checked
 
 __all__ = ["Fleet"]
 
@@ -35,44 +38,43 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Fleet(FleetSaving):
+@checked
+class Fleet(FleetCallbacks):
     """One process's view of the fleet: its role, and the way to everybody's parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._strategy: DistributedStrategy | runtimes.Parts | None = None
+        self._strategy: DistributedStrategy | Parts | None = None
         self._load_path: str | None = None
         self._loops: DataLoops | None = None
-        self._logged = LoggedValues(lambda: (self._joined or read_environment()).event_folder)
         self.util = Util(self)
 
     # -- role ----------------------------------------------------------------------------------
 
     def init(
         self,
-        role_maker: Any = None,
+        role_maker: RoleMaker | None = None,
         is_collective: bool = False,
-        strategy: DistributedStrategy | None = None,
+        strategy: DistributedStrategy | Parts | None = None,
     ) -> None:
         """Learn the role and the fleet; connects when a parameter is first needed.
 
         Args:
             role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or None: from the environment.
             is_collective: Accepted for the reference's sake; must be False.
-            strategy: As for `distributed_optimizer`.
+            strategy: Strategy, as for `distributed_optimizer`.
         """
-        if is_collective:
-            raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
-        _check_strategy(strategy)
-        self._joined = role_maker.environment if role_maker else read_environment()
+        check_no_collective(is_collective)
+        self._joined = environment_of(role_maker)
+        set_up_logs(self._joined.role, self._joined.rank)
         self._strategy = strategy
         self._loops = None
         cluster = self._joined.role == "worker"
-        if runtimes.is_held() and bool(runtimes.active().server_num) == cluster:
+        if current().is_held and bool(active().server_num) == cluster:
             self._check_connected(strategy)  # psfleet.connect() has come first
-        elif (before := runtimes.use(None)) is not None:
+        elif (before := current().use(None)) is not None:
             before.close()
-        runtimes.provide(self._connect if cluster else self._embed)
+        current().provide(self._connect if cluster else self._embed)
         here = self._environment
         self._place = links.StagePosition(
             here.rank, here.stage, here.stages, here.stage_endpoints, here.copy, here.stage_copies
@@ -81,6 +83,7 @@ class Fleet(FleetSaving):
         atexit.unregister(self._leave)
         atexit.register(self._leave)
 
+    @override
     def _own_loops(self) -> DataLoops:
         if self._loops is None:
             here = self._environment
@@ -89,45 +92,45 @@ class Fleet(FleetSaving):
                 here.rank,
                 here.workers,
                 self.barrier_worker,
-                runtime=runtimes.active if here.role == "worker" else None,
+                self._end_step,
+                self._is_stopped,
+                runtime=active if here.role == "worker" else None,
                 snapshots=snapshots,
                 restarts=bool(here.worker_restarts or here.dead_after),
             )
         return self._loops
 
-    def _connect(self, asked: runtimes.Parts) -> runtimes.Runtime:
+    def _connect(self, asked: Parts) -> Runtime:
         self._hear(asked)
         settings = self.settings()
         runtime = connect(self._environment.seat, settings.consistency, settings.wire)
         runtime.check = lambda wanted: dataclasses.replace(settings, consistency=wanted)
         return runtime if settings.localsgd is None else LocalSGDRuntime(runtime, settings.localsgd)
 
-    def _embed(self, asked: runtimes.Parts) -> runtimes.Runtime:
+    def _embed(self, asked: Parts) -> Runtime:
         self._hear(asked)
-        return runtimes.load_runtime("embedded", wire=self.settings().wire)
+        return load_runtime("embedded", wire=self.settings().wire)
 
-    def _hear(self, asked: runtimes.Parts) -> None:
-        """What `psfleet.connect` asks for counts where the script has said nothing."""
+    def _hear(self, asked: Parts) -> None:
+        """Apply settings of `psfleet.connect` that the script has not chosen."""
         if self._strategy is None and asked:
             self._strategy = asked
 
     def settings(self) -> Settings:
-        """The strategy that counts: of each setting what the launcher says, else what `init` was told."""
+        """Return the strategy in force: each setting is the launcher's, else that of `init`."""
         return self._settings(self._strategy)
 
-    def _settings(self, strategy: DistributedStrategy | runtimes.Parts | None) -> Settings:
-        """What counts of the script's strategy and the launcher's."""
+    def _settings(self, strategy: DistributedStrategy | Parts | None) -> Settings:
+        """Merge the settings of the script's strategy and of the launcher."""
         return resolve(strategy, self._environment.strategy)
-
-    # -- life ----------------------------------------------------------------------------------
 
     def init_worker(self) -> None:
         """Connect to the servers now rather than with the first parameter."""
-        runtimes.active()
+        active()
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: FilePath | None = None) -> None:
         """Prepare a server; `dirname` is a checkpoint to start from."""
-        self._load_path = dirname
+        self._load_path = None if dirname is None else os.fspath(dirname)
 
     def run_server(self) -> None:
         """Serve until every worker has left, then return."""
@@ -140,19 +143,21 @@ class Fleet(FleetSaving):
 
     def stop_worker(self) -> None:
         """Flush this worker's pushes and leave the servers until `init` is called. Safe to call twice."""
-        self._logged.close()
-        before = runtimes.use(None)
-        if before is not None:
-            if before.server_num:
-                runtimes.provide(_has_left)
-            before.close()
+        try:
+            self._close_callbacks()
+        finally:
+            before = current().use(None)
+            if before is not None:
+                if before.server_num:
+                    current().provide(_has_left)
+                before.close()
 
     def forget(self) -> None:
         """Leave the fleet, and know as little of it as before `init`; see psfleet.reset."""
         try:
             self.stop_worker()
         finally:
-            runtimes.provide(None)
+            current().provide(None)
             links.settle(links.StagePosition())
             self._joined, self._place = None, links.StagePosition()
             self._strategy = self._load_path = None
@@ -160,23 +165,23 @@ class Fleet(FleetSaving):
             NEWEST.clear()
 
     def _leave(self) -> None:
-        if not has_failed():  # else its seat stays taken
+        if not current().has_failed():  # else its seat stays taken
             self.stop_worker()
 
     def barrier_worker(self) -> None:
         """Flush, then wait until every worker is here."""
-        runtimes.active().barrier()
+        active().barrier()
         invalidate()
 
     # -- training ------------------------------------------------------------------------------
 
     def distributed_optimizer(
-        self, optimizer: Any, strategy: DistributedStrategy | None = None
+        self, optimizer: Any, strategy: DistributedStrategy | Parts | None = None
     ) -> DistributedOptimizer:
         """Wrap a local optimizer so that its parameters live on the fleet's servers."""
         return DistributedOptimizer(optimizer, self.adopt(strategy))
 
-    def adopt(self, strategy: DistributedStrategy | runtimes.Parts | None) -> Settings:
+    def adopt(self, strategy: DistributedStrategy | Parts | None) -> Settings:
         """Train by this strategy from now on; None: by the one before.
 
         Returns:
@@ -185,37 +190,36 @@ class Fleet(FleetSaving):
         Raises:
             ConfigError: It is no strategy, or the fleet is connected and it needs another connection.
         """
-        _check_strategy(strategy)
         if strategy is not None:
             self._check_unconnected(strategy)
             self._strategy = strategy
         return self.settings()
 
-    def _check_connected(self, strategy: DistributedStrategy | None) -> None:
+    def _check_connected(self, strategy: DistributedStrategy | Parts | None) -> None:
         """Go on with the runtime of `psfleet.connect()`; refuse a strategy that it does not follow."""
-        wanted = self._settings(strategy)
-        if wanted.localsgd is not None:
+        settings = self._settings(strategy)
+        if settings.localsgd is not None:
             raise ConfigError(
                 "psfleet.connect() was called before fleet.init(), whose strategy has localsgd; call "
                 "fleet.init() first"
             )
-        runtime: Any = runtimes.active()
+        runtime: Any = active()
         if strategy is not None:
-            check_mode(runtime, wanted.consistency.mode, "fleet.init")
+            check_mode(runtime, settings.consistency.mode, "fleet.init")
         elif self._environment.role:
             self._hear({"consistency": {"mode": runtime.consistency.mode}})
 
-    def _check_unconnected(self, strategy: DistributedStrategy | runtimes.Parts) -> None:
-        now, wanted = self.settings(), self._settings(strategy)
-        if not (runtimes.is_active() and self._environment.role):
+    def _check_unconnected(self, strategy: DistributedStrategy | Parts) -> None:
+        now, settings = self.settings(), self._settings(strategy)
+        if not (current().is_active and self._environment.role):
             return
-        if now.consistency != wanted.consistency:
+        if now.consistency != settings.consistency:
             raise ConfigError(
                 f"the fleet is connected in mode {now.consistency.mode!r}; pass the strategy "
-                f"for mode {wanted.consistency.mode!r} before the first parameter is used"
+                f"for mode {settings.consistency.mode!r} before the first parameter is used"
             )
         for name in ("wire", "localsgd"):
-            here, there = getattr(now, name), getattr(wanted, name)
+            here, there = getattr(now, name), getattr(settings, name)
             if here != there:
                 raise ConfigError(
                     f"the fleet is connected with {name} {here}; pass the strategy "
@@ -230,25 +234,25 @@ class Fleet(FleetSaving):
 
         Args:
             mode: Its name, such as async; docs/strategies.md describes the modes.
-            settings: Of that mode, as in a strategy file's [consistency].
+            settings: Settings of that mode, as in a strategy file's [consistency].
 
         Raises:
             ConfigError: A setting is unknown or contradicts another, or workers ask for different
                 things; nothing was changed.
         """
-        wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
+        mode_settings = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         # Refused here, if it does not go with the other parts of the strategy.
-        dataclasses.replace(self.settings(), consistency=wanted.consistency)
-        change(runtimes.active(), wanted.consistency)
+        dataclasses.replace(self.settings(), consistency=mode_settings.consistency)
+        change(active(), mode_settings.consistency)
         invalidate()
 
     def dataset(
         self,
         source: Source,
-        batch_size: int,
-        epochs: int | None = 1,
+        batch_size: PositiveInt,
+        epochs: PositiveInt | None = 1,
         shuffle_seed: int | None = None,
-        prefetch: int = 0,
+        prefetch: NonNegativeInt = 0,
     ) -> Iterator[Any]:
         """Batches for this worker, handed out by the fleet: no sample is lost with a worker that dies.
 
@@ -264,11 +268,11 @@ class Fleet(FleetSaving):
         its script from the beginning; datasets, or parts of them, that are used up are passed over.
 
         Args:
-            source: How many samples there are: batches are int64 indices. An array: batches are its
+            source: Number of samples: batches are int64 indices. An array: batches are its
                 rows. Another sequence, say of file names: lists of its elements. ParquetFiles, TextFiles,
-                KafkaTopic or EventTimeSequence of psfleet.datasets: their batches.
+                RecordBatches, KafkaTopic or EventTimeSequence of psfleet.datasets: their batches.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
-            epochs: How often all samples are used; None: until the script leaves the loop.
+            epochs: Number of passes over all samples; None: until the script leaves the loop.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
             prefetch: So many batches of files are read and decoded ahead in a thread; the order stays.
 
@@ -277,8 +281,8 @@ class Fleet(FleetSaving):
         """
         merge = self.settings().gradient_merge
         merged = merge.k_steps if merge is not None else 1
-        found = batches(source, batch_size, epochs, shuffle_seed, merged, prefetch=prefetch)
-        stepping = self._own_loops().stepping(found)
+        loop = batches(source, batch_size, epochs, shuffle_seed, merged, prefetch=prefetch)
+        stepping = self._own_loops().stepping(loop)
         if self.worker_num() > 1 or merged > 1 or epochs is None:
             return stepping
         size = size_of(source)
@@ -326,10 +330,10 @@ class Fleet(FleetSaving):
         counted and not pushed is remembered, see `remember`.
 
         Args:
-            metrics, name, slices, window, decay: See `psfleet.evaluation.FleetMetrics`.
+            metrics, name, slices, window, decay: See `psfleet.metrics.FleetMetrics`.
         """
-        found = FleetMetrics(runtimes.active(), metrics, name, slices, window, decay)
-        return self.remember(f"psfleet.metrics.{name}", found)
+        fleet_metrics = FleetMetrics(active(), metrics, name, slices, window, decay)
+        return self.remember(f"psfleet.metrics.{name}", fleet_metrics)
 
     def evaluate(
         self,
@@ -351,12 +355,13 @@ class Fleet(FleetSaving):
         bits. This process must have room for all weights. One worker calls it.
 
         Args:
-            model: What predicts: a variable of a program, a mapping of them by task, or a torch module.
+            model: Model to predict with: a variable of a program, a mapping of them by task, or a
+                torch module.
             batches: (inputs, labels), or (inputs, labels, more) where `more` goes to the metrics, such as
                 {"weights": ..., "slices": ..., "groups": ...}. Inputs are a feed, or what the module is
                 called with. Labels of several tasks are a mapping. They are read while training goes on.
-            metrics, slices: See `psfleet.evaluation.FleetMetrics`.
-            folder: Where the snapshot lies and stays, for all servers to see. None: in the folder for
+            metrics, slices: See `psfleet.metrics.FleetMetrics`.
+            folder: Folder of the snapshot, visible to all servers. None: in the folder for
                 temporary files, which the servers must share with this worker, until it is read.
 
         Raises:
@@ -364,7 +369,7 @@ class Fleet(FleetSaving):
             UsageError: The model, or what is asked of it, cannot be meant.
         """
         make = predictor_of(model)
-        return evaluate_cut(runtimes.active(), make, batches, metrics, slices, folder)
+        return evaluate_cut(active(), make, batches, metrics, slices, folder)
 
     # -- snapshots -----------------------------------------------------------------------------
 
@@ -392,25 +397,6 @@ class Fleet(FleetSaving):
         """
         self._own_loops().step_done()
 
-    def log(self, name: str, value: SupportsFloat, step: int | None = None) -> None:
-        """Show a value of this worker to whoever watches the job.
-
-            fleet.log("accuracy", accuracy)
-
-        The newest value of each name is in the progress line, in `psfleet top`, on the page of `--watch` and
-        in its metrics, and in the report. With `--tensorboard FOLDER` every value is in an event file.
-
-        Args:
-            name: One line, the same on all workers that log the value; at most 100 names.
-            value: A number, or an array or tensor of one.
-            step: Its place on TensorBoard's axis of steps; None: how many pushes this worker has made.
-
-        Raises:
-            UsageError: It is no such name or value. Nothing is logged.
-            ConfigError: The event file cannot be written, or tensorboardX is not installed.
-        """
-        self._logged.log(name, value, runtimes.pushes() if step is None else step)
-
     def print_table_stat(self, table: str | None = None) -> None:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""
         stats.print_table_stat(table)
@@ -420,7 +406,7 @@ class Fleet(FleetSaving):
         return stats.table_stat()
 
     def staleness(self) -> dict[int, int]:
-        """How many pushes of all workers were how stale, summed over the servers.
+        """Return the number of pushes by staleness, for all workers, summed over the servers.
 
         The staleness of a push is the number of pushes of other workers that a server has applied since it
         last gave this worker values; from 256 on rounded down to a power of two. Empty in sync mode.
@@ -430,19 +416,11 @@ class Fleet(FleetSaving):
 
 def _link(place: links.StagePosition, queue_size: int) -> links.Links:
     """Links to the other stages, over the runtime that reaches the servers."""
-    found: links.Links = runtimes.active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
-    return found
+    stage_links: links.Links = active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
+    return stage_links
 
 
-def _has_left(asked: runtimes.Parts) -> runtimes.Runtime:
+def _has_left(asked: Parts) -> Runtime:
     raise UsageError(
         "this worker has left with fleet.stop_worker(): use the servers before, or call fleet.init()"
     )
-
-
-def _check_strategy(strategy: Any) -> None:
-    if not isinstance(strategy, DistributedStrategy | Mapping | None):
-        raise ConfigError(
-            f"the strategy is {strategy!r}; it must be a fleet.DistributedStrategy, such as "
-            "DistributedStrategy(a_sync=True)"
-        )

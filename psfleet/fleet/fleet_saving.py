@@ -1,25 +1,25 @@
 """Snapshots, saved models and loaded ones, and what is no longer worth saving."""
 
-import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.execution.inference import save_inference
 from psfleet.execution.model_files import TableNames, load, save
-from psfleet.fleet.fleet_role import FleetRole
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.fleet.roles import FleetRole
 from psfleet.parameters.binding import invalidate
-from psfleet.runtime import interface as runtimes
-from psfleet.runtime.eviction_reader import EvictionReader
+from psfleet.runtime.evictions import EvictionReader
+from psfleet.runtime.interface import passes
+from psfleet.runtime.process_runtime import active
 from psfleet.schema.table import key_of
+from psfleet.validation.annotations import Range, checked
 
-__all__ = ["FleetSaving"]
 
-
+@checked
 class FleetSaving(FleetRole):
-    """What a script keeps of the fleet's tables; worker 0 does it for all."""
+    """Saving and reading of the fleet's tables by a script; worker 0 does it for all."""
 
     def snapshot(self) -> str:
         """Take a snapshot of the whole fleet in the job's folder; where it lies.
@@ -27,7 +27,13 @@ class FleetSaving(FleetRole):
         Training of the other workers goes on. Worker 0 asks for it; for the others the call does
         nothing and gives "".
         """
-        return runtimes.active().save("") if self.is_first_worker() else ""
+        folder = active().save("") if self.is_first_worker() else ""
+        if folder:
+            self._has_saved(folder)
+        return folder
+
+    def _has_saved(self, folder: str) -> None:
+        """Be told that the tables are in a folder."""
 
     def save_persistables(self, *arguments: Any, main_program: Any = None, mode: int = 0) -> None:
         """Write every table, optimizer state included, to a folder: weights and all to go on from.
@@ -47,7 +53,8 @@ class FleetSaving(FleetRole):
         if mode not in (0, 1, 2, 3):
             raise ConfigError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
         if self.is_first_worker():
-            save(runtimes.active(), path, delta=mode == 1, base=mode == 2)
+            save(active(), path, delta=mode == 1, base=mode == 2)
+            self._has_saved(path)
 
     def load_model(self, *arguments: Any, mode: int = 0, tables: TableNames | None = None) -> None:
         """Set tables from a folder written by `save_persistables`, by any number of servers.
@@ -63,13 +70,16 @@ class FleetSaving(FleetRole):
         path = _dirname("load_model", arguments)
         if mode != 0:
             raise ConfigError(f"load_model mode is {mode!r}; only 0 (everything) is available")
-        load(runtimes.active(), path, tables)
+        load(active(), path, tables)
 
-    def save_inference_model(self, *arguments: Any, main_program: Any = None) -> None:
+    def save_inference_model(
+        self, *arguments: Any, main_program: Any = None, features: FeatureSet | None = None
+    ) -> None:
         """Write what predicting needs, and no optimizer state: the program up to the targets, weights.
 
         Called as `(dirname, feeded_var_names, target_vars)` or with the reference's executor first.
-        Worker 0 saves, for the others the call does nothing.
+        Worker 0 saves, for the others the call does nothing. `features`, with the statistics of their
+        transforms, come with the model, for `psfleet serve`, `psfleet predict` and `psfleet.serving.load`.
         """
         if arguments and not isinstance(arguments[0], str | os.PathLike):
             arguments = arguments[1:]
@@ -80,11 +90,14 @@ class FleetSaving(FleetRole):
             )
         path, feeds, targets = arguments
         if self.is_first_worker():
-            runtimes.active().flush()
-            save_inference(str(Path(path)), list(feeds), list(targets), main_program)
+            active().flush()
+            save_inference(os.fspath(path), list(feeds), list(targets), main_program, features)
 
     def shrink(
-        self, threshold: float | None = None, unseen: int | None = None, table: str | None = None
+        self,
+        threshold: float | None = None,
+        unseen: Annotated[int, Range(1, 2**31 - 1)] | None = None,
+        table: str | None = None,
     ) -> int:
         """Remove rows of sparse tables that are worth little or not in use.
 
@@ -101,16 +114,12 @@ class FleetSaving(FleetRole):
         Returns:
             How many rows went; 0 on workers other than the first.
         """
-        if threshold is not None and not math.isfinite(threshold):
-            raise ConfigError(f"the threshold of shrink is {threshold}; use a number")
-        if unseen is not None and not 1 <= unseen < 2**31:
-            raise ConfigError(f"unseen of shrink is {unseen}; use a whole number from 1 on")
-        runtimes.active().barrier()
+        active().barrier()
         gone = 0
-        if self.is_first_worker() and not runtimes.passes(runtimes.active()):
+        if self.is_first_worker() and not passes(active()):
             key = 0 if table is None else key_of(table)
-            gone = runtimes.active().shrink(key, threshold, unseen)
-        runtimes.active().barrier()
+            gone = active().shrink(key, threshold, unseen)
+        active().barrier()
         invalidate()
         return gone
 
@@ -119,10 +128,10 @@ class FleetSaving(FleetRole):
 
         Args:
             table: Its name; its entry has an EvictionStreamEntry.
-            position: Of an earlier reader, which it goes on from; (): from the oldest evictions that the
-                servers remember.
+            position: Position of an earlier reader, which it goes on from; (): from the oldest
+                evictions that the servers remember.
         """
-        return EvictionReader(runtimes.active(), table, position)
+        return EvictionReader(active(), table, position)
 
 
 def _dirname(function: str, arguments: Sequence[Any]) -> str:

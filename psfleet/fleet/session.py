@@ -3,8 +3,6 @@
 import psfleet.fleet as fleet
 from psfleet.program import names, program
 
-__all__ = ["reset"]
-
 
 def reset() -> None:
     """Forget the model, so that the code that builds it can run again in this process.

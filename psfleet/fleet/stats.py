@@ -1,10 +1,8 @@
-"""What the servers say of the fleet, summed over them."""
+"""Statistics of the fleet, summed over the servers."""
 
 from typing import Any
 
-from psfleet.runtime import interface as runtimes
-
-__all__ = ["print_table_stat", "staleness", "table_stat"]
+from psfleet.runtime.process_runtime import active
 
 
 def print_table_stat(table: str | None) -> None:
@@ -21,8 +19,8 @@ def print_table_stat(table: str | None) -> None:
 def table_stat() -> dict[str, dict[str, Any]]:
     """See Fleet.table_stat."""
     totals: dict[str, dict[str, Any]] = {}
-    runtimes.active().flush()
-    for server in runtimes.active().stats():
+    active().flush()
+    for server in active().stats():
         for table in server["tables"]:
             unit = "rows" if table["kind"] == "sparse" else "values"
             entry = totals.setdefault(
@@ -38,7 +36,7 @@ def table_stat() -> dict[str, dict[str, Any]]:
 def staleness() -> dict[int, int]:
     """See Fleet.staleness."""
     total: dict[int, int] = {}
-    for server in runtimes.active().stats():
+    for server in active().stats():
         for age, count in server.get("staleness", {}).items():
             total[age] = total.get(age, 0) + count
     return dict(sorted(total.items()))

@@ -4,16 +4,17 @@
     import psfleet.fluid as paddle     # was: import paddle (nn, optimizer, static, to_tensor, ...)
 
 What differs from psfleet's own names: `layers.data` prepends the batch axis, `layers.embedding`
-squeezes ids [..., 1], and the modules `dygraph`, `nn`, `static`, `io` and `metrics` are here.
+squeezes ids [..., 1], `metrics.Recall` is that of two classes, and the modules `dygraph`, `nn`, `static`
+and `io` are here.
 """
 
-from psfleet import clip, initializer, metrics, optimizer, regularizer
+from psfleet import clip, initializer, optimizer, regularizer
 from psfleet.execution.executor import CPUPlace, CUDAPlace, Executor
-from psfleet.fluid import dygraph, io, layers, learning_rate_scheduler, nn, static
-from psfleet.fluid.dataset import DatasetFactory
-from psfleet.fluid.feeder import DataFeeder
-from psfleet.fluid.state_files import load, load_dygraph, save, save_dygraph
+from psfleet.fleet.file_datasets import DatasetFactory
+from psfleet.fluid import dygraph, io, layers, learning_rate_scheduler, metrics, nn, static
+from psfleet.fluid.layer_modules import load, load_dygraph, save, save_dygraph
 from psfleet.fluid.tensor import (
+    DataFeeder,
     arange,
     disable_static,
     enable_static,

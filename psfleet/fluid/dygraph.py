@@ -20,12 +20,12 @@ from psfleet.fluid.eager_schedules import (
     ReduceLROnPlateau,
     StepDecay,
 )
-from psfleet.fluid.layer_modules import Layer, Sequential
+from psfleet.fluid.layer_modules import Layer, Sequential, load_dygraph, save_dygraph
 from psfleet.fluid.nn import BatchNorm
-from psfleet.fluid.state_files import load_dygraph, save_dygraph
 from psfleet.layers.named_activation import activate
 from psfleet.program.program import eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
+from psfleet.validation.annotations import checked
 
 __all__ = [
     "BatchNorm",
@@ -61,6 +61,7 @@ def guard(place: Any = None) -> Iterator[None]:
         yield
 
 
+@checked
 class Linear(nn.Linear):
     """act(x @ weight + bias), with the older argument names."""
 
@@ -81,6 +82,7 @@ class Linear(nn.Linear):
         return activate(super().forward(*inputs), self._act)
 
 
+@checked
 class Embedding(nn.Embedding):
     """Rows of a table by id, with the older arguments.
 
@@ -90,7 +92,7 @@ class Embedding(nn.Embedding):
         is_sparse: The gradient holds the batch's rows only.
         is_distributed: Implies is_sparse.
         padding_idx: This id gives zeros and its row is never updated.
-        param_attr: Of the table.
+        param_attr: Attributes of the table.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Embedding(nn.Embedding):
         )
 
 
+@checked
 class Dropout(nn.Dropout):
     """Dropout in training, with the older arguments."""
 

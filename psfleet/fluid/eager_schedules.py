@@ -4,22 +4,16 @@ Those that count updates are advanced by the optimizer, and by each call: `decay
 rate and goes on. Those that count epochs are advanced by `epoch()`.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any
 
 from psfleet.optimizer import lr
 from psfleet.optimizer.lr.decay import BelowOne
-from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.optimizer.lr.scheduler import LRScheduler, Measure, Mode, argument, set_constructor
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
-from psfleet.validation.annotations import (
-    Must,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    PositiveInt,
-    Range,
-    checked,
-)
+from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, Range, checked
 
 __all__ = [
     "CosineDecay",
@@ -36,15 +30,40 @@ __all__ = [
     "StepDecay",
 ]
 
-Mode = Annotated[str, Must(lambda v: v.lower() in ("min", "max"), "min or max")]
-Measure = Annotated[str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs")]
-
 
 class _PerUpdateSchedule(PerUpdateSchedule):
-    """An older schedule at begin + step * (updates before this one)."""
+    """An older schedule at begin + step * (updates before this one).
 
-    def __init__(self, older: PerUpdateSchedule, begin: int, step: int) -> None:
-        super().__init__(older.base_lr, lambda n: older.rate(begin + step * n))
+    A subclass names the function that makes the older schedule. Its constructor has the function's
+    arguments, the first `place` of them before `begin`, `step` and `dtype`, and the others after these.
+    """
+
+    def __init_subclass__(
+        cls,
+        older: Callable[..., PerUpdateSchedule],
+        begin: Any = 0,
+        place: int | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init_subclass__(**more)
+        arguments = [*inspect.signature(older).parameters.values()]
+        own = [
+            argument("begin", NonNegativeInt, begin),
+            argument("step", PositiveInt, 1),
+            argument("dtype", str, "float32"),
+        ]
+
+        def construct(self: _PerUpdateSchedule, given: dict[str, Any]) -> None:
+            begin, step, _ = (given.pop(each.name) for each in own)
+            made = older(**given)
+            PerUpdateSchedule.__init__(self, made.base_lr, lambda n: made.rate(begin + step * n))
+
+        place = len(arguments) if place is None else place
+        set_constructor(cls, [*arguments[:place], *own, *arguments[place:]], construct)
+
+    if TYPE_CHECKING:  # what `set_constructor` makes is checked when it is called
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def __call__(self) -> float:
         """The current rate; the next call, or update, has the one after it."""
@@ -53,145 +72,48 @@ class _PerUpdateSchedule(PerUpdateSchedule):
         return rate
 
 
-class NoamDecay(_PerUpdateSchedule):
+class NoamDecay(_PerUpdateSchedule, older=lr.noam_decay, begin=1, place=2):
     """learning_rate * d_model^-0.5 * min(n^-0.5, n * warmup_steps^-1.5), n from `begin`."""
 
-    @checked
-    def __init__(
-        self,
-        d_model: Positive,
-        warmup_steps: Positive,
-        begin: NonNegativeInt = 1,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-        learning_rate: NonNegative = 1.0,
-    ) -> None:
-        super().__init__(lr.noam_decay(d_model, warmup_steps, learning_rate), begin, step)
 
-
-class PiecewiseDecay(_PerUpdateSchedule):
+class PiecewiseDecay(_PerUpdateSchedule, older=lr.piecewise_decay, begin=Parameter.empty):
     """values[i] until update boundaries[i], the last value from then on."""
 
-    @checked
-    def __init__(
-        self,
-        boundaries: Sequence[float],
-        values: Sequence[NonNegative],
-        begin: NonNegativeInt,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(lr.piecewise_decay(boundaries, values), begin, step)
+
+class ExponentialDecay(_PerUpdateSchedule, older=lr.exponential_decay):
+    """Schedule as lr.exponential_decay."""
 
 
-class ExponentialDecay(_PerUpdateSchedule):
-    """As lr.exponential_decay."""
-
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        decay_steps: Positive,
-        decay_rate: Positive,
-        staircase: bool = False,
-        begin: NonNegativeInt = 0,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-    ) -> None:
-        older = lr.exponential_decay(learning_rate, decay_steps, decay_rate, staircase)
-        super().__init__(older, begin, step)
+class NaturalExpDecay(_PerUpdateSchedule, older=lr.natural_exp_decay):
+    """Schedule as lr.natural_exp_decay."""
 
 
-class NaturalExpDecay(_PerUpdateSchedule):
-    """As lr.natural_exp_decay."""
-
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        decay_steps: Positive,
-        decay_rate: NonNegative,
-        staircase: bool = False,
-        begin: NonNegativeInt = 0,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-    ) -> None:
-        older = lr.natural_exp_decay(learning_rate, decay_steps, decay_rate, staircase)
-        super().__init__(older, begin, step)
+class InverseTimeDecay(_PerUpdateSchedule, older=lr.inverse_time_decay):
+    """Schedule as lr.inverse_time_decay."""
 
 
-class InverseTimeDecay(_PerUpdateSchedule):
-    """As lr.inverse_time_decay."""
-
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        decay_steps: Positive,
-        decay_rate: NonNegative,
-        staircase: bool = False,
-        begin: NonNegativeInt = 0,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-    ) -> None:
-        older = lr.inverse_time_decay(learning_rate, decay_steps, decay_rate, staircase)
-        super().__init__(older, begin, step)
+class PolynomialDecay(_PerUpdateSchedule, older=lr.polynomial_decay):
+    """Schedule as lr.polynomial_decay."""
 
 
-class PolynomialDecay(_PerUpdateSchedule):
-    """As lr.polynomial_decay."""
-
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        decay_steps: Positive,
-        end_learning_rate: NonNegative = 0.0001,
-        power: Positive = 1.0,
-        cycle: bool = False,
-        begin: NonNegativeInt = 0,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-    ) -> None:
-        older = lr.polynomial_decay(learning_rate, decay_steps, end_learning_rate, power, cycle)
-        super().__init__(older, begin, step)
+class CosineDecay(_PerUpdateSchedule, older=lr.cosine_decay):
+    """Schedule as lr.cosine_decay."""
 
 
-class CosineDecay(_PerUpdateSchedule):
-    """As lr.cosine_decay."""
-
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        step_each_epoch: Positive,
-        epochs: Positive,
-        begin: NonNegativeInt = 0,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(lr.cosine_decay(learning_rate, step_each_epoch, epochs), begin, step)
-
-
-class LinearLrWarmup(_PerUpdateSchedule):
+class LinearLrWarmup(_PerUpdateSchedule, older=lr.linear_lr_warmup, begin=1):
     """From start_lr to end_lr in warmup_steps updates, then `learning_rate`, or that schedule."""
 
+
+class _PerEpochSchedule(LRScheduler):
+    """A schedule that counts epochs, with the older name of `step`."""
+
     @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative | LRScheduler,
-        warmup_steps: NonNegative,
-        start_lr: NonNegative,
-        end_lr: NonNegative,
-        begin: NonNegativeInt = 1,
-        step: PositiveInt = 1,
-        dtype: str = "float32",
-    ) -> None:
-        older = lr.linear_lr_warmup(learning_rate, warmup_steps, start_lr, end_lr)
-        super().__init__(older, begin, step)
+    def epoch(self, epoch: int | None = None) -> None:
+        """Advance, as `step` does."""
+        self.step(epoch)
 
 
-class StepDecay(lr.StepDecay):
+class StepDecay(_PerEpochSchedule, lr.StepDecay):
     """learning_rate times decay_rate after every step_size epochs."""
 
     @checked
@@ -200,12 +122,8 @@ class StepDecay(lr.StepDecay):
     ) -> None:
         super().__init__(learning_rate, step_size, decay_rate)
 
-    def epoch(self, epoch: int | None = None) -> None:
-        """As `step`."""
-        self.step(epoch)
 
-
-class MultiStepDecay(lr.MultiStepDecay):
+class MultiStepDecay(_PerEpochSchedule, lr.MultiStepDecay):
     """learning_rate times decay_rate for every milestone that has been reached."""
 
     @checked
@@ -214,21 +132,13 @@ class MultiStepDecay(lr.MultiStepDecay):
     ) -> None:
         super().__init__(learning_rate, milestones, decay_rate)
 
-    def epoch(self, epoch: int | None = None) -> None:
-        """As `step`."""
-        self.step(epoch)
 
-
-class LambdaDecay(lr.LambdaDecay):
+class LambdaDecay(_PerEpochSchedule, lr.LambdaDecay):
     """learning_rate * lr_lambda(epoch)."""
 
     @checked
     def __init__(self, learning_rate: NonNegative, lr_lambda: Callable[[int], float]) -> None:
         super().__init__(learning_rate, lr_lambda)
-
-    def epoch(self, epoch: int | None = None) -> None:
-        """As `step`."""
-        self.step(epoch)
 
 
 class ReduceLROnPlateau(lr.ReduceOnPlateau):

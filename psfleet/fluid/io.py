@@ -5,35 +5,46 @@ from typing import Any
 
 from psfleet import fleet
 from psfleet.execution.inference import load_inference, save_inference
+from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable
+from psfleet.validation.annotations import FilePath, checked
 
 __all__ = ["load_inference_model", "load_persistables", "save_inference_model", "save_persistables"]
 
 
-def save_persistables(executor: Any, dirname: str, main_program: Program | None = None) -> None:
+@checked
+def save_persistables(
+    executor: Any, dirname: FilePath, main_program: Program | None = None
+) -> None:
     """Write every table, optimizer state included, as fleet.save_persistables."""
     fleet.save_persistables(dirname)
 
 
-def load_persistables(executor: Any, dirname: str, main_program: Program | None = None) -> None:
+@checked
+def load_persistables(
+    executor: Any, dirname: FilePath, main_program: Program | None = None
+) -> None:
     """Set every table from such a folder, as fleet.load_model."""
     fleet.load_model(dirname)
 
 
+@checked
 def save_inference_model(
-    dirname: str,
+    dirname: FilePath,
     feeded_var_names: Sequence[str],
     target_vars: Sequence[Variable],
     executor: Any = None,
     main_program: Program | None = None,
+    features: FeatureSet | None = None,
 ) -> None:
-    """Write what predicting needs: the program up to the targets, and weights."""
-    save_inference(dirname, feeded_var_names, target_vars, main_program)
+    """Write what predicting needs: the program up to the targets, weights, and features if there are some."""
+    save_inference(dirname, feeded_var_names, target_vars, main_program, features)
 
 
+@checked
 def load_inference_model(
-    dirname: str, executor: Any = None
+    dirname: FilePath, executor: Any = None
 ) -> tuple[Program, list[str], list[Variable]]:
     """A program for prediction, the names of its feeds, and its targets."""
     return load_inference(dirname)

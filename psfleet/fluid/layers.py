@@ -13,7 +13,6 @@ from psfleet.fluid import learning_rate_scheduler
 from psfleet.fluid.learning_rate_scheduler import autoincreased_step_counter
 from psfleet.layers.activations import *
 from psfleet.layers.arithmetic import *
-from psfleet.layers.evaluation import *
 from psfleet.layers.feature_inputs import *
 from psfleet.layers.inputs import fill_constant as fill_constant
 from psfleet.layers.inputs import ones as ones
@@ -37,6 +36,7 @@ from psfleet.optimizer.lr import (
 from psfleet.program.ops.manipulate import Reshape
 from psfleet.program.variable import Variable, apply
 from psfleet.schema.entry import Entry
+from psfleet.validation.annotations import AnyNumber, checked
 
 __all__ = [
     "autoincreased_step_counter",
@@ -54,6 +54,7 @@ __all__ = [
 __all__ += layers.__all__
 
 
+@checked
 def data(
     name: str,
     shape: Sequence[int | None],
@@ -77,9 +78,10 @@ def data(
     return layers.data(name, whole, dtype, lod_level, stop_gradient)
 
 
+@checked
 def create_global_var(
     shape: Sequence[int],
-    value: float,
+    value: AnyNumber,
     dtype: str,
     persistable: bool = False,
     force_cpu: bool = False,
@@ -93,6 +95,7 @@ def create_global_var(
     return layers.fill_constant(shape, dtype, value)
 
 
+@checked
 def embedding(
     input: Variable,
     size: Sequence[int | None],
@@ -109,10 +112,11 @@ def embedding(
     )
     if not input.shape or input.shape[-1] != 1:
         return rows
-    lead = [0] * (len(input.shape) - 1)
-    return apply(Reshape((*lead, int(rows.shape[-1] or 0))), rows)
+    leading = [0] * (len(input.shape) - 1)
+    return apply(Reshape((*leading, int(rows.shape[-1] or 0))), rows)
 
 
+@checked
 def sequence_pool(
     input: Variable,
     pool_type: str,
@@ -126,6 +130,6 @@ def sequence_pool(
 
     Args:
         is_test: Accepted for the reference's sake.
-        lengths, mask: Where each sequence ends, which a LoDTensor knows of itself.
+        lengths, mask: End of each sequence, which a LoDTensor knows of itself.
     """
     return layers.sequence_pool(input, pool_type, lengths, mask, pad_value)

@@ -11,12 +11,13 @@ from psfleet.layers.named_activation import activate
 from psfleet.parameters import initializer
 from psfleet.parameters.moving_average import note
 from psfleet.program.ops import normalize
-from psfleet.program.ops.batch_norm import BatchNorm as BatchNormOp
 from psfleet.program.ops.embedding import DenseEmbedding
 from psfleet.program.ops.embedding import Embedding as SparseEmbedding
 from psfleet.program.ops.matmul import Affine
+from psfleet.program.ops.normalize import BatchNorm as BatchNormOp
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, apply
+from psfleet.validation.annotations import PositiveInt, checked
 
 __all__ = [
     "BatchNorm",
@@ -32,13 +33,14 @@ __all__ = [
 ]
 
 
+@checked
 class Linear(layer_modules.Layer):
     """x @ weight + bias.
 
     Args:
         in_features, out_features: Extents of the weight.
-        weight_attr: Of the weight. Default start: Xavier.
-        bias_attr: Of the bias, False for none. Default start: zeros.
+        weight_attr: Attributes of the weight. Default start: Xavier.
+        bias_attr: Attributes of the bias, False for none. Default start: zeros.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Linear(layer_modules.Layer):
         return apply(Affine(max(x.ndim - 1, 0)), x, self.weight, *rest)
 
 
+@checked
 class Embedding(layer_modules.Layer):
     """Rows of a table by id.
 
@@ -71,13 +74,13 @@ class Embedding(layer_modules.Layer):
         num_embeddings, embedding_dim: Extents of the table.
         padding_idx: This id gives zeros and its row is never updated.
         sparse: The gradient holds the batch's rows only.
-        weight_attr: Of the table.
+        weight_attr: Attributes of the table.
     """
 
     def __init__(
         self,
-        num_embeddings: int,
-        embedding_dim: int,
+        num_embeddings: PositiveInt,
+        embedding_dim: PositiveInt,
         padding_idx: int | None = None,
         sparse: bool = False,
         weight_attr: Any = None,
@@ -103,6 +106,7 @@ class Embedding(layer_modules.Layer):
         return apply(self._op, ids, self.weight)
 
 
+@checked
 class BatchNorm(layer_modules.Layer):
     """layers.batch_norm: in training by the batch, after `eval()` by the moving statistics.
 
@@ -112,7 +116,7 @@ class BatchNorm(layer_modules.Layer):
     Args:
         num_channels: Extent of the channels' axis.
         act: The name of an activation (psfleet.layers.activations), or None.
-        param_attr, bias_attr: Of scale and shift, False for none.
+        param_attr, bias_attr: Attributes of scale and shift, False for none.
         data_layout: NCHW or NHWC.
         momentum, epsilon, is_test, use_global_stats, moving_mean_name, moving_variance_name: As in
             layers.batch_norm.
@@ -181,6 +185,7 @@ class BatchNorm(layer_modules.Layer):
         return activate(out, self._act)
 
 
+@checked
 class Dropout(layer_modules.Layer):
     """Dropout in training: x * mask / (1 - p), or x * mask with mode downscale_in_infer."""
 
@@ -198,10 +203,11 @@ class Dropout(layer_modules.Layer):
             self._p,
             is_test=not self.training,
             name=self.full_name(),
-            dropout_implementation=self._way,
+            dropout_implementation=self._way,  # type: ignore[arg-type]
         )
 
 
+@checked
 class LayerNorm(layer_modules.Layer):
     """layers.layer_norm over the last axis of the given extent."""
 
@@ -226,6 +232,7 @@ class LayerNorm(layer_modules.Layer):
         return apply(normalize.LayerNorm(x.ndim - 1, self._epsilon), x, self.weight, self.bias)
 
 
+@checked
 class ReLU(layer_modules.Layer):
     """max(x, 0)."""
 
@@ -234,6 +241,7 @@ class ReLU(layer_modules.Layer):
         return layers.relu(inputs[0])
 
 
+@checked
 class Sigmoid(layer_modules.Layer):
     """1 / (1 + exp(-x))."""
 
@@ -242,6 +250,7 @@ class Sigmoid(layer_modules.Layer):
         return layers.sigmoid(inputs[0])
 
 
+@checked
 class Tanh(layer_modules.Layer):
     """The hyperbolic tangent."""
 

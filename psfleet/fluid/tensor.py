@@ -1,15 +1,20 @@
-"""Concrete variables made of nothing: the newer half of the older face."""
+"""Concrete variables made of nothing, and feeding lists of samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from psfleet.errors import ConfigError, ShapeError
 from psfleet.program import program
-from psfleet.program.dtypes import dtype_of
+from psfleet.program.operation import Array, dtype_of
+from psfleet.program.program import Program, default_main_program
 from psfleet.program.variable import Variable, to_variable
+from psfleet.validation.annotations import NonNegativeInt, checked
 
 __all__ = [
+    "DataFeeder",
     "arange",
     "disable_static",
     "enable_static",
@@ -22,10 +27,12 @@ __all__ = [
     "zeros",
 ]
 
+
 _random = np.random.default_rng(0)
 
 
-def seed(value: int) -> None:
+@checked
+def seed(value: NonNegativeInt) -> None:
     """Start the random numbers of this module anew, and those of the default programs."""
     global _random
     _random = np.random.default_rng(value)
@@ -33,6 +40,7 @@ def seed(value: int) -> None:
     program.default_startup_program().random_seed = value
 
 
+@checked
 def to_tensor(
     data: ArrayLike | Variable,
     dtype: DTypeLike | None = None,
@@ -45,47 +53,62 @@ def to_tensor(
     return to_variable(data, dtype=dtype, stop_gradient=stop_gradient)
 
 
+@checked
 def arange(
     start: float, end: float | None = None, step: float = 1, dtype: DTypeLike = "int64"
 ) -> Variable:
     """Numbers from start (or 0) up to, and without, end."""
     low, high = (0, start) if end is None else (start, end)
+    if not step:
+        raise ConfigError("arange: step is 0; use another number")
     return to_variable(np.arange(low, high, step), dtype=dtype)
 
 
+@checked
 def uniform(
     shape: Sequence[int],
     dtype: DTypeLike = "float32",
     min: float = -1.0,
     max: float = 1.0,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> Variable:
     """Random numbers in [min, max); a seed other than 0 makes them repeatable."""
+    _check_order("uniform", min, max)
     source = np.random.default_rng(seed) if seed else _random
     return to_variable(source.uniform(min, max, tuple(shape)), dtype=dtype)
 
 
+@checked
 def randn(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
     """Normal random numbers."""
     return to_variable(_random.normal(size=tuple(shape)), dtype=dtype)
 
 
+@checked
 def randint(
     low: int = 0, high: int | None = None, shape: Sequence[int] = (1,), dtype: DTypeLike = "int64"
 ) -> Variable:
     """Random whole numbers in [low, high), or in [0, low)."""
     first, last = (0, low) if high is None else (low, high)
+    _check_order("randint", first + 1, last)
     return to_variable(_random.integers(first, last, tuple(shape)), dtype=dtype)
 
 
+@checked
 def ones(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
     """An array of ones."""
     return to_variable(np.ones(tuple(shape), dtype_of(dtype)), dtype=dtype)
 
 
+@checked
 def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
     """An array of zeros."""
     return to_variable(np.zeros(tuple(shape), dtype_of(dtype)), dtype=dtype)
+
+
+def _check_order(what: str, low: float, high: float) -> None:
+    if low > high:
+        raise ConfigError(f"{what}: the numbers would be from {low} to {high}; name a higher end")
 
 
 def enable_static() -> None:
@@ -94,3 +117,60 @@ def enable_static() -> None:
 
 def disable_static() -> None:
     """Nothing, as enable_static."""
+
+
+@checked
+class DataFeeder:
+    """Turns samples into feeds.
+
+    Args:
+        feed_list: Data variables or their names, in the order of a sample's fields.
+        place: Accepted for the reference's sake.
+        program: Program in which the names are looked up; None: the default main program.
+    """
+
+    def __init__(
+        self, feed_list: Sequence[Variable | str], place: Any = None, program: Program | None = None
+    ) -> None:
+        program = program or default_main_program()
+        self.place = place
+        self.variables = [
+            program.variable(entry, "feed") if isinstance(entry, str) else entry
+            for entry in feed_list
+        ]
+
+    def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Array]:
+        """A feed of a batch of samples, each a tuple with one field per variable.
+
+        Raises:
+            ShapeError: A sample has another number of fields, or a field does not fit its variable.
+        """
+        samples = list(iterable)
+        for number, sample in enumerate(samples):
+            if not isinstance(sample, Sequence | np.ndarray) or isinstance(sample, str):
+                raise ShapeError(f"sample {number} is {sample!r}; it must have a field a variable")
+            if len(sample) != len(self.variables):
+                raise ShapeError(
+                    f"sample {number} has {len(sample)} fields, "
+                    f"the feeder has {len(self.variables)} variables"
+                )
+        return {
+            variable.name: _batch(variable, [sample[i] for sample in samples])
+            for i, variable in enumerate(self.variables)
+        }
+
+
+def _batch(variable: Variable, fields: list[Any]) -> Array:
+    """Fields one below the other; a flat field gets its variable's shape."""
+    shape = [-1 if extent is None else extent for extent in variable.shape]
+    try:
+        batch = np.array(fields)
+        batch = batch.reshape([len(fields), *shape[1:]]) if shape else batch
+    except ValueError as error:
+        raise ShapeError(
+            f"feed {variable.name!r}: the fields do not make an array of shape "
+            f"{variable.shape}: {error}"
+        ) from None
+    # Fractions stay what they are where ids are wanted: the executor refuses them.
+    fits = batch.dtype.kind == variable.dtype.kind or variable.dtype.kind == "f"
+    return batch.astype(variable.dtype) if fits else batch

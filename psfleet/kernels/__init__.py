@@ -1,3 +1,1 @@
 """Compiled arithmetic: dedup and merge, first values, and each rule's dense and sparse kernels."""
-
-__all__: list[str] = []

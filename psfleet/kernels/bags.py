@@ -11,14 +11,12 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.initial_values import address_of
 
-__all__ = ["RowBags", "bags_at", "chosen_bags", "narrowed", "pool_parts", "spread_parts"]
-
 Floats = NDArray[np.float32]
 Lengths = NDArray[np.int64]
 
 
 class RowBags:
-    """Which rows make up which bag.
+    """Rows that make up each bag.
 
     Args:
         lengths: int64 [bags]: how many rows each bag has, those of the first bag first.
@@ -27,7 +25,7 @@ class RowBags:
 
     Attributes:
         rows: n, how many rows all bags have.
-        are_rows: Whether every bag is exactly one row, without weight.
+        are_rows: True if every bag is exactly one row, without weight.
     """
 
     def __init__(self, lengths: Lengths, weights: Floats | None = None, mean: bool = False) -> None:
@@ -52,7 +50,7 @@ class RowBags:
         return alike and np.count_nonzero(self.lengths) == self.rows
 
     def matches(self, other: "RowBags") -> bool:
-        """Whether both make the same of rows."""
+        """Return whether both pool the same from rows."""
         if self._mean != other._mean or not np.array_equal(self.lengths, other.lengths):
             return False
         if self.weights is None or other.weights is None:
@@ -90,7 +88,7 @@ class RowBags:
         """The gradient of each row, float32 [n, dim], from those of the bags, float32 [bags, dim].
 
         Args:
-            gradient: Of the bags.
+            gradient: Gradient of the bags.
             out: Takes it; None: it is a new array, or `gradient` itself where `pool` returns `rows`.
         """
         if self.are_rows and out is None:
@@ -116,7 +114,7 @@ class RowBags:
 
 
 def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
-    """What several features pool of the rows of one table: float32 [all bags, dim]."""
+    """Pool the rows of one table for several features: float32 [all bags, dim]."""
     ends = np.cumsum([part.rows for part in parts])[:-1]
     pooled = zip(parts, np.split(rows, ends), strict=True)
     return np.concatenate([part.pool(own) for part, own in pooled])
@@ -136,13 +134,10 @@ def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
         offsets: int64 [all bags + 1]: where the values of each bag begin, and the end.
         rows: int64 [bags]: which ones; they are not checked.
     """
+    rows = np.ascontiguousarray(rows)
     starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     static_kernels("chosen_bags").choose(
-        address_of(offsets),
-        address_of(np.ascontiguousarray(rows)),
-        len(rows),
-        address_of(starts),
-        address_of(lengths),
+        address_of(offsets), address_of(rows), len(rows), address_of(starts), address_of(lengths)
     )
     return starts, lengths
 
@@ -163,7 +158,7 @@ def chosen_bags(
         values: [n].
         starts: int64 [bags]: the place of each bag's first value.
         lengths: int64 [bags]: how many values it has.
-        dtype: Of the copy: int64 for values in 32 bits; None: theirs.
+        dtype: Dtype of the copy: int64 for values in 32 bits; None: theirs.
     """
     out = np.empty(int(lengths.sum()), dtype or values.dtype)
     if values.dtype.kind not in "iuf" or values.itemsize not in (4, 8):

@@ -31,16 +31,7 @@ import numpy as np
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import UserSettings
 
-__all__ = ["cache_folder", "forget_compiled", "load_in_any_order", "load_text", "short_rows"]
-
-_HELPERS = (
-    "hash_index.py",
-    "hashing.py",
-    "id_routing.py",
-    "initial_code.py",
-    "intrinsics.py",
-    "rounding.py",
-)
+_HELPERS = ("hash_index.py", "hashing.py", "intrinsics.py", "rounding.py")
 _LONGEST = 300.0  # seconds for which a process waits for another one that compiles
 _lock = threading.Lock()
 _modules: dict[str, ModuleType] = {}
@@ -107,7 +98,7 @@ def short_rows() -> Iterator[None]:
 def cache_folder() -> Path:
     """PSFLEET_CACHE or ~/.cache/psfleet/kernels; a private temporary folder where that is not ours.
 
-    Machine code is loaded from there, so nobody else may write to it.
+    Machine code is loaded from there, so no other user may write to it.
     """
     folder = Path(os.path.expanduser(from_variable(UserSettings, "cache", os.environ)))
     try:
@@ -150,9 +141,9 @@ def _write(path: Path, text: str) -> Path:
 
 @contextmanager
 def _compiling(path: Path) -> Iterator[None]:
-    """Let one process compile while the others wait for what it leaves in the cache (decision 52).
+    """Let one process compile while the others wait for what it leaves in the cache (decision 2).
 
-    The file is locked by the one that compiles and empty until it is done. Then nobody locks it again.
+    The file is locked by the one that compiles and empty until it is done. Then it is not locked again.
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -172,7 +163,9 @@ def _compiling(path: Path) -> Iterator[None]:
 
 
 def _lock_file(file: int) -> bool:
-    """Whether the file could be locked; waits for a process that compiles, for as long as that may take.
+    """Lock a file; return whether that worked.
+
+    Waits for a process that compiles, for as long as that may take.
 
     Raises:
         BlockingIOError: Another process compiles, and `load_in_any_order` has something else to do.

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.kernels.bags import RowBags
 from psfleet.kernels.generate import static_kernels, width_kernels
-from psfleet.kernels.id_routing import routes
+from psfleet.kernels.hashing import routes
 from psfleet.kernels.initial_values import address_of
-
-__all__ = ["UniqueIds", "dedup", "first_repeat", "merge_pushes"]
 
 _FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
@@ -73,8 +71,8 @@ class UniqueIds:
         """`expand` and then `RowBags.pool` of its parts: float32 [all bags, dim], the same bits.
 
         Args:
-            rows: As for `expand`.
-            bags: Of the batch's ids, those of the first part first.
+            rows: Rows as for `expand`.
+            bags: Bags of the batch's ids, those of the first part first.
         """
         if _are_rows(bags):
             return self.expand(rows)
@@ -95,7 +93,7 @@ class UniqueIds:
     def _parts(
         self, bags: Sequence[RowBags], values: Floats
     ) -> Iterator[tuple[NDArray[np.uint32], RowBags, Floats]]:
-        """Of each part of the bags its ids' codes, and its values among those of all bags."""
+        """Yield the ids' codes of each part of the bags, and its values among those of all bags."""
         count = sum(part.rows for part in bags)
         if count != len(self.inverse):
             raise ShapeError(f"bags of {count} ids in all got {len(self.inverse)} ids")
@@ -111,7 +109,7 @@ class UniqueIds:
 
         Args:
             gradients: float32 [n, dim]; with bags [all bags, dim], which `RowBags.spread` would spread first.
-            bags: As for `pool`.
+            bags: Bags as for `pool`.
         """
         count = len(self.inverse) if bags is None else sum(map(len, bags))
         if gradients.ndim != 2 or len(gradients) != count:
@@ -123,7 +121,7 @@ class UniqueIds:
     def merge_into(
         self, gradients: Floats, sums: Sequence[Floats], bags: Sequence[RowBags] | None = None
     ) -> None:
-        """As `merge`, with the sums written to arrays of the caller."""
+        """Merge as `merge` does, with the sums written to arrays of the caller."""
         if self.is_plain and bags is None and gradients.shape == sums[0].shape:
             np.add(gradients, _ZERO, sums[0])  # the bits of a sum: -0 becomes 0
             return
@@ -146,7 +144,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
 
     Args:
         ids: int64 [n], contiguous; any alignment.
-        groups: How many servers; `routes` says who gets what.
+        groups: Number of servers; `routes` has each server's share.
     """
     n, shift = len(ids), 32 - max(1, (groups - 1).bit_length())
     if n >= 1 << shift:
@@ -160,6 +158,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     index, unique, codes, hashes = _scratch_for(n, mask)
     counts = np.zeros(groups, np.int64)
     inverse = np.empty(n, np.uint32)
+    route_codes = _route_codes(groups, shift)  # other threads may replace what the cache holds
     kernels = static_kernels("dedup")
     count = kernels.dedup(
         address_of(ids),
@@ -169,7 +168,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         hashes,
         unique,
         codes,
-        address_of(_route_codes(groups, shift)),
+        address_of(route_codes),
         address_of(counts),
         address_of(inverse),
     )
@@ -216,7 +215,7 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
 
 
 def _are_rows(bags: Sequence[RowBags]) -> bool:
-    """Whether they stand for nothing but rows."""
+    """Return whether they stand for nothing but rows."""
     return len(bags) == 1 and bags[0].are_rows
 
 
@@ -229,13 +228,13 @@ def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, begun: int) -> N
 
 @cache
 def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
-    """Of each virtual shard the group, then of each the group's codes' upper bits."""
+    """Return the group of each virtual shard, then the upper bits of each group's codes."""
     table = routes(groups)
     return np.concatenate([table, table << np.uint32(shift)])
 
 
 def _addresses(arrays: Sequence[Floats]) -> int:
-    """Where it says where the arrays are, until this thread asks again."""
+    """Return the address of the arrays' addresses, valid until this thread calls again."""
     words, address = _words(len(arrays))
     for i, array in enumerate(arrays):
         words[i] = address_of(array)
@@ -243,7 +242,7 @@ def _addresses(arrays: Sequence[Floats]) -> int:
 
 
 def _not_begun(sums: Sequence[Floats]) -> int:
-    """Where it says where these sums are, and how many rows of each are begun: none. As `_addresses`."""
+    """Return the address of these sums, with no row of them begun. Valid as for `_addresses`."""
     words, address = _words(2 * len(sums))
     for i, array in enumerate(sums):
         words[2 * i], words[2 * i + 1] = address_of(array), 0

@@ -10,8 +10,6 @@ from types import ModuleType
 from psfleet.kernels.generate import compiled, filled
 from psfleet.rules.eviction_policy import EvictionPolicy
 
-__all__ = ["device_eviction_kernels", "eviction_kernels"]
-
 _ARGUMENTS = {
     "age": "float64(age)",
     "shows": "float64(load_f32(row, place))",
@@ -44,8 +42,8 @@ def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
 @cache
 def device_eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
     """The same for a device. Arguments as for `eviction_kernels`, whose compiler has taken the function."""
-    from psfleet.kernels.cuda import load_kernels  # loads numba.cuda
-    from psfleet.kernels.cuda_text import Rounded
+    from psfleet.kernels.device.cuda import load_kernels  # loads numba.cuda
+    from psfleet.kernels.device.cuda_text import Rounded
 
     function = Rounded("rounded_double_product").visit(_function(policy))
     text = _filled("device_eviction.txt", policy, pushed_scores, function, _DEVICE_ARGUMENTS)

@@ -10,22 +10,11 @@ import numba
 
 from psfleet.errors import RuleError
 from psfleet.kernels.cache import load_text
-from psfleet.kernels.packed_text import row_parts, weight_parts
-from psfleet.kernels.row_format import RowFormat
+from psfleet.kernels.packed_text import RowFormat, row_parts, weight_parts
 from psfleet.kernels.rule_text import RuleSource
-from psfleet.rules.named_definition import NamedDefinition
+from psfleet.rules.finding_rules import NamedDefinition
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import RowPrecision
-
-__all__ = [
-    "compiled",
-    "dense_kernels",
-    "filled",
-    "pull_kernels",
-    "sparse_kernels",
-    "static_kernels",
-    "width_kernels",
-]
 
 _SOURCES = Path(__file__).parent / "sources"
 _ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"
@@ -49,8 +38,9 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
 
     Args:
         rule: Only its functions and the number of its slots matter here.
-        l1, l2: Whether these regularizations are added to the gradient.
-        width: How many weights a unit has, as a constant for the compiler; 0: the call says it.
+        l1, l2: True if these regularizations are added to the gradient.
+        width: Number of weights of a unit, as a constant for the compiler; 0: an argument of the
+            call.
     """
     text = RuleSource(rule, l1, l2, width=width)
     return compiled(
@@ -96,7 +86,7 @@ def sparse_kernels(
     Args:
         scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
         counted: One value more follows a row's state, its frequency: 1 in a new row.
-        precision: How rows are stored.
+        precision: Storage of rows.
     """
     text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
     rest = _source("rest.txt" if form.plain else "rest_packed.txt") if every_row else ""

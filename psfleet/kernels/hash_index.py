@@ -31,47 +31,6 @@ from psfleet.kernels.intrinsics import (
     trailing_zeros,
 )
 
-__all__ = [
-    "CHUNKS",
-    "CHUNK_LINES",
-    "DESCRIPTOR_SIZE",
-    "DIRECTORY",
-    "FEWEST_ROWS",
-    "FIRST_CHUNKS",
-    "FIRST_LEVEL",
-    "FREE_ROW",
-    "LARGEST_DIRECTORY",
-    "LEVEL",
-    "LINES",
-    "LIVE",
-    "MARKS",
-    "MASK",
-    "NEXT_SLOT",
-    "RECORDS",
-    "RECORD_SIZE",
-    "REMOVED",
-    "ROWS",
-    "SCRATCH",
-    "SEGMENT_COUNT",
-    "SHIFT",
-    "STRIDE",
-    "USED",
-    "age_of",
-    "begin",
-    "find_fast",
-    "find_slow",
-    "first_line",
-    "insert",
-    "lines_of",
-    "place_of",
-    "position",
-    "prefetch_line",
-    "remove",
-    "second_line",
-    "touch_fast",
-    "touch_slow",
-]
-
 LINES = 0  # address of the lines of chunk 0
 ROWS = 1  # address of the rows' arena
 DIRECTORY = 2  # address of the directory: a chunk's number (uint32) for each part of all positions
@@ -84,7 +43,10 @@ MARKS = 8  # address of an int64 per slot, or 0
 RECORDS = 9  # address of the chunks' records
 LIVE = 10  # address of how many rows each segment has, int64
 SCRATCH = 11  # address of the memory of one chunk
-DESCRIPTOR_SIZE = 12
+EARLY_CHUNKS = 12  # chunks that may be split beyond those that the rows allow, see _make_room
+EARLY_PARTS = 13  # parts of the directory that there may be, however few chunks there are
+FULL = 14  # of 32 entries of a chunk: with more it is split
+DESCRIPTOR_SIZE = 15
 
 USED, LEVEL, MASK = 0, 1, 2  # uint32 of a record: entries in use, see below, lines - 1
 RECORD_SIZE = 16  # bytes
@@ -96,7 +58,7 @@ FIRST_LEVEL = 62  # positions are below 3 << 62
 FIRST_CHUNKS = 3
 LARGEST_DIRECTORY = 8  # parts for each chunk
 _LOW = 23  # bits of a hash below those of the home line; the virtual shard's are no use on a server
-_FULL = 23  # of 32 entries: a chunk with more is split
+FULL_TO_CHANGE, FULL_TO_READ = 23, 28  # FULL of tables that grow, and of those that are only read
 FEWEST_ROWS = (
     256  # for each chunk: with fewer, hashes are alike, and chunks are enlarged and not split
 )
@@ -110,7 +72,7 @@ _U = uint64
 
 @helper
 def position(hashed):
-    """Where a hash stands in the directory: 0 to below 3 << FIRST_LEVEL, as uint64.
+    """Return a hash's position in the directory: 0 to below 3 << FIRST_LEVEL, as uint64.
 
     It rises with the segment and, within one, with the lowest bits.
     """
@@ -187,7 +149,7 @@ def touch_fast(line, hashed, step):
 
 @helper
 def age_of(step, stamp):
-    """How many steps ago the stamp was given: exact below 2**31, see sources/index.py `restamp`."""
+    """Return the age of a stamp in steps: exact below 2**31, see sources/index.py `restamp`."""
     age = int64(uint32(step) - stamp) & 0xFFFFFFFF
     return int64(0) if age >= 3 << 30 else age  # given in a future that was taken back
 
@@ -265,7 +227,8 @@ def _put(line, entry, hashed, slot, stamp):
 def insert(d, hashed, step):
     """A slot for a hash that is not there, pushed at this step. Its row holds whatever was there."""
     record = _record(d, _chunk_of(d, hashed))
-    while int64(load_u32(record, USED)) * 8 >= (int64(load_u32(record, MASK)) + 1) * _FULL:
+    full = load_i64(d, FULL)
+    while int64(load_u32(record, USED)) * 8 >= (int64(load_u32(record, MASK)) + 1) * full:
         _make_room(d, hashed)
         record = _record(d, _chunk_of(d, hashed))
     slot = load_i64(d, FREE_ROW)
@@ -324,9 +287,14 @@ def _close_gap(lines, mask, gap, entry):
 
 @helper
 def _make_room(d, hashed):
-    """Split the full chunk of a hash, or enlarge it where hashes are so alike that splits help little."""
+    """Split the full chunk of a hash, or enlarge it where hashes are so alike that splits help little.
+
+    A snapshot's rows come ordered by hash, so that those of its beginning are alike: a few more splits, and
+    a larger directory, serve the rows that follow.
+    """
     record = _record(d, _chunk_of(d, hashed))
-    chunks, rows = load_i64(d, CHUNKS), load_i64(d, NEXT_SLOT)
+    chunks = load_i64(d, CHUNKS) - load_i64(d, EARLY_CHUNKS)
+    rows = load_i64(d, NEXT_SLOT)
     splits = load_u32(record, MASK) == uint32(CHUNK_LINES - 1) and chunks * FEWEST_ROWS <= rows
     if splits and int64(load_u32(record, LEVEL)) == load_i64(d, SHIFT):
         splits = _double_directory(d)
@@ -341,7 +309,7 @@ def _double_directory(d):
     """Give each part of the directory two places, in its place. Returns whether it may be so large."""
     shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
     parts = int64(FIRST_CHUNKS) << (FIRST_LEVEL - shift)
-    if 2 * parts > LARGEST_DIRECTORY * load_i64(d, CHUNKS):
+    if 2 * parts > max(LARGEST_DIRECTORY * load_i64(d, CHUNKS), load_i64(d, EARLY_PARTS)):
         return False
     for part in range(parts - 1, -1, -1):
         chunk = load_u32(directory, part)

@@ -1,18 +1,22 @@
-"""The hash of an id: splitmix64's finalizer, a bijection of 64 bits.
+"""The hash of an id: splitmix64's finalizer, a bijection of 64 bits; and what follows from it.
 
 Being a bijection it never collides, so the tables keep only the hash and get the id back from it.
 Its bits have one use each: the top 8 choose a table's segment, bits 40 to 49 the virtual shard,
 the low ones the chunk and the line of its index.
+
+The hash of an id says its virtual shard; servers hold neighbouring virtual shards, as nearly equally many as
+can be. Nothing else decides it. A server's log does not say by which routing it was written.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
+import math
+
 import numpy as np
-from numba import uint64
+from numba import int64, uint64
 from numpy.typing import NDArray
 
-from psfleet.kernels.intrinsics import helper
-
-__all__ = ["GOLDEN", "drawn", "hash_ids", "ids_of", "mix", "unmix"]
+from psfleet.errors import UsageError
+from psfleet.kernels.intrinsics import helper, store_f32
 
 GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -54,7 +58,84 @@ def ids_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def drawn(ids: NDArray[np.int64], probability: float, stream: int, step: int) -> NDArray[np.bool_]:
-    """Which ids a draw takes: each with this probability, by a hash of id, stream and step."""
+    """Draw ids, each with this probability, by a hash of id, stream and step; return their mask."""
     salt = np.uint64((stream + step * GOLDEN) % 2**64)
     fraction = hash_ids((hash_ids(ids) ^ salt).view(np.int64)) >> np.uint64(11)
     return fraction < np.uint64(probability * 2**53)
+
+
+VIRTUAL_SHARDS = 1024
+_FIRST_BIT = 40  # of the hash; no table uses these bits, see psfleet.kernels.hashing
+
+Ids = NDArray[np.int64]
+
+
+@helper
+def virtual_shard(hashed):
+    """The virtual shard of an id with this hash."""
+    return int64(hashed >> uint64(_FIRST_BIT)) & (VIRTUAL_SHARDS - 1)
+
+
+def routes(groups: int) -> NDArray[np.uint32]:
+    """The group of each virtual shard: uint32 [VIRTUAL_SHARDS], ascending."""
+    if not 1 <= groups <= VIRTUAL_SHARDS:
+        raise UsageError(f"there are {groups} servers; a fleet has 1 to {VIRTUAL_SHARDS}")
+    return (np.arange(VIRTUAL_SHARDS) * groups // VIRTUAL_SHARDS).astype(np.uint32)
+
+
+def largest_share(groups: int) -> float:
+    """The part of all ids that the group with most of them holds, on average."""
+    return float(np.bincount(routes(groups)).max()) / VIRTUAL_SHARDS
+
+
+def virtual_shards(ids: Ids) -> NDArray[np.uint32]:
+    """The virtual shard of each id: 10 bits of its hash that no table uses."""
+    return (hash_ids(ids) >> np.uint64(_FIRST_BIT) & np.uint64(VIRTUAL_SHARDS - 1)).astype(
+        np.uint32
+    )
+
+
+def owned_by(ids: Ids, group: int, groups: int) -> NDArray[np.bool_]:
+    """Return a mask of the ids that `group` holds."""
+    owned: NDArray[np.bool_] = routes(groups)[virtual_shards(ids)] == group
+    return owned
+
+
+CONSTANT, UNIFORM, NORMAL, TRUNCATED = 0, 1, 2, 3
+_STEP = np.float32(2.0**-24)
+
+
+@helper
+def normal_of(bits):
+    """A number of the standard normal distribution, by Box and Muller in float64."""
+    radius = (int64(bits >> _U(32)) + 1) * 2.0**-32
+    angle = int64(bits & _U(0xFFFFFFFF)) * 2.0**-32
+    return math.sqrt(-2.0 * math.log(radius)) * math.cos(2.0 * math.pi * angle)
+
+
+@helper
+def fill_row(out, hashed, dim, kind, low, span, stream):
+    """Write the `dim` first values of the row whose id has the hash `hashed` to the address `out`.
+
+    Value k comes from the k-th number of a splitmix64 generator that is seeded by id and stream.
+    Uniform: 24 bits to [low, low + span), in float32. Normal: mean `low`, deviation `span`.
+    Truncated: the same, drawn again while it is further than two deviations from the mean.
+    Constant: low.
+    """
+    seed = mix(hashed ^ stream)
+    if kind == CONSTANT:
+        for k in range(dim):
+            store_f32(out, k, np.float32(low))
+    elif kind == UNIFORM:
+        start, width = np.float32(low), np.float32(span)
+        for k in range(dim):
+            bits = mix(seed + uint64(k + 1) * _U(GOLDEN))
+            store_f32(out, k, start + np.float32(int64(bits >> _U(40))) * _STEP * width)
+    else:
+        for k in range(dim):
+            bits = mix(seed + uint64(k + 1) * _U(GOLDEN))
+            value = normal_of(bits)
+            while kind == TRUNCATED and abs(value) > 2.0:
+                bits = mix(bits + _U(GOLDEN))
+                value = normal_of(bits)
+            store_f32(out, k, np.float32(low + span * value))

@@ -1,17 +1,22 @@
-"""First values: a pure function of (seed, table name, id, position), the same on every server."""
+"""First values of rows, and copies of large arrays that do not go through the caches.
+
+An ordinary store reads the line that it is about to overwrite, and pushes others out of the caches for
+one that will not be used here again. A large array goes straight to memory instead: 0.044 CPU seconds
+per GB against 0.07 of np.copyto for arrays of 2 MB in memory, 0.024 against 0.05 from a cache (AMD
+Zen 5).
+"""
 
 import ctypes
 import math
+import platform
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.generate import static_kernels
-from psfleet.kernels.initial_code import CONSTANT, NORMAL, TRUNCATED, UNIFORM
+from psfleet.kernels.hashing import CONSTANT, NORMAL, TRUNCATED, UNIFORM
 from psfleet.schema.table import InitializerSpec, key_of
-
-__all__ = ["address_of", "initial_array", "initial_rows", "initializer_arguments"]
 
 _KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated": TRUNCATED}
 
@@ -54,7 +59,7 @@ def initializer_arguments(
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where a contiguous array lies. The caller keeps the array alive while a kernel runs."""
+    """Return the address of a contiguous array. The caller keeps the array alive while a kernel runs."""
     return _word_at(id(array) + _HEAD).value
 
 
@@ -71,3 +76,31 @@ def _asked_for(array: NDArray[Any]) -> int:
 
 if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):  # another NumPy
     address_of = _asked_for
+
+
+STREAM_FROM = 1 << 20
+"""Bytes from which an array is streamed: what is shorter may well be read from a cache soon."""
+
+_LINE = 64
+_KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores need other fences
+
+
+def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
+    """Write `values` to `out`, arrays of one shape and dtype that do not overlap.
+
+    Args:
+        out: Contiguous.
+        values: Contiguous, else they are copied in the ordinary way.
+    """
+    if not _KNOWN or out.nbytes < STREAM_FROM or not values.flags.c_contiguous:
+        out[...] = values  # np.copyto takes 0.3 us more
+        return
+    flat, source = out.reshape(-1).view(np.uint8), values.reshape(-1).view(np.uint8)
+    head = -address_of(flat) % _LINE
+    lines = (len(flat) - head) // _LINE
+    end = head + lines * _LINE
+    flat[:head] = source[:head]
+    static_kernels("streaming").copy_lines(
+        address_of(flat) + head, address_of(source) + head, lines
+    )
+    flat[end:] = source[end:]

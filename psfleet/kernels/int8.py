@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.generate import width_kernels
 
-__all__ = ["decode", "encode", "encode_drawn", "encode_fed"]
-
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Codes = NDArray[np.int8]
@@ -31,7 +29,7 @@ def encode(values: Floats, block: int, scales: Floats, codes: Codes) -> None:
 
 
 def encode_fed(values: Floats, rests: Floats, block: int, scales: Floats, codes: Codes) -> None:
-    """As `encode`, of values + rests; what of that does not travel becomes `rests`.
+    """Encode values + rests as `encode` does; the remainder that is not sent becomes `rests`.
 
     Error feedback (Seide et al., 2014): what a step leaves out, a later one brings.
 
@@ -53,7 +51,7 @@ def encode_drawn(
     Args:
         rows: float32 [n, dim]; a row is a block.
         ids: int64 [n], of the rows.
-        salt: Of this push.
+        salt: Salt of this push.
         scales: float32 [n], written.
         codes: int8 [n * dim], written.
 

@@ -12,37 +12,6 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = [
-    "fold",
-    "helper",
-    "inlined",
-    "kernel",
-    "load_f32",
-    "load_i64",
-    "load_lane",
-    "load_packed_i8",
-    "load_packed_u16",
-    "load_packed_u32",
-    "load_u32",
-    "load_u64",
-    "load_wide",
-    "prefetch",
-    "prefetch_write",
-    "read_f32",
-    "read_i64",
-    "read_u32",
-    "store_f32",
-    "store_i64",
-    "store_lane",
-    "store_packed_i8",
-    "store_packed_u16",
-    "store_packed_u32",
-    "store_u32",
-    "store_u64",
-    "store_wide",
-    "trailing_zeros",
-]
-
 # numpy: no branch for a zero divisor, without which nothing vectorises. No fastmath: strict float32.
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
@@ -100,7 +69,7 @@ def _mark_apart(module, instruction, memory):
 
 
 def _load(kind, invariant=False, memory=""):
-    """load(address, index) -> value. invariant: nobody writes there while the kernel runs."""
+    """load(address, index) -> value. invariant: nothing is written there while the kernel runs."""
     numba_type, llvm_type = _KINDS[kind]
 
     @intrinsic
@@ -206,7 +175,7 @@ def _mask(count):
 
 @intrinsic
 def trailing_zeros(context, value):
-    """How many zero bits follow the lowest set bit of a uint64 that is not 0, as int64."""
+    """Return the number of zero bits below the lowest set bit of a uint64 that is not 0, as int64."""
 
     def generate(context, builder, signature, arguments):
         word, bit = ir.IntType(64), ir.IntType(1)

@@ -1,12 +1,78 @@
-"""The parts of a sparse kernel's text that say how a row is read and stored."""
+"""Storage of values in a row of a sparse table: in float32, or in 16 or 8 bits."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from textwrap import indent
 
-from psfleet.kernels.row_format import RowColumn, RowFormat
 from psfleet.kernels.rule_text import LANES, RuleSource, sum_count
-from psfleet.rules.rule import Rule
+from psfleet.rules.rule import Rule, SlotFormat
+from psfleet.schema.table import RowPrecision
 
-__all__ = ["row_parts", "weight_parts"]
+_FORMATS: tuple[SlotFormat, ...] = ("float32", "bfloat16", "int8")  # the larger ones first
+
+
+@dataclass(frozen=True)
+class RowColumn:
+    """The weights of a row, or one slot of its state.
+
+    Attributes:
+        format: int8: a word with the scale as float32, then the codes.
+        count: Number of its values.
+        place: Position of its first value in the row as float32.
+        word: Position of its first word in the stored row.
+    """
+
+    format: SlotFormat
+    count: int
+    place: int
+    word: int
+
+    @property
+    def words(self) -> int:
+        """Number of its words of 4 bytes."""
+        return _words(self.format, self.count)
+
+
+class RowFormat:
+    """Format of the rows of one table, without their scores.
+
+    A format is used where it makes the row smaller: one weight in bfloat16 would take a word like one in
+    float32. So either all columns are float32, or the weights are bfloat16.
+
+    Attributes:
+        columns: The weights, then each slot.
+        words: Number of words of a stored row.
+        width: Width of the row as float32.
+    """
+
+    def __init__(self, rule: Rule, dim: int, precision: RowPrecision) -> None:
+        weights, _, state = precision.partition("/")
+        wanted = [(dim, weights)]
+        for slot in rule.slots:
+            level = min(map(_FORMATS.index, (slot.smallest, state or "float32")))
+            wanted.append((1, "float32") if slot.per_unit else (dim, _FORMATS[level]))
+        self.columns = tuple(_columns(wanted))
+        last = self.columns[-1]
+        self.words, self.width = last.word + last.words, last.place + last.count
+
+    @property
+    def plain(self) -> bool:
+        """True if all of it is float32."""
+        return self.words == self.width
+
+
+def _columns(wanted: list[tuple[int, str]]) -> Iterator[RowColumn]:
+    place = word = 0
+    for count, largest in wanted:
+        smaller = _FORMATS[: _FORMATS.index(largest) + 1]
+        column = RowColumn(min(smaller, key=lambda form: _words(form, count)), count, place, word)
+        yield column
+        place, word = place + count, word + column.words
+
+
+def _words(form: SlotFormat, count: int) -> int:
+    return {"float32": count, "bfloat16": (count + 1) // 2, "int8": 1 + (count + 3) // 4}[form]
+
 
 # A rule's functions stand in the same module: the names here are those that psfleet.rules.functions refuses.
 _HEAD = """
@@ -88,12 +154,12 @@ for k in range(DIM):
 
 
 def weight_parts(is_plain: bool) -> dict[str, str]:
-    """What `pull.txt` leaves open. is_plain: whether rows are float32."""
+    """Return the parts that `pull.txt` leaves open. is_plain: whether rows are float32."""
     return _PLAIN_WEIGHTS if is_plain else _PACKED_WEIGHTS
 
 
 def row_parts(text: RuleSource, rule: Rule, form: RowFormat) -> dict[str, str]:
-    """What `sparse.txt` and the texts behind it leave open. `text`: of the rule."""
+    """Return the parts that `sparse.txt` and the texts behind it leave open. `text`: of the rule."""
     return _plain_parts(text) if form.plain else _packed_parts(rule, form)
 
 

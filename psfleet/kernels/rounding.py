@@ -5,8 +5,8 @@ A value between two that the format can hold becomes one of them, drawn so that 
 table, id, step and place, so every server, a replay of the log and a standby draw the same. A value that the
 format can hold stays as it is.
 
-psfleet.kernels.cuda_rounding has the same for devices, which brings its own `float_of`, `bits_of`, `product`,
-`floor` and `mix`.
+psfleet.kernels.device.cuda_rounding has the same for devices, which brings its own `float_of`, `bits_of`,
+`product`, `floor` and `mix`.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -15,8 +15,6 @@ from numba import float32, int8, uint32, uint64
 
 from psfleet.kernels.hashing import GOLDEN, mix
 from psfleet.kernels.intrinsics import helper
-
-__all__ = ["bits_of", "code_of", "drawn", "float_of", "nearest", "noise", "random_base", "scale_of"]
 
 _W = uint32
 _INFINITE = 0x7F800000

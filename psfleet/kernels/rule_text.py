@@ -1,9 +1,15 @@
-"""The parts of a kernel module's text that come from the rule."""
+"""The parts of a kernel module's text that come from the rule, and their twin in plain NumPy.
 
+Slow and simple. Tests hold the generated kernels to it bit for bit.
+"""
+
+import ctypes
 import inspect
 from collections.abc import Callable
 from itertools import groupby
 from textwrap import indent
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +17,6 @@ from numpy.typing import NDArray
 from psfleet.rules.functions import functions_of
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
-
-__all__ = ["CHUNK", "LANES", "RuleSource", "result_count", "scalars_of", "scratch_for", "sum_count"]
 
 # Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
 # CHUNK values, value i goes to lane i % LANES (float32) and the lanes are folded in halves to one;
@@ -26,7 +30,7 @@ import math
 import numpy as np
 from numba import float32, float64, int64, uint64, void
 
-from psfleet.kernels.initial_code import fill_row
+from psfleet.kernels.hashing import fill_row
 from psfleet.kernels.intrinsics import (fold, helper, inlined, kernel, load_f32, load_i64,
                                         load_lane, load_u64, prefetch, prefetch_write, read_f32,
                                         read_i64, store_f32, store_i64, store_lane, store_u64)
@@ -65,11 +69,11 @@ class RuleSource:
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0, width: int = 0) -> None:
-        """What the kernels are for.
+        """Prepare the text of these kernels.
 
         Args:
             rule: The rule.
-            l1, l2: Whether these regularizations are added to the gradient.
+            l1, l2: True if these regularizations are added to the gradient.
             dim: Width of the sparse table's rows; 0: the text is for dense arrays.
             width: Dense: how many weights a unit has, where the compiler may know; else 0.
         """
@@ -256,7 +260,7 @@ def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
 
 
 def sum_count(rule: Rule) -> int:
-    """How many sums over a unit the rule needs."""
+    """Return the number of sums over a unit that the rule needs."""
     measure = rule.measure()
     if measure is None:
         return 0
@@ -265,5 +269,118 @@ def sum_count(rule: Rule) -> int:
 
 
 def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:
-    """How many values a rule's function returns, given how many arguments it takes, h included."""
+    """Return the number of a rule function's results, given its number of arguments, h included."""
     return len(function(*[1.0] * (arguments - 1), [1.0] * 64))
+
+
+Floats = NDArray[np.float32]
+
+# The compiled kernels call the C library's power function; NumPy's own differs in the last bit.
+_powf = ctypes.CDLL(None).powf
+_powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
+
+FLOAT32_MATH = SimpleNamespace(
+    sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
+)
+"""Functions of `math` for rules, in float32: Python's own would answer in float64."""
+
+_NAMES: dict[str, Any] = {
+    "math": FLOAT32_MATH,
+    "max": max,  # Python's own, as compiled: of a number and NaN the first one
+    "min": min,
+    "abs": np.abs,
+}
+
+
+def twin_push(
+    rule: Rule,
+    decay: DecaySpec,
+    learning_rate: float,
+    step: int,
+    values: list[Floats],
+    gradient: Floats,
+    width: int,
+    resting: bool = False,
+) -> None:
+    """Update `values` in place: weights [n], then each state slot [n].
+
+    Args:
+        rule, decay, learning_rate: As for the tables.
+        step: Number of this update, from 1.
+        values: Slots that a unit shares are repeated for each of its weights.
+        gradient: float32 [n].
+        width: Number of weights of a unit; used by rules with a unit.
+        resting: The weights are of rows that the step does not name.
+    """
+    scalars = scalars_of(rule, decay, learning_rate, step, resting)
+    count = len(rule.scalars(learning_rate, step))
+    places = _in_turn(rule, step, values)
+    with np.errstate(all="ignore"):
+        gradient = _decayed(values[0], gradient, decay)
+        for start in range(0, len(gradient), max(width, 1)):
+            unit = slice(start, start + width)
+            _update(rule, [v[unit] for v in places], gradient[unit], tuple(scalars[:count]))
+
+
+def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
+    if not rule.turns:
+        return values
+    fixed = len(values) - rule.turns
+    return [*values[:fixed], values[fixed + (step - 1) % rule.turns]]
+
+
+def _decayed(weights: Floats, gradient: Floats, decay: DecaySpec) -> Floats:
+    decayed = gradient.copy()
+    if decay.l2:
+        decayed += np.float32(decay.l2) * weights
+    if decay.l1:
+        decayed += np.float32(decay.l1) * np.sign(weights)
+    return decayed
+
+
+def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:
+    advance, direction = rule.advance(), rule.direction()
+    measure, combine = rule.measure(), rule.combine()
+    if advance is not None and direction is not None:
+        for value, new in zip(
+            values[1:], _columns(advance, [values[0], gradient, *values[1:]], h), strict=True
+        ):
+            value[:] = new
+        (gradient,) = _columns(direction, values, h)
+        values = values[:1]
+    columns = [values[0], gradient, *values[1:]]
+    if measure is not None and combine is not None:
+        sums = [_sum(column) for column in _columns(measure, columns, h)]
+        h = h + tuple(_in_numpy(combine)(*sums, np.float32(len(gradient)), h))
+    for value, new in zip(values, _columns(rule.scalar(), columns, h), strict=True):
+        value[:] = new
+
+
+def _columns(
+    function: Callable[..., Any], columns: list[Floats], h: tuple[Any, ...]
+) -> list[Floats]:
+    """The function of (*columns, h) for each weight: one array per result."""
+    in_numpy = _in_numpy(function)
+    results = [in_numpy(*at, h) for at in zip(*columns, strict=True)]
+    return [np.array(column, np.float32) for column in zip(*results, strict=True)]
+
+
+def _sum(terms: Floats) -> np.float32:
+    """The sum in the one order that all kernels use, see rule_text."""
+    total = np.float64(0)
+    for start in range(0, len(terms), CHUNK):
+        chunk = terms[start : start + CHUNK]
+        lanes = np.zeros(LANES, np.float32)
+        for row in range(0, len(chunk), LANES):
+            part = chunk[row : row + LANES]
+            lanes[: len(part)] += part
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        total += np.float64(lanes[0])
+    return np.float32(total)
+
+
+def _in_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with NumPy's float32 arithmetic behind the names it uses."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__, {**_NAMES, "__builtins__": {}}, function.__name__)

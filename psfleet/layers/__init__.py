@@ -12,7 +12,6 @@ The layers are those that these modules name in their `__all__`.
 from psfleet.layers import (
     activations,
     arithmetic,
-    evaluation,
     feature_inputs,
     inputs,
     losses,
@@ -24,7 +23,6 @@ from psfleet.layers import (
 )
 from psfleet.layers.activations import *
 from psfleet.layers.arithmetic import *
-from psfleet.layers.evaluation import *
 from psfleet.layers.feature_inputs import *
 from psfleet.layers.inputs import *
 from psfleet.layers.losses import *
@@ -37,7 +35,6 @@ from psfleet.layers.sequences import *
 __all__: list[str] = []
 __all__ += activations.__all__
 __all__ += arithmetic.__all__
-__all__ += evaluation.__all__
 __all__ += feature_inputs.__all__
 __all__ += inputs.__all__
 __all__ += losses.__all__

@@ -2,25 +2,30 @@
 
 from psfleet.program.ops import activation
 from psfleet.program.variable import Variable, apply
+from psfleet.validation.annotations import checked
 
 __all__ = ["log_softmax", "relu", "sigmoid", "softmax", "tanh"]
 
 
+@checked
 def relu(x: Variable, name: str | None = None) -> Variable:
     """max(x, 0)."""
     return apply(activation.Relu(), x, name=name)
 
 
+@checked
 def sigmoid(x: Variable, name: str | None = None) -> Variable:
     """1 / (1 + exp(-x))."""
     return apply(activation.Sigmoid(), x, name=name)
 
 
+@checked
 def tanh(x: Variable, name: str | None = None) -> Variable:
     """The hyperbolic tangent."""
     return apply(activation.Tanh(), x, name=name)
 
 
+@checked
 def softmax(
     input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1
 ) -> Variable:
@@ -28,6 +33,7 @@ def softmax(
     return apply(activation.Softmax(axis), input, name=name)
 
 
+@checked
 def log_softmax(input: Variable, axis: int = -1, name: str | None = None) -> Variable:
     """The logarithm of softmax along an axis."""
     return apply(activation.LogSoftmax(axis), input, name=name)

@@ -8,6 +8,7 @@ from psfleet.program.operation import Op
 from psfleet.program.ops import arithmetic, reduce
 from psfleet.program.ops.manipulate import Reshape
 from psfleet.program.variable import Variable, apply, as_variable
+from psfleet.validation.annotations import AnyNumber, checked
 
 __all__ = [
     "abs",
@@ -45,6 +46,7 @@ def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str |
     return activate(apply(op, x, y, name=name if act is None else None), act, name)
 
 
+@checked
 def elementwise_add(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
@@ -52,6 +54,7 @@ def elementwise_add(
     return _elementwise(arithmetic.Add(), x, y, axis, act, name)
 
 
+@checked
 def elementwise_sub(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
@@ -59,6 +62,7 @@ def elementwise_sub(
     return _elementwise(arithmetic.Sub(), x, y, axis, act, name)
 
 
+@checked
 def elementwise_mul(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
@@ -66,6 +70,7 @@ def elementwise_mul(
     return _elementwise(arithmetic.Mul(), x, y, axis, act, name)
 
 
+@checked
 def elementwise_div(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
@@ -73,6 +78,7 @@ def elementwise_div(
     return _elementwise(arithmetic.Div(), x, y, axis, act, name)
 
 
+@checked
 def elementwise_max(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
@@ -80,6 +86,7 @@ def elementwise_max(
     return _elementwise(arithmetic.Max(), x, y, axis, act, name)
 
 
+@checked
 def elementwise_min(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
@@ -87,6 +94,7 @@ def elementwise_min(
     return _elementwise(arithmetic.Min(), x, y, axis, act, name)
 
 
+@checked
 def elementwise_pow(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
@@ -94,36 +102,43 @@ def elementwise_pow(
     return _elementwise(arithmetic.Pow(), x, y, axis, act, name)
 
 
+@checked
 def exp(x: Variable, name: str | None = None) -> Variable:
     """e ** x."""
     return apply(arithmetic.Exp(), x, name=name)
 
 
+@checked
 def log(x: Variable, name: str | None = None) -> Variable:
     """The natural logarithm."""
     return apply(arithmetic.Log(), x, name=name)
 
 
+@checked
 def sqrt(x: Variable, name: str | None = None) -> Variable:
     """The square root."""
     return apply(arithmetic.Sqrt(), x, name=name)
 
 
+@checked
 def square(x: Variable, name: str | None = None) -> Variable:
     """x * x."""
     return apply(arithmetic.Square(), x, name=name)
 
 
+@checked
 def abs(x: Variable, name: str | None = None) -> Variable:
     """The absolute value."""
     return apply(arithmetic.Abs(), x, name=name)
 
 
+@checked
 def pow(x: Variable, factor: float = 1.0, name: str | None = None) -> Variable:
     """x ** factor."""
     return apply(arithmetic.Power(float(factor)), x, name=name)
 
 
+@checked
 def scale(
     x: Variable,
     scale: float = 1.0,
@@ -138,19 +153,22 @@ def scale(
     return activate(apply(op, x, name=name if act is None else None), act, name)
 
 
-def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
+@checked
+def clip(x: Variable, min: AnyNumber, max: AnyNumber, name: str | None = None) -> Variable:
     """x limited to [min, max]."""
     if min > max:
         raise ShapeError(f"clip: min {min!r} is above max {max!r}")
     return apply(arithmetic.Clip(float(min), float(max)), x, name=name)
 
 
+@checked
 def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
     """The inner product over the last axis, which stays with extent 1."""
     product = apply(arithmetic.Mul(), x, y)
     return apply(reduce.ReduceSum((-1,), True), product, name=name)
 
 
+@checked
 def l2_normalize(
     x: Variable, axis: int = -1, epsilon: float = 1e-12, name: str | None = None
 ) -> Variable:
@@ -159,6 +177,7 @@ def l2_normalize(
     return apply(arithmetic.Div(), x, sqrt(scale(squares, bias=epsilon)), name=name)
 
 
+@checked
 def cos_sim(X: Variable, Y: Variable, name: str | None = None) -> Variable:  # noqa: N803, RUF100
     """The cosine of the angle between rows: [n, d] and [n, d] or [1, d] give [n, 1]."""
     return dot(l2_normalize(X), l2_normalize(Y), name=name)

@@ -4,13 +4,15 @@ from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
 from psfleet.layers.inputs import data
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.attribute import ParamAttr, make_parameter
+from psfleet.program.ops.embedding import PooledEmbedding
 from psfleet.program.ops.manipulate import Reshape
-from psfleet.program.ops.pooled_embedding import PooledEmbedding
 from psfleet.program.variable import Variable, apply, leaf
+from psfleet.validation.annotations import checked
 
 __all__ = ["features"]
 
 
+@checked
 def features(features: FeatureSet) -> dict[str, Variable]:
     """The values of all features, by name in the order of the set.
 
@@ -29,15 +31,15 @@ def features(features: FeatureSet) -> dict[str, Variable]:
     Returns:
         float32 [samples, dim]; for pooling "none" [n, dim] or, with `last`, [samples, last, dim].
     """
-    found = {}
+    inputs = {}
     # A backward pass goes from the last record to the first. So the gradients of features that share a
     # table come in the order of the set, as in the other interfaces, and are summed to the same bits.
     for feature in reversed(list(features)):
         if isinstance(feature, Feature):
-            found[feature.name] = _looked_up(feature)
+            inputs[feature.name] = _looked_up(feature)
         else:
-            found[feature.name] = data(feature.name, [None, feature.dim])
-    return {name: found[name] for name in features.features}
+            inputs[feature.name] = data(feature.name, [None, feature.dim])
+    return {name: inputs[name] for name in features.features}
 
 
 def _looked_up(feature: Feature) -> Variable:

@@ -1,4 +1,4 @@
-"""Where values come from: feeds and constants."""
+"""Sources of values: feeds and constants."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from psfleet.errors import UsageError
-from psfleet.program.dtypes import dtype_of
+from psfleet.program.operation import dtype_of, extents
 from psfleet.program.ops.source import FillConstant
 from psfleet.program.program import default_main_program
-from psfleet.program.shapes import extents
 from psfleet.program.variable import Variable, apply
+from psfleet.validation.annotations import AnyNumber, checked
 
 __all__ = ["data", "fill_constant", "ones", "zeros"]
 
 
+@checked
 def data(
     name: str,
     shape: Sequence[int | None],
@@ -38,18 +39,25 @@ def data(
     return variable
 
 
+@checked
 def fill_constant(
-    shape: Sequence[int], dtype: DTypeLike, value: float, force_cpu: bool = False, out: Any = None
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    value: AnyNumber,
+    force_cpu: bool = False,
+    out: Any = None,
 ) -> Variable:
     """An array of one value."""
     return apply(FillConstant(tuple(shape), dtype_of(dtype).name, value))
 
 
+@checked
 def ones(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
     """An array of ones."""
     return fill_constant(shape, dtype, 1)
 
 
+@checked
 def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
     """An array of zeros."""
     return fill_constant(shape, dtype, 0)

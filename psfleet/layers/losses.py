@@ -1,12 +1,17 @@
-"""Losses, one value per sample; `layers.mean` makes a scalar of them."""
+"""Losses, one value per sample (`layers.mean` makes a scalar of them), and measures of predictions."""
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
+from psfleet.errors import ConfigError
 from psfleet.program.ops import loss
 from psfleet.program.ops.activation import Softmax
+from psfleet.program.ops.loss import Accuracy, AreaUnderCurve
 from psfleet.program.variable import Variable, apply
+from psfleet.validation.annotations import checked
 
 __all__ = [
+    "accuracy",
+    "auc",
     "cross_entropy",
     "log_loss",
     "sigmoid_cross_entropy_with_logits",
@@ -15,11 +20,13 @@ __all__ = [
 ]
 
 
+@checked
 def square_error_cost(input: Variable, label: Variable) -> Variable:
     """(input - label)^2, elementwise."""
     return apply(loss.SquareError(), input, label)
 
 
+@checked
 def cross_entropy(
     input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
 ) -> Variable:
@@ -32,6 +39,7 @@ def cross_entropy(
     return apply(loss.CrossEntropy(soft_label, ignore_index), input, label)
 
 
+@checked
 @overload
 def softmax_with_cross_entropy(
     logits: Variable,
@@ -45,6 +53,7 @@ def softmax_with_cross_entropy(
     """The cost alone."""
 
 
+@checked
 @overload
 def softmax_with_cross_entropy(
     logits: Variable,
@@ -59,6 +68,7 @@ def softmax_with_cross_entropy(
     """The cost and the softmax."""
 
 
+@checked
 def softmax_with_cross_entropy(
     logits: Variable,
     label: Variable,
@@ -73,6 +83,7 @@ def softmax_with_cross_entropy(
     return (cost, apply(Softmax(axis), logits)) if return_softmax else cost
 
 
+@checked
 def sigmoid_cross_entropy_with_logits(
     x: Variable,
     label: Variable,
@@ -90,8 +101,41 @@ def sigmoid_cross_entropy_with_logits(
     return apply(loss.SigmoidCrossEntropy(float(ignore_index), normalize), x, label, name=name)
 
 
+@checked
 def log_loss(
     input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None
 ) -> Variable:
     """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), elementwise."""
     return apply(loss.LogLoss(float(epsilon)), input, label, name=name)
+
+
+@checked
+def accuracy(
+    input: Variable, label: Variable, k: int = 1, correct: Any = None, total: Any = None
+) -> Variable:
+    """The share of the batch whose label [n, 1] is among the k largest of input [n, classes]."""
+    return apply(Accuracy(k), input, label)
+
+
+@checked
+def auc(
+    input: Variable,
+    label: Variable,
+    curve: str = "ROC",
+    num_thresholds: int = 2**12 - 1,
+    topk: int = 1,
+    slide_steps: int = 1,
+) -> tuple[Variable, Variable, list[Variable]]:
+    """The area under the ROC curve of scores in [0, 1].
+
+    Returns:
+        The AUC over all runs of the program so far, that of the batch, and an empty list where the
+        reference has its state variables.
+    """
+    if curve != "ROC":
+        raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")
+    return (
+        apply(AreaUnderCurve(num_thresholds, True), input, label),
+        apply(AreaUnderCurve(num_thresholds, False), input, label),
+        [],
+    )

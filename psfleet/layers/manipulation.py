@@ -10,10 +10,10 @@ from numpy.typing import DTypeLike
 
 from psfleet.errors import ShapeError
 from psfleet.layers.named_activation import activate
-from psfleet.program.dtypes import dtype_of
+from psfleet.program.operation import axis_of, dtype_of
 from psfleet.program.ops import manipulate
-from psfleet.program.shapes import axis_of
 from psfleet.program.variable import Variable, apply
+from psfleet.validation.annotations import checked
 
 __all__ = [
     "cast",
@@ -32,11 +32,13 @@ __all__ = [
 ]
 
 
+@checked
 def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
     """Variables one after the other along an axis."""
     return apply(manipulate.Concat(axis), *input, name=name)
 
 
+@checked
 def split(
     input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None
 ) -> list[Variable]:
@@ -67,11 +69,13 @@ def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
     return [extent - known if width == -1 else width for width in parts]
 
 
+@checked
 def stack(x: Sequence[Variable], axis: int = 0) -> Variable:
     """Variables of one shape side by side along a new axis."""
     return apply(manipulate.Stack(axis), *([x] if isinstance(x, Variable) else x))
 
 
+@checked
 def reshape(
     x: Variable,
     shape: Sequence[int],
@@ -88,6 +92,7 @@ def reshape(
     return activate(out, act, name)
 
 
+@checked
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
     """A matrix whose rows are the axes before `axis`."""
     width = 1
@@ -99,6 +104,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
     return apply(manipulate.Reshape((rows, width)), x, name=name)
 
 
+@checked
 def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
     """Without axes of extent 1: those named, all if none is."""
     chosen = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
@@ -111,6 +117,7 @@ def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) 
     return _to(input, [n for i, n in enumerate(input.shape) if i not in chosen], name)
 
 
+@checked
 def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
     """With new axes of extent 1 where `axes` says, as positions in the result."""
     chosen = [axes] if isinstance(axes, int) else list(axes)
@@ -127,11 +134,13 @@ def _to(x: Variable, shape: Sequence[int | None], name: str | None) -> Variable:
     return apply(manipulate.Reshape(tuple(-1 if n is None else n for n in shape)), x, name=name)
 
 
+@checked
 def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
     """Axes in the order `perm`."""
     return apply(manipulate.Transpose(tuple(perm)), x, name=name)
 
 
+@checked
 def slice(
     input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]
 ) -> Variable:
@@ -139,21 +148,25 @@ def slice(
     return apply(manipulate.Slice(tuple(axes), tuple(starts), tuple(ends)), input)
 
 
+@checked
 def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
     """Rows of `input` at the int64 indices [m] or [m, 1]."""
     return apply(manipulate.Gather(), input, index)
 
 
+@checked
 def cast(x: Variable, dtype: DTypeLike) -> Variable:
     """The values in another dtype."""
     return apply(manipulate.Cast(dtype_of(dtype).name), x)
 
 
+@checked
 def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
     """Whole numbers [..., 1] (or [...]) as float32 [..., depth]: 1 at the number."""
     return apply(manipulate.OneHot(int(depth), allow_out_of_range), input)
 
 
+@checked
 def expand(x: Variable, expand_times: Sequence[int], name: str | None = None) -> Variable:
     """Each axis repeated so many times."""
     return apply(manipulate.Expand(tuple(expand_times)), x, name=name)

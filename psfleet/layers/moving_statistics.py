@@ -1,4 +1,4 @@
-"""What batch normalisation keeps of the batches that it has seen."""
+"""Statistics that batch normalisation keeps of earlier batches."""
 
 from psfleet.errors import ConfigError
 from psfleet.parameters import initializer
@@ -10,7 +10,7 @@ __all__ = ["channel_axis", "moving_average"]
 
 
 def channel_axis(data_layout: str, rank: int) -> int:
-    """Where the channels of an input are: NCHW and NC have them second, NHWC last."""
+    """Return the axis of an input's channels: NCHW and NC have them second, NHWC last."""
     if data_layout not in ("NCHW", "NHWC"):
         raise ConfigError(f"batch_norm: data_layout is {data_layout!r}, use NCHW or NHWC")
     return rank - 1 if data_layout == "NHWC" else 1

@@ -1,9 +1,7 @@
 """Layers with parameters, and products."""
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import Annotated, Any, Literal
 
 from psfleet.errors import ShapeError
 from psfleet.layers.arithmetic import scale as scaled
@@ -13,21 +11,22 @@ from psfleet.layers.reductions import sum as summed
 from psfleet.parameters import initializer
 from psfleet.program import names
 from psfleet.program.attribute import Attribute, attribute, create_parameter, make_parameter
-from psfleet.program.ops import dropout as dropping
+from psfleet.program.operation import axis_of, size_of
+from psfleet.program.ops import activation as dropping
 from psfleet.program.ops.arithmetic import Add
-from psfleet.program.ops.batch_norm import BatchNorm
 from psfleet.program.ops.matmul import Affine, MatMul
-from psfleet.program.ops.normalize import LayerNorm
-from psfleet.program.shapes import axis_of, size_of
+from psfleet.program.ops.normalize import BatchNorm, LayerNorm
 from psfleet.program.variable import Variable, apply, as_variable, leaf
+from psfleet.validation.annotations import NonNegative, PositiveInt, Range, checked
 
 __all__ = ["batch_norm", "create_parameter", "dropout", "fc", "layer_norm", "matmul"]
 
 
+@checked
 def fc(
     input: Variable | Sequence[Variable],
-    size: int,
-    num_flatten_dims: int = 1,
+    size: PositiveInt,
+    num_flatten_dims: PositiveInt = 1,
     param_attr: Any = None,
     bias_attr: Any = None,
     act: str | None = None,
@@ -39,13 +38,12 @@ def fc(
         input: One variable or several, each with its own weights `name.w_0`, `name.w_1`, ...
         size: The number of outputs.
         num_flatten_dims: So many leading axes stay; the others are flattened into the inputs.
-        param_attr: Of the weights (one, or a list for several inputs). Default start: Xavier.
-        bias_attr: Of the bias `name.b_0`, False for none. Default start: zeros.
+        param_attr: Attributes of the weights (one, or a list for several inputs). Default start:
+            Xavier.
+        bias_attr: Attributes of the bias `name.b_0`, False for none. Default start: zeros.
         act: The name of an activation (psfleet.layers.activations), or None.
     """
     label = name or names.generate("fc")
-    if not isinstance(size, int | np.integer) or size < 1:
-        raise ShapeError(f"fc {label!r}: size is {size!r}, it must be a whole number above 0")
     inputs = [input] if isinstance(input, Variable) else [as_variable(x) for x in input]
     said = param_attr if isinstance(param_attr, list | tuple) else [param_attr] * len(inputs)
     if not inputs or len(said) != len(inputs):
@@ -85,6 +83,7 @@ def _bias(size: int, name: str, said: Attribute) -> Variable | None:
     return leaf(make_parameter((size,), name, attr, initializer.Constant(0.0)))
 
 
+@checked
 def matmul(
     x: Any,
     y: Any,
@@ -98,13 +97,16 @@ def matmul(
     return out if alpha == 1.0 else scaled(out, alpha)
 
 
+@checked
 def dropout(
     x: Variable,
-    dropout_prob: float,
+    dropout_prob: Annotated[float, Range(0, 1)],
     is_test: bool = False,
     seed: int | None = None,
     name: str | None = None,
-    dropout_implementation: str = "downgrade_in_infer",
+    dropout_implementation: Literal[
+        "downgrade_in_infer", "upscale_in_train"
+    ] = "downgrade_in_infer",
 ) -> Variable:
     """Sets values to 0 at random in training.
 
@@ -117,11 +119,6 @@ def dropout(
         dropout_implementation: `downgrade_in_infer`: x * mask in training, x * (1 - p) in tests.
             `upscale_in_train`: x * mask / (1 - p) in training, x in tests.
     """
-    if dropout_implementation not in ("downgrade_in_infer", "upscale_in_train"):
-        raise ShapeError(
-            f"dropout_implementation is {dropout_implementation!r}; use "
-            "downgrade_in_infer or upscale_in_train"
-        )
     label = name or names.generate("dropout")
     op = dropping.Dropout(
         label, float(dropout_prob), is_test, seed, dropout_implementation == "upscale_in_train"
@@ -129,12 +126,13 @@ def dropout(
     return apply(op, x, name=label)
 
 
+@checked
 def layer_norm(
     input: Variable,
     scale: bool = True,
     shift: bool = True,
-    begin_norm_axis: int = 1,
-    epsilon: float = 1e-5,
+    begin_norm_axis: PositiveInt = 1,
+    epsilon: NonNegative = 1e-5,
     param_attr: Any = None,
     bias_attr: Any = None,
     act: str | None = None,
@@ -167,12 +165,13 @@ def layer_norm(
     return activate(apply(op, input, *weights, name=label), act, label)
 
 
+@checked
 def batch_norm(
     input: Variable,
     act: str | None = None,
     is_test: bool = False,
-    momentum: float = 0.9,
-    epsilon: float = 1e-5,
+    momentum: Annotated[float, Range(0, 1)] = 0.9,
+    epsilon: NonNegative = 1e-5,
     param_attr: Any = None,
     bias_attr: Any = None,
     data_layout: str = "NCHW",
@@ -203,8 +202,8 @@ def batch_norm(
         is_test: True: as in a program cloned for tests.
         momentum: In [0, 1].
         epsilon: At least 0.
-        param_attr: Of the scale, False for none. Default start: 1.
-        bias_attr: Of the shift, False for none. Default start: 0.
+        param_attr: Attributes of the scale, False for none. Default start: 1.
+        bias_attr: Attributes of the shift, False for none. Default start: 0.
         data_layout: NCHW or NHWC: where the channels are.
         in_place, do_model_average_for_mean_and_var: Accepted for the reference's sake: averages of weights
             leave the moving statistics out.

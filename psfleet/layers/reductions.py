@@ -5,8 +5,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from psfleet.errors import ShapeError
 from psfleet.program.ops import reduce
 from psfleet.program.variable import Variable, apply
+from psfleet.validation.annotations import checked
 
 __all__ = ["argmax", "mean", "reduce_max", "reduce_mean", "reduce_min", "reduce_sum", "sum", "sums"]
 
@@ -19,6 +21,7 @@ def _axes(dim: Dim) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
+@checked
 def reduce_sum(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
@@ -26,6 +29,7 @@ def reduce_sum(
     return apply(reduce.ReduceSum(_axes(dim), keep_dim), input, name=name)
 
 
+@checked
 def reduce_mean(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
@@ -33,6 +37,7 @@ def reduce_mean(
     return apply(reduce.ReduceMean(_axes(dim), keep_dim), input, name=name)
 
 
+@checked
 def reduce_max(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
@@ -40,6 +45,7 @@ def reduce_max(
     return apply(reduce.ReduceMax(_axes(dim), keep_dim), input, name=name)
 
 
+@checked
 def reduce_min(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
@@ -47,23 +53,29 @@ def reduce_min(
     return apply(reduce.ReduceMin(_axes(dim), keep_dim), input, name=name)
 
 
+@checked
 def mean(x: Variable, name: str | None = None) -> Variable:
     """The mean of all values, shape ()."""
     return apply(reduce.ReduceMean(), x, name=name)
 
 
+@checked
 def sum(x: Variable | Sequence[Variable]) -> Variable:
     """The sum of variables of one shape; of a single one, itself."""
     terms: list[Any] = [x] if isinstance(x, Variable) else list(x)
+    if not terms:
+        raise ShapeError("sum of no variables: name at least one")
     total: Variable = functools.reduce(operator.add, terms)
     return total
 
 
+@checked
 def sums(input: Sequence[Variable], out: Any = None) -> Variable:
     """The sum of a list of variables."""
     return sum(input)
 
 
+@checked
 def argmax(x: Variable, axis: int = 0, name: str | None = None) -> Variable:
-    """Where the largest value along an axis is, int64."""
+    """Return the index of the largest value along an axis, int64."""
     return apply(reduce.ArgMax(axis), x, name=name)

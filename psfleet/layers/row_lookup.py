@@ -9,15 +9,17 @@ from numpy.typing import DTypeLike
 from psfleet.errors import IdError, ShapeError, UsageError
 from psfleet.program import names
 from psfleet.program.attribute import attribute, make_parameter
+from psfleet.program.operation import dtype_of, extents
 from psfleet.program.ops.embedding import DenseEmbedding, Embedding
 from psfleet.program.program import default_main_program
-from psfleet.program.shapes import extents
 from psfleet.program.variable import Variable, apply, leaf
 from psfleet.schema.entry import Entry, ShowClickEntry, part_of
+from psfleet.validation.annotations import checked
 
 __all__ = ["embedding"]
 
 
+@checked
 def embedding(
     input: Variable,
     size: Sequence[int | None],
@@ -37,14 +39,14 @@ def embedding(
         is_sparse: The gradient holds the batch's rows only, and they alone are updated.
         is_distributed: Ids are any int64; rows appear when first updated. Implies is_sparse.
         padding_idx: This id gives zeros and its row is never updated.
-        param_attr: Of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the same whether
-            sparse or not.
+        param_attr: Attributes of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the
+            same whether sparse or not.
         entry: With `is_distributed`: which unknown ids of a push get a row, see psfleet.entry. The two
             inputs that a ShowClickEntry names must be there already: layers.data of any dtype, of the
             shape of `input` or with one value for each sample. Runs that do not train need no value of
             them. Computed at once (eager), each id counts one show and no click.
     """
-    if np.dtype(dtype) != np.float32:
+    if dtype_of(dtype) != np.float32:
         raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
     label = name or names.generate("embedding")
     rows, dim = _table_size(size, is_distributed, label)
@@ -79,14 +81,14 @@ def _scores(ids: Variable, entry: Entry | None, label: str) -> list[Variable]:
     if counting is None or ids.value is not None:
         return []
     known = default_main_program().variables
-    found = [known.get(name) for name in (counting.show_name, counting.click_name)]
-    for name, variable in zip((counting.show_name, counting.click_name), found, strict=True):
+    scores = [known.get(name) for name in (counting.show_name, counting.click_name)]
+    for name, variable in zip((counting.show_name, counting.click_name), scores, strict=True):
         if variable is None or not variable.is_data:
             raise UsageError(
                 f"embedding {label!r}: its ShowClickEntry names the input {name!r}, which the program "
                 f"does not have; call layers.data({name!r}, [None, 1]) before"
             )
-    return [variable for variable in found if variable is not None]
+    return [variable for variable in scores if variable is not None]
 
 
 def _table_size(size: Sequence[int | None], distributed: bool, label: str) -> tuple[int, int]:

@@ -3,12 +3,14 @@
 from typing import Any
 
 from psfleet.errors import UsageError
-from psfleet.program.ops.sequence import SequencePool
+from psfleet.program.ops.reduce import SequencePool
 from psfleet.program.variable import Variable, apply
+from psfleet.validation.annotations import checked
 
 __all__ = ["sequence_first_step", "sequence_last_step", "sequence_pool"]
 
 
+@checked
 def sequence_pool(
     input: Variable,
     pool_type: str,
@@ -29,7 +31,7 @@ def sequence_pool(
         lengths: int64 [batch] or [batch, 1], each from 0 to time.
         mask: [batch, time]: what is not 0 is part of the sequence, which may have holes. In place of
             lengths; with neither all steps are.
-        pad_value: What a sequence without steps gives.
+        pad_value: Value of the steps beyond a sequence's end.
 
     Raises:
         ConfigError: There is no such pool_type.
@@ -39,16 +41,18 @@ def sequence_pool(
     if lengths is not None and mask is not None:
         raise UsageError("sequence_pool got lengths and a mask; give one of them")
     kind = pool_type.lower() if isinstance(pool_type, str) else pool_type
-    said = [value for value in (lengths, mask) if value is not None]
+    ends = [value for value in (lengths, mask) if value is not None]
     op = SequencePool(kind, float(pad_value), mask is not None)
-    return apply(op, input, *said, name=name)
+    return apply(op, input, *ends, name=name)
 
 
+@checked
 def sequence_first_step(input: Variable, lengths: Any = None, mask: Any = None) -> Variable:
     """The first step of each padded sequence, as sequence_pool with "first"."""
     return sequence_pool(input, "first", lengths, mask)
 
 
+@checked
 def sequence_last_step(input: Variable, lengths: Any = None, mask: Any = None) -> Variable:
     """The last step of each padded sequence, as sequence_pool with "last"."""
     return sequence_pool(input, "last", lengths, mask)

@@ -1,1 +1,1 @@
-"""What a worker does of its own in the consistency modes, around the runtime of a cluster."""
+"""A worker's own part in the consistency modes, around the runtime of a cluster."""

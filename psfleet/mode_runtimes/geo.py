@@ -6,7 +6,7 @@ As in the reference's geo mode: after `k_steps` steps a worker sends for each we
 
 which the server adds, and the base grows by delta. When it reads the server's value anew, the base
 becomes that value and the copy that value plus what was not yet sent of its own (copy - base). So the
-worker's own progress stays in its copy, and all of it reaches the servers over time; `flush`, meetings and
+worker's own progress stays in its copy, and all of it reaches the servers over time; `flush`, collectives and
 the end send the whole rest at once.
 
 Where it differs: the reference keeps a copy of every row on every worker; here rows are copied when
@@ -15,24 +15,21 @@ their rest is sent and the copies are forgotten, with their optimizer state.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, UsageError
 from psfleet.mode_runtimes.geo_copies import LocalDenseTable, LocalSparseTable, LocalTable
-from psfleet.runtime.completed import CompletedPush
-from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
+from psfleet.runtime.interface import CompletedPush, Gradient, Read, Runtime, TableState
+from psfleet.runtime.runtime_bases import ForwardingRuntime
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import ConsistencySettings
 from psfleet.tables.dense import DenseTable
-
-__all__ = ["GeoRuntime"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -46,7 +43,7 @@ class GeoRuntime(ForwardingRuntime):
 
     Args:
         fleet: The cluster, in geo mode.
-        settings: How often to exchange, how many rows to copy.
+        settings: Exchange interval and number of rows to copy.
     """
 
     def __init__(self, fleet: Runtime, settings: ConsistencySettings) -> None:
@@ -62,8 +59,8 @@ class GeoRuntime(ForwardingRuntime):
 
     # -- training ------------------------------------------------------------------------------
 
+    @override
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """See Runtime.create."""
         if spec.pushed_scores:
             raise ConfigError(
                 f"table {spec.name!r} counts shows and clicks, which do not travel in geo mode; "
@@ -73,8 +70,8 @@ class GeoRuntime(ForwardingRuntime):
         self._copy(spec)
         return key
 
+    @override
     def open(self, name: str) -> TableSpec:
-        """See Runtime.open."""
         spec = self._fleet.open(name)
         self._copy(spec)
         return spec
@@ -97,11 +94,11 @@ class GeoRuntime(ForwardingRuntime):
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull. Rows come from the servers when they are first read after an exchange."""
-        wanted: dict[int, list[Ids]] = {}
+        ids_by_table: dict[int, list[Ids]] = {}
         for read in reads:
             if read.ids is not None and read.table in self._copies:
-                wanted.setdefault(read.table, []).append(np.asarray(read.ids).reshape(-1))
-        self._refresh(wanted)
+                ids_by_table.setdefault(read.table, []).append(np.asarray(read.ids).reshape(-1))
+        self._refresh(ids_by_table)
         return self._local.pull(reads)
 
     def _refresh(self, wanted: dict[int, list[Ids]]) -> None:
@@ -140,11 +137,22 @@ class GeoRuntime(ForwardingRuntime):
             Gradient(key, *copy.take(1.0 if copy in crowded else share))
             for key, copy in self._copies.items()
         ]
-        self._fleet.push(gradients, samples=self._samples, loss=self._loss)
+        refusal = None
+        try:
+            self._fleet.push(gradients, samples=self._samples, loss=self._loss)
+        except (
+            UsageError
+        ) as error:  # a server has refused an earlier one, and this one has not left
+            refusal = error
+            self._fleet.push(gradients, samples=self._samples, loss=self._loss)
         self._steps = self._samples = 0
-        self._read_dense()
-        for copy in crowded:
-            copy.forget()
+        try:
+            self._read_dense()
+        finally:
+            for copy in crowded:
+                copy.forget()
+        if refusal is not None:
+            raise refusal
 
     def _read_dense(self) -> None:
         dense = {
@@ -166,9 +174,10 @@ class GeoRuntime(ForwardingRuntime):
         self._fleet.barrier(timeout)
         self._read_all()
 
+    @override
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """See Runtime.all_reduce."""
-        combined = super().all_reduce(value, mode)
+        self.flush()
+        combined = self._fleet.all_reduce(value, mode)
         self._read_all()
         return combined
 
@@ -179,30 +188,40 @@ class GeoRuntime(ForwardingRuntime):
 
     # -- whole tables --------------------------------------------------------------------------
 
-    @contextmanager
-    def _settled(self) -> Iterator[Runtime]:
+    @override
+    def read_table(self, table: int) -> TableState:
         self.flush()
-        yield self._fleet
+        return self._fleet.read_table(table)
 
+    @override
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
+        self.flush()
+        return self._fleet.save(path, delta=delta, base=base)
+
+    @override
     def write_table(self, table: int, state: TableState) -> None:
-        """See Runtime.write_table. The other workers read it at their next exchange."""
-        super().write_table(table, state)
+        """Set a table; the other workers read it at their next exchange."""
+        self.flush()
+        self._fleet.write_table(table, state)
         self._local.write_table(table, state)
         self._copies[table].settle()
 
+    @override
     def load(self, path: str) -> None:
-        """See Runtime.load. The other workers read it at their next exchange."""
-        super().load(path)
+        """Load all tables; the other workers read them at their next exchange."""
+        self.flush()
+        self._fleet.load(path)
         self._local.close()
         self._local, self._copies = EmbeddedRuntime(watch=getattr(self._fleet, "watch", None)), {}
         for spec in self._fleet.specs().values():
             self._copy(spec)
 
+    @override
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """See Runtime.shrink."""
-        gone = super().shrink(table, threshold, unseen)
+        self.flush()
+        gone = self._fleet.shrink(table, threshold, unseen)
         self._read_all()
         return gone
 
@@ -210,8 +229,8 @@ class GeoRuntime(ForwardingRuntime):
         """Let go of the copies; the fleet goes on. Flush before."""
         self._local.close()
 
+    @override
     def close(self) -> None:
-        """See Runtime.close."""
         try:
             self.flush()
         finally:

@@ -10,11 +10,9 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.kernels.dedup import dedup
 from psfleet.rules import make_rule
 from psfleet.schema.table import DecaySpec, TableSpec
-from psfleet.tables.assigned_weights import rows_of, set_rows, set_values, values_of
+from psfleet.tables.assigned_weights import set_rows, set_values, values_of, weights_of
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-
-__all__ = ["LocalDenseTable", "LocalSparseTable", "LocalTable"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -25,7 +23,7 @@ class LocalTable(Protocol):
 
     @property
     def owes(self) -> bool:
-        """Whether anything was learned that the servers do not have."""
+        """True if the copies hold updates that the servers do not have."""
 
     def __len__(self) -> int:
         """Rows that are copied; 0 of a dense table."""
@@ -34,7 +32,7 @@ class LocalTable(Protocol):
         """A push has named these ids."""
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """What to add on the servers, and where: this share of what is owed."""
+        """Return this share of the unsent updates, and the ids of their rows."""
 
     def expire(self) -> None:
         """From now on the servers may hold something else."""
@@ -130,7 +128,7 @@ class LocalSparseTable:
 
     def refresh(self, ids: Ids, rows: Floats) -> None:
         """The servers hold these rows [n, dim] of the ids [n], each once."""
-        base, mine = rows_of(self._base, ids), rows_of(self._table, ids)
+        base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
         moved = (rows != base).any(axis=1)
         if moved.any():
             set_rows(self._table, ids[moved], rows[moved] + (mine[moved] - base[moved]))
@@ -144,7 +142,7 @@ class LocalSparseTable:
         if self._spec.every_row and named:
             named = [self._table.ids()]
         ids = _distinct(np.concatenate(named)) if named else _NONE
-        base, mine = rows_of(self._base, ids), rows_of(self._table, ids)
+        base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
         delta = (mine - base) * np.float32(share)
         learned = (delta != 0).any(axis=1)
         ids, delta, base, mine = ids[learned], delta[learned], base[learned], mine[learned]
@@ -163,7 +161,7 @@ class LocalSparseTable:
         """See LocalTable."""
         self._base = SparseTable(self._bases)
         ids = self._table.ids()
-        set_rows(self._base, ids, rows_of(self._table, ids))
+        set_rows(self._base, ids, weights_of(self._table, ids))
         self._fresh, self._owing = _NONE, _NONE
         self._touched.clear()
 
@@ -179,5 +177,5 @@ _NONE = np.zeros(0, np.int64)
 
 def _distinct(ids: Ids) -> Ids:
     """Each id once."""
-    found: Ids = dedup(np.ascontiguousarray(ids, np.int64), 1).unique[0]
-    return found
+    unique: Ids = dedup(np.ascontiguousarray(ids, np.int64), 1).unique[0]
+    return unique

@@ -3,7 +3,7 @@
 As the reference's asynchronous communicator does it: a thread of its own takes what is waiting, at
 most `max_merge` gradients, sums them, pushes the sum and waits for the servers. A slow fleet so gets
 fewer and larger pushes instead of holding up the worker, until `queue_size` gradients wait. A pull
-does not wait for the queue; flush and every meeting do.
+does not wait for the queue; flush and every collective do.
 
 A sum of gradients is one update of the rule. Only steps that name the same tables in the same way, at
 the same learning rate, are summed; others leave one after the other, in order.
@@ -14,25 +14,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable
-from psfleet.platform.interrupts import deferred, wait_for
-from psfleet.platform.service_thread import ServiceThread
-from psfleet.runtime.evicted_ids import EvictedIds
-from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime
+from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable, UsageError
+from psfleet.platform.threads import ServiceThread, deferred, wait_for
+from psfleet.runtime.interface import Gradient, PendingPush, Runtime
+from psfleet.runtime.runtime_bases import ForwardingRuntime
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
 from psfleet.shard.membership_view import Position
 from psfleet.strategy import ConsistencySettings
 
-__all__ = ["HalfAsyncRuntime"]
-
 Floats = NDArray[np.float32]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PositionedRuntime(Runtime, Protocol):
@@ -40,7 +38,7 @@ class PositionedRuntime(Runtime, Protocol):
 
     @property
     def position(self) -> Position:
-        """How far the worker is after the present step."""
+        """Position of the worker in its data after the present step."""
 
     def push(
         self,
@@ -69,19 +67,41 @@ class _QueuedPush:
         self.runtime.settle(lambda: self.done, timeout)
 
 
+def _alone(method: F) -> F:
+    """Return the cluster's method, for one thread at a time."""
+
+    def call(runtime: "HalfAsyncRuntime", *args: Any, **named: Any) -> Any:
+        with runtime.alone():
+            return getattr(runtime.cluster, method.__name__)(*args, **named)
+
+    return cast(F, call)
+
+
+def _flushed(method: F) -> F:
+    """Return the cluster's method, once it has everything that was pushed."""
+
+    def call(runtime: "HalfAsyncRuntime", *args: Any, **named: Any) -> Any:
+        runtime.flush()
+        with runtime.alone():
+            return getattr(runtime.cluster, method.__name__)(*args, **named)
+
+    return cast(F, call)
+
+
 class HalfAsyncRuntime(ForwardingRuntime):
     """A cluster's runtime with a queue before its pushes.
 
-    An error of a push is raised by its ticket and by every later call: no push is skipped.
+    An error of a push is raised by its ticket and by every later call: no push is skipped. But what a server
+    has refused is raised once, and everything else goes on.
 
     Args:
         fleet: The cluster.
-        settings: How many gradients to merge, and how many may wait.
+        settings: Number of gradients to merge, and number that may wait.
     """
 
     def __init__(self, fleet: PositionedRuntime, settings: ConsistencySettings) -> None:
         super().__init__(fleet)
-        self._cluster = fleet
+        self.cluster = fleet
         self._settings = settings
         self._using = threading.RLock()  # the cluster's runtime is for one thread at a time
         self._changed = threading.Condition()
@@ -92,22 +112,19 @@ class HalfAsyncRuntime(ForwardingRuntime):
         self._thread = ServiceThread(self._run, "merging")
         self._thread.start()
 
+    create = _alone(Runtime.create)
+    open = _alone(Runtime.open)
+    pull = _alone(Runtime.pull)  # gradients that wait are not in it yet
+    evictions = _alone(Runtime.evictions)
+    stats = _alone(Runtime.stats)
+    all_reduce = _flushed(Runtime.all_reduce)
+    read_table = _flushed(Runtime.read_table)
+    write_table = _flushed(Runtime.write_table)
+    shrink = _flushed(Runtime.shrink)
+    save = _flushed(Runtime.save)
+    load = _flushed(Runtime.load)
+
     # -- training ------------------------------------------------------------------------------
-
-    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """See Runtime.create."""
-        with self._alone():
-            return self._fleet.create(spec, value)
-
-    def open(self, name: str) -> TableSpec:
-        """See Runtime.open."""
-        with self._alone():
-            return self._fleet.open(name)
-
-    def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull. Gradients that wait are not in it yet."""
-        with self._alone():
-            return self._fleet.pull(reads)
 
     @deferred()
     def push(
@@ -117,11 +134,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
         # Checked before it waits: an error of what has been taken is final.
         check_gradients(self._spec_of, gradients)
         step = _QueuedPush(
-            [_owned(gradient) for gradient in gradients],
-            samples,
-            loss,
-            self._cluster.position,
-            self,
+            [_owned(gradient) for gradient in gradients], samples, loss, self.cluster.position, self
         )
         self.settle(lambda: len(self._queue) < self._settings.queue_size)
         with self._changed:
@@ -144,24 +157,23 @@ class HalfAsyncRuntime(ForwardingRuntime):
         """
         with self._changed:
             held = wait_for(self._changed, lambda: until() or self._error is not None, timeout)
-            if self._error is not None:
-                raise self._error
+            self._check()
             if not held:
                 raise DeadlineExceeded(
                     f"{len(self._queue) + self._sending} gradients were not sent within "
                     f"{timeout:g} seconds"
                 )
 
+    @override
     def flush(self, timeout: float | None = None) -> None:
-        """See Runtime.flush."""
         self.settle(lambda: not self._queue and not self._sending, timeout)
-        with self._alone():
+        with self.alone():
             self._fleet.flush(timeout)
 
+    @override
     def barrier(self, timeout: float | None = None) -> None:
-        """See Runtime.barrier."""
         self.flush(timeout)
-        with self._alone():
+        with self.alone():
             self._fleet.barrier(timeout)
 
     # -- sending -------------------------------------------------------------------------------
@@ -170,6 +182,9 @@ class HalfAsyncRuntime(ForwardingRuntime):
         while (steps := self._next()) is not None:
             try:
                 self._send(_merged(steps)).wait()
+            except UsageError as error:
+                self._ended(steps, error)
+                continue
             except PsfleetError as error:
                 self._ended(steps, error)
                 return
@@ -179,13 +194,13 @@ class HalfAsyncRuntime(ForwardingRuntime):
             self._ended(steps, None)
 
     def _send(self, step: _QueuedPush) -> PendingPush:
-        with self._alone():
-            return self._cluster.push(
+        with self._using:
+            return self.cluster.push(
                 step.gradients, samples=step.samples, loss=step.loss, position=step.position
             )
 
     def _next(self) -> list[_QueuedPush] | None:
-        """What leaves together next; None when this runtime is closed."""
+        """Return the pushes to send together next; None when this runtime is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             if self._closing:
@@ -205,28 +220,12 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     def _ended(self, steps: Sequence[_QueuedPush], error: PsfleetError | None) -> None:
         with self._changed:
-            self._error, self._sending = error, 0
+            self._error, self._sending = error or self._error, 0
             for step in steps:
-                step.done = error is None
+                step.done = error is None or isinstance(error, UsageError)
             self._changed.notify_all()
 
     # -- the rest ------------------------------------------------------------------------------
-
-    @contextmanager
-    def _settled(self) -> Iterator[Runtime]:
-        self.flush()
-        with self._alone():
-            yield self._fleet
-
-    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """See Runtime.evictions."""
-        with self._alone():
-            return self._fleet.evictions(table, position, limit)
-
-    def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats."""
-        with self._alone():
-            return self._fleet.stats()
 
     def release(self) -> None:
         """End the thread; the fleet goes on. What still waits is dropped: flush before."""
@@ -235,8 +234,8 @@ class HalfAsyncRuntime(ForwardingRuntime):
             self._changed.notify_all()
         self._thread.join()
 
+    @override
     def close(self) -> None:
-        """See Runtime.close."""
         try:
             self.flush()
         finally:
@@ -244,13 +243,19 @@ class HalfAsyncRuntime(ForwardingRuntime):
             self._fleet.close()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The cluster's runtime, for this thread alone."""
+    def alone(self) -> Iterator[None]:
+        """Have the cluster's runtime for this thread alone."""
         with self._changed:
-            if self._error is not None:
-                raise self._error
+            self._check()
         with self._using:
             yield
+
+    def _check(self) -> None:
+        """Raise what a push has failed with; what a server has refused, once."""
+        error = self._error
+        if error is not None:
+            self._error = None if isinstance(error, UsageError) else error
+            raise error
 
 
 def _owned(gradient: Gradient) -> Gradient:

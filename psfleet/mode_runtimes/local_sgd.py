@@ -2,20 +2,27 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from psfleet.data.assignment import Range
+from psfleet.datasets.assignment import Range
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime.completed import CompletedPush
-from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read, Runtime, TableState
+from psfleet.runtime.interface import (
+    CompletedPush,
+    Gradient,
+    PendingPull,
+    PendingPush,
+    Read,
+    Runtime,
+    TableState,
+)
+from psfleet.runtime.runtime_bases import ForwardingRuntime
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import LocalSGDSettings
-
-__all__ = ["LocalSGDRuntime"]
 
 Floats = NDArray[np.float32]
 
@@ -33,8 +40,10 @@ class LocalSGDRuntime(ForwardingRuntime):
 
     Args:
         fleet: The cluster.
-        settings: When the local training begins, and how often weights are averaged.
+        settings: First step of local training, and interval at which weights are averaged.
     """
+
+    reads_ahead = property(attrgetter("_fleet.reads_ahead"))
 
     def __init__(self, fleet: Runtime, settings: LocalSGDSettings) -> None:
         super().__init__(fleet)
@@ -51,26 +60,21 @@ class LocalSGDRuntime(ForwardingRuntime):
 
     # -- training ------------------------------------------------------------------------------
 
+    @override
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """See Runtime.create."""
         key = self._fleet.create(spec, value)
         if self._begun and spec.kind == "dense" and key not in self._local.specs():
             self._take(spec)
         return key
 
+    @override
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull."""
         local = self._local.specs()
         far = [read for read in reads if read.table not in local]
-        found = iter(self._fleet.pull(far) if far else [])
+        values = iter(self._fleet.pull(far) if far else [])
         return [
-            self._local.pull([read])[0] if read.table in local else next(found) for read in reads
+            self._local.pull([read])[0] if read.table in local else next(values) for read in reads
         ]
-
-    @property
-    def reads_ahead(self) -> bool:
-        """See Runtime."""
-        return self._fleet.reads_ahead
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """See Runtime.pull_ahead. Tables that are trained here are read at once."""
@@ -110,13 +114,13 @@ class LocalSGDRuntime(ForwardingRuntime):
         elif self._since >= self._settings.k_steps:
             self._meet(stay=False)
 
-    def shares(self, trainer: Any, *asked: int) -> Iterator[tuple[Range, ...]]:
-        """As those of the cluster: each step is one push, also one that brings nothing of dense tables."""
-        found: Iterator[tuple[Range, ...]] = self._fleet.shares(self, *asked)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
-        return found
+    def data_steps(self, trainer: Any, *asked: int) -> Iterator[tuple[Range, ...]]:
+        """Iterate as the cluster's method does: each step is one push, also one without dense gradients."""
+        steps: Iterator[tuple[Range, ...]] = self._fleet.data_steps(self, *asked)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
+        return steps
 
     def skip(self) -> None:
-        """End a step of `shares` that has pushed nothing to the servers.
+        """End a step of `data_steps` that has pushed nothing to the servers.
 
         A worker without samples in it counts it as the others do, so that all average in the same step.
         """
@@ -139,7 +143,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         self._local.create(dataclasses.replace(spec, device=None), state.values[0])
         self._local.write_table(spec.key, state)
 
-    # -- meeting -------------------------------------------------------------------------------
+    # -- collective -------------------------------------------------------------------------------
 
     def _meet(self, stay: bool) -> None:
         """Average with all workers; `stay`: until all of them stay."""
@@ -188,10 +192,10 @@ class LocalSGDRuntime(ForwardingRuntime):
         self._unpublished = False
         self._fleet.barrier(timeout)
 
+    @override
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """See Runtime.all_reduce."""
         self.barrier()
-        return super().all_reduce(value, mode)
+        return self._fleet.all_reduce(value, mode)
 
     # -- whole tables --------------------------------------------------------------------------
 
@@ -210,15 +214,15 @@ class LocalSGDRuntime(ForwardingRuntime):
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save. Dense tables are saved as this worker has them."""
         self._publish()
-        return super().save(path, delta=delta, base=base)
+        return self._fleet.save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
         """See Runtime.load. Every worker has it after the next barrier."""
-        super().load(path)
+        self._fleet.load(path)
         self._retake()
         self._rewritten = True
 
+    @override
     def close(self) -> None:
-        """See Runtime.close."""
         self._fleet.close()
         self._local.close()

@@ -1,6 +1,7 @@
 """The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -8,17 +9,15 @@ from numpy.typing import NDArray
 
 from psfleet.consistency import ConsistencyMode, find_part
 from psfleet.errors import ConfigError
-from psfleet.platform.notices import say
-from psfleet.runtime import interface as runtimes
-from psfleet.runtime.forwarding import ForwardingRuntime
-from psfleet.runtime.interface import PendingPull, Read, Runtime
-from psfleet.runtime.read_only import ReadOnlyRuntime
+from psfleet.platform.logs import log_of
+from psfleet.runtime.interface import Runtime, load_runtime
+from psfleet.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Correction
 from psfleet.strategy import ConsistencySettings, Settings, WireSettings
 
-__all__ = ["ClusterLike", "ModeSwitchRuntime", "change", "check_mode", "check_wire", "connect"]
+_log = log_of(__name__)
 
 Floats = NDArray[np.float32]
 
@@ -36,8 +35,8 @@ class ClusterLike(Runtime, Protocol):
     def correct(self, correction: Correction) -> None:
         """Let the servers correct the pushes to come if they are late."""
 
-    def take_wish(self) -> tuple[str, dict[str, int]] | None:
-        """The mode that the last barrier has told all workers to go on in; None: it has not."""
+    def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
+        """The mode in which the last barrier lets all workers go on; None: unchanged."""
 
     def abandon(self) -> None:
         """Let go of everything as if this process had died."""
@@ -47,19 +46,19 @@ def connect(
     environment: Environment, consistency: ConsistencySettings, wire: WireSettings | None = None
 ) -> "ModeSwitchRuntime":
     """The cluster that the environment names, in this mode."""
-    cluster: Any = runtimes.load_runtime("cluster", environment, consistency.declared, wire=wire)
+    cluster: Any = load_runtime("cluster", environment, consistency.declared, wire=wire)
     return ModeSwitchRuntime(cluster, consistency)
 
 
 class ModeRuntime(Runtime, Protocol):
-    """What a mode puts before the cluster, see `runtime` of psfleet.consistency.ConsistencyMode."""
+    """Runtime that a mode puts before the cluster, see `runtime` of psfleet.consistency.ConsistencyMode."""
 
     def release(self) -> None:
         """Let go of everything but the cluster."""
 
 
 class ModeSwitchRuntime(ForwardingRuntime):
-    """What scripts hold on to while the mode changes.
+    """Runtime that scripts keep while the mode changes.
 
     Args:
         cluster: The cluster's runtime.
@@ -71,6 +70,10 @@ class ModeSwitchRuntime(ForwardingRuntime):
             mode is changed from outside the script.
     """
 
+    pools = property(attrgetter("_fleet.pools"))
+    reads_ahead = property(attrgetter("_fleet.reads_ahead"))
+    pull_ahead = handed_on(Runtime.pull_ahead)
+
     def __init__(self, cluster: ClusterLike, consistency: ConsistencySettings) -> None:
         super().__init__(cluster)
         self._cluster = cluster
@@ -80,10 +83,10 @@ class ModeSwitchRuntime(ForwardingRuntime):
 
     def _enter(self) -> None:
         """Work as the mode says."""
-        asked = self.consistency
-        correction = Correction(asked.staleness_damping, asked.delay_compensation)
+        consistency = self.consistency
+        correction = Correction(consistency.staleness_damping, consistency.delay_compensation)
         self._cluster.correct(correction)
-        self._front = _front(self._cluster, asked)
+        self._front = _front(self._cluster, consistency)
         self._fleet = self._cluster if self._front is None else self._front
 
     def set_mode(self, consistency: ConsistencySettings) -> None:
@@ -98,36 +101,24 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self.consistency = _settled(self._cluster, consistency)
         self._enter()
 
-    @property
-    def pools(self) -> bool:
-        """See Runtime."""
-        return self._fleet.pools
-
-    @property
-    def reads_ahead(self) -> bool:
-        """See Runtime."""
-        return self._fleet.reads_ahead
-
-    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See Runtime.pull_ahead."""
-        return self._fleet.pull_ahead(reads)
-
     def barrier(self, timeout: float | None = None) -> None:
         """See Runtime.barrier. If somebody outside wants another mode, all workers go on in that."""
         self._fleet.barrier(timeout)
-        wish = self._cluster.take_wish()
-        if wish is not None:
-            self._follow(*wish)
+        mode_request = self._cluster.take_mode_request()
+        if mode_request is not None:
+            self._follow(*mode_request)
 
     def _follow(self, mode: str, settings: dict[str, int]) -> None:
         """Apply a mode request; refuse one that contradicts the strategy, on all workers alike."""
         try:
-            wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}}).consistency
-            self.check(wanted)
+            consistency = Settings.from_parts(
+                {"consistency": {"mode": mode, **settings}}
+            ).consistency
+            self.check(consistency)
         except ConfigError as error:
-            say(f"the mode stays {self.consistency.mode!r}: {error}")
+            _log.warning(f"the mode stays {self.consistency.mode!r}: {error}")
             return
-        self.set_mode(wanted)
+        self.set_mode(consistency)
 
     def _release(self) -> None:
         if self._front is not None:
@@ -172,28 +163,28 @@ def check_wire(runtime: Runtime, wire: WireSettings, caller: str) -> None:
     Raises:
         ConfigError: They do.
     """
-    found = getattr(runtime, "wire", None)
-    if found is not None and found != wire:
+    present = getattr(runtime, "wire", None)
+    if present is not None and present != wire:
         raise ConfigError(
-            f"this process is in its fleet already, with {found}, and {caller}() asks for {wire}; name the "
+            f"this process is in its fleet already, with {present}, and {caller}() asks for {wire}; name the "
             "same in both, or none in the second"
         )
 
 
 def _settled(cluster: ClusterLike, wanted: ConsistencySettings) -> ConsistencySettings:
-    """What was asked for, or the mode that the fleet has come to in the meantime.
+    """Return the wanted mode, or the mode that the fleet has switched to in the meantime.
 
     Settings that servers do not know are then the usual ones until the script comes to the change that says
     them.
     """
-    found = cluster.mode
-    if wanted.declared.agreed() == found:
+    present = cluster.mode
+    if wanted.declared.agreed() == present:
         return wanted
-    return ConsistencySettings(cast(Mode, found.name), **found.agreed_settings)
+    return ConsistencySettings(cast(Mode, present.name), **present.agreed_settings)
 
 
 def _front(cluster: ClusterLike, consistency: ConsistencySettings) -> ModeRuntime | None:
-    """What stands before the cluster in this mode, if anything does."""
+    """Return the mode's runtime in front of the cluster, or None if it has none."""
     if not consistency.declared.runtime:
         return None
     made: ModeRuntime = find_part(consistency.declared.runtime)(cluster, consistency)

@@ -1,7 +1,7 @@
-"""What a script names: optimizers, clips, regularizers and `lr`, the learning-rate schedules."""
+"""Names for scripts: optimizers, clips, regularizers and `lr`, the learning-rate schedules."""
 
 from psfleet.optimizer import lr, rule_optimizers
-from psfleet.optimizer.adam import Adam, AdamW
+from psfleet.optimizer.adaptive import Adam, AdamW, Lamb, LarsMomentum, Rprop
 from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage
 from psfleet.optimizer.clip import (
     ClipGradByGlobalNorm,
@@ -14,13 +14,10 @@ from psfleet.optimizer.clip import (
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.factory import optimizer_of
-from psfleet.optimizer.lars import Lamb, LarsMomentum
-from psfleet.optimizer.lookahead import LookAhead
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer
-from psfleet.optimizer.recompute_optimizer import RecomputeOptimizer
-from psfleet.optimizer.rprop import Rprop
 from psfleet.optimizer.rule_optimizers import *  # noqa: F403  # the stub lists the names
+from psfleet.optimizer.wrapping_optimizers import LookAhead, RecomputeOptimizer
 from psfleet.parameters.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
 
 AdamOptimizer = Adam

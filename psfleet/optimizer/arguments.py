@@ -1,14 +1,88 @@
 """Optimizers' constructors: arguments checked, in both orders of the documents, for groups too."""
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from psfleet.errors import WrongType
-from psfleet.optimizer.parameter_groups import groups_of
-from psfleet.validation.annotations import Form, fits
+from psfleet.errors import ConfigError, WrongType
+from psfleet.optimizer import program_access
+from psfleet.validation.annotations import Form, NonNegative, check, fits
 
-__all__ = ["as_documented"]
+_DECAY = frozenset({"regularization", "weight_decay"})  # two names of one argument
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """One dict of a list of groups.
+
+    Attributes:
+        parameters: Parameters, as passed.
+        factor: On the optimizer's learning rate.
+        settings: Arguments of the optimizer's constructor that differ in this group.
+    """
+
+    parameters: Sequence[Any]
+    factor: float
+    settings: dict[str, Any]
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of an optimizer for this group, from those of the whole one."""
+        replaced = {"parameters", *self.settings}
+        if _DECAY & replaced:
+            replaced |= _DECAY
+        kept = {name: value for name, value in given.items() if name not in replaced}
+        return kept | self.settings
+
+    def lend(self, whole: Any, lender: Any) -> None:
+        """Let the whole optimizer treat the group's parameters as the lender would."""
+        lender.factor = self.factor
+        whole.lend(lender, self.parameters)
+
+
+def groups_of(owner: str, given: Mapping[str, Any], allowed: Sequence[str]) -> list[ParameterGroup]:
+    """The groups that a constructor was given; none: plain parameters.
+
+    Args:
+        owner: The optimizer, for messages.
+        given: The constructor's arguments by name.
+        allowed: The arguments that a group may have of its own.
+
+    Raises:
+        ConfigError: A group is no dict, is empty, or has a setting that is not allowed.
+    """
+    parameters = given.get("parameters")
+    parameters = given.get("parameter_list") if parameters is None else parameters
+    if not isinstance(parameters, list | tuple) or not any(
+        isinstance(item, Mapping) for item in parameters
+    ):
+        return []
+    return [_group(owner, item, allowed) for item in parameters]
+
+
+def _group(owner: str, said: Any, allowed: Sequence[str]) -> ParameterGroup:
+    if not isinstance(said, Mapping):
+        raise WrongType(
+            f"{owner}: parameters has {said!r} beside groups; each entry must be a dict with 'params'"
+        )
+    if "params" not in said:
+        raise ConfigError(
+            f"{owner}: a group of parameters is {dict(said)!r}; it must have 'params'"
+        )
+    settings = {k: v for k, v in said.items() if k not in ("params", "learning_rate")}
+    unknown = [name for name in settings if name not in allowed]
+    if unknown:
+        raise ConfigError(
+            f"{owner}: a group of parameters has {unknown[0]!r}; it may have params, learning_rate, "
+            f"{', '.join(allowed)}"
+        )
+    factor = check(owner, "a group's learning_rate", said.get("learning_rate", 1.0), NonNegative)
+    listed = said["params"]
+    return ParameterGroup(
+        list(listed) if isinstance(listed, list | tuple) else [listed], factor, settings
+    )
+
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -22,7 +96,8 @@ def as_documented(
 
     Arguments by place may come in the documents' order too, where that fits their annotations and
     the constructor's own order does not. Groups of parameters become optimizers of their own, which
-    lend the one that is made their settings.
+    lend the one that is made their settings. A variable of a program stands for its number, but for the
+    learning rate, which is read before each update.
 
     Args:
         order: The documents' arguments, from the place where the constructor has `parameters`.
@@ -34,8 +109,11 @@ def as_documented(
 
         @functools.wraps(construct)
         def constructed(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            owner, rest = type(self).__name__, args[place:]
-            named: dict[str, Any] = dict(kwargs)
+            owner = type(self).__name__
+            named: dict[str, Any] = {n: _number(form, owner, n, v) for n, v in kwargs.items()}
+            places = itertools.chain(form.names, itertools.repeat(""))
+            args = tuple(_number(form, owner, n, v) for n, v in zip(places, args))  # type: ignore[assignment]  # noqa: B905
+            rest = args[place:]
             if not _fit(form, rest, form.names[place:]) and _fit(form, rest, order):
                 args = args[:place]  # type: ignore[assignment]  # those before `parameters`
                 for name, value in zip(order, rest, strict=False):
@@ -55,13 +133,22 @@ def as_documented(
                 constructed(lender, **group.arguments(given))  # type: ignore[call-arg]
                 group.lend(self, lender)
 
+        constructed.__checked__ = True  # type: ignore[attr-defined]
         return constructed
 
     return decorate
 
 
+def _number(form: Form, owner: str, name: str, value: Any) -> Any:
+    """The number for which a variable of a program stands, if the argument may be one."""
+    if name == "learning_rate" or not program_access.is_symbolic(value):
+        return value
+    is_number = fits(0.5, form.annotations.get(name))
+    return program_access.constant_of(owner, name, value) if is_number else value
+
+
 def _fit(form: Form, values: Sequence[Any], names: Sequence[str]) -> bool:
-    """Whether the values may be the arguments of these names."""
+    """Return whether the values may be the arguments of these names."""
     return len(values) <= len(names) and all(
         fits(value, form.annotations[name]) for name, value in zip(names, values, strict=False)
     )

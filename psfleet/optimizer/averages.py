@@ -13,7 +13,7 @@ from psfleet.optimizer.clip import ClipGradBase
 from psfleet.parameters.binding import tables
 from psfleet.parameters.gradients import zeroed
 from psfleet.parameters.parameter import Parameter, as_numbers, fetch
-from psfleet.parameters.placeholders import AveragedBinding
+from psfleet.parameters.placement import AveragedBinding
 from psfleet.parameters.regularizer import WeightDecay
 from psfleet.validation.annotations import (
     NonNegative,
@@ -24,13 +24,11 @@ from psfleet.validation.annotations import (
     checked,
 )
 
-__all__ = ["ExponentialMovingAverage", "ModelAverage"]
-
 Floats = NDArray[np.float32]
 
 
 class WeightAverage:
-    """What both averages share: which parameters, and showing the averages in their place.
+    """Common part of both averages: the choice of parameters, and showing the averages in their place.
 
     Averages are this worker's, made from the values that it sees. The tables are not changed: other
     workers train on while this one evaluates. Rows of distributed parameters are not averaged.
@@ -46,11 +44,15 @@ class WeightAverage:
         if self._given is not None:
             return self._given
         if self._program is not None:
-            found = {p.name: p for update in self._program.updates for p, _ in update.params_grads}
+            parameters = {
+                p.name: p for update in self._program.updates for p, _ in update.params_grads
+            }
         else:
-            found = {p.name: p for p in tables().parameters()}
+            parameters = {p.name: p for p in tables().parameters()}
         return [
-            p for p in found.values() if p.trainable and p.do_model_average and not p.distributed
+            p
+            for p in parameters.values()
+            if p.trainable and p.do_model_average and not p.distributed
         ]
 
     def _values(self) -> list[tuple[Parameter, Floats]]:
@@ -83,12 +85,14 @@ class WeightAverage:
     def _averages(self) -> list[tuple[Parameter, Floats]]:
         raise NotImplementedError
 
+    @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
         raise NotImplementedError
 
+    @checked
     def set_dict(self, state_dict: dict[str, Any]) -> None:
-        """As `set_state_dict`."""
+        """Set the state, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
 
     def _entries(self, found: Any, endings: Sequence[str]) -> dict[str, list[Floats]]:
@@ -142,6 +146,7 @@ class WeightAverage:
             if need_restore:
                 self.restore()
 
+    @checked
     def restore(self, executor: Any = None) -> None:
         """Show the weights again."""
         for parameter, before in self._shown:
@@ -156,7 +161,7 @@ class ExponentialMovingAverage(WeightAverage):
         decay: d, in [0, 1).
         thres_steps: Number of steps s, or what gives it when called or converted; d is then
             min(decay, (1 + s) / (10 + s)).
-        parameters: Which to average; None: those that the program, or any optimizer, updates.
+        parameters: Parameters to average; None: those that the program, or any optimizer, updates.
     """
 
     @checked
@@ -206,6 +211,7 @@ class ExponentialMovingAverage(WeightAverage):
             "decay": self._now,
         }
 
+    @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
         ema = {name: values[0] for name, values in self._entries(state_dict, ["ema"]).items()}
@@ -223,7 +229,7 @@ class ModelAverage(WeightAverage):
     call `step()` after each update.
 
     Args:
-        parameters: As in ExponentialMovingAverage.
+        parameters: Parameters as in ExponentialMovingAverage.
         regularization: Accepted for the reference's sake: nothing is trained here.
     """
 
@@ -249,6 +255,7 @@ class ModelAverage(WeightAverage):
         self.num_updates = self.num_accumulates = self.old_num_accumulates = 0
         self._follow(self.step)
 
+    @checked
     def step(self) -> None:
         """Take in the current weights."""
         self.num_updates += 1
@@ -300,6 +307,7 @@ class ModelAverage(WeightAverage):
             loss, parameter_list, no_grad_set, self._given, callbacks
         )
 
+    @checked
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
         """Take in the weights; the gradients have no effect.
 
@@ -316,10 +324,11 @@ class ModelAverage(WeightAverage):
             self.step()
         return []
 
+    @checked
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """As `apply_gradients`."""
+        """Apply gradients, as `apply_gradients` does."""
         return self.apply_gradients(params_grads)
 
     @checked
@@ -342,13 +351,14 @@ class ModelAverage(WeightAverage):
 
     def state_dict(self) -> dict[str, Any]:
         """`name.sum_1` to `name.sum_3` of each parameter and the three counts."""
-        found: dict[str, Any] = {
+        state: dict[str, Any] = {
             f"{name}.sum_{i}": part.copy()
             for name, sums in self._sums.items()
             for i, part in enumerate(sums, 1)
         }
-        return found | {name: getattr(self, name) for name in _COUNTS}
+        return state | {name: getattr(self, name) for name in _COUNTS}
 
+    @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
         sums = self._entries(state_dict, ["sum_1", "sum_2", "sum_3"])

@@ -12,26 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.parameters.gradient_norms import (
-    gathered_squares,
-    merge_rows,
-    scaled_down,
-    squared_norm,
-)
+from psfleet.parameters.gradients import gathered_squares, merge_rows, scaled_down, squared_norm
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.validation.annotations import Positive, checked
-
-__all__ = [
-    "ClipGradBase",
-    "ClipGradByGlobalNorm",
-    "ClipGradByNorm",
-    "ClipGradByValue",
-    "GradientClipByGlobalNorm",
-    "GradientClipByNorm",
-    "GradientClipByValue",
-    "clip_by_own",
-    "set_gradient_clip",
-]
 
 Floats = NDArray[np.float32]
 Grad = Floats | SparseGrad
@@ -152,6 +135,7 @@ GradientClipByNorm = ClipGradByNorm
 GradientClipByGlobalNorm = ClipGradByGlobalNorm
 
 
+@checked
 def set_gradient_clip(
     clip: ClipGradBase | None,
     param_list: Sequence[Parameter | str | Any] | None = None,
@@ -171,13 +155,7 @@ def set_gradient_clip(
     """
     from psfleet.program.program import default_main_program
 
-    if not isinstance(clip, ClipGradBase | None):
-        raise ConfigError(
-            f"set_gradient_clip: clip is {clip!r}, it must be a ClipGradBy... or None"
-        )
     known = {p.name: p for p in (program or default_main_program()).all_parameters()}
-    if isinstance(param_list, str):
-        raise UsageError(f"set_gradient_clip: param_list is {param_list!r}; it must be a list")
     chosen = list(known.values()) if param_list is None else [_named(p, known) for p in param_list]
     for parameter in chosen:
         parameter.gradient_clip = clip
@@ -186,12 +164,12 @@ def set_gradient_clip(
 def clip_by_own(pairs: Pairs) -> list[tuple[Parameter, Grad]]:
     """The pairs clipped by what `set_gradient_clip` has said of their parameters."""
     clips = {id(p.gradient_clip): p.gradient_clip for p, _ in pairs if p.gradient_clip is not None}
-    found = list(pairs)
+    clipped = list(pairs)
     for clip in clips.values():
-        places = [i for i, (p, _) in enumerate(found) if p.gradient_clip is clip]
-        for i, pair in zip(places, clip([found[i] for i in places]), strict=True):
-            found[i] = pair
-    return found
+        places = [i for i, (p, _) in enumerate(clipped) if p.gradient_clip is clip]
+        for i, pair in zip(places, clip([clipped[i] for i in places]), strict=True):
+            clipped[i] = pair
+    return clipped
 
 
 def _named(entry: Any, known: dict[str, Parameter]) -> Parameter:

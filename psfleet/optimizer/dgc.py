@@ -18,9 +18,7 @@ from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.parameters.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
-from psfleet.validation.annotations import NonNegative
-
-__all__ = ["DGCMomentum"]
+from psfleet.validation.annotations import NonNegative, checked
 
 Floats = NDArray[np.float32]
 _ELEMENT_BYTES, _VALUE_BYTES = 8, 4
@@ -109,7 +107,7 @@ class DGCMomentum(Optimizer):
         ]
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
-        """As Optimizer's; of a program the parameters of all stages decide what is small."""
+        """Update as Optimizer does; of a program the parameters of all stages decide what is small."""
         known = self._planned or [parameter for parameter, _ in pairs]
         dense = [p for p in known if p.trainable and not p.sparse]
         self._whole = _small({p.name: math.prod(p.shape) for p in dense}, self.sparsity())
@@ -165,7 +163,7 @@ class DGCMomentum(Optimizer):
         return grad * np.float32(limit / norm) if norm > limit else grad
 
     def _compressed(self, name: str, direction: Floats) -> Floats | SparseElements:
-        """What is sent of what is not sent yet and this step's direction; the rest is kept."""
+        """Return the part of the unsent sum and this step's direction to send; the rest is kept."""
         unsent = self._unsent.get(name, np.float32(0)) + direction
         if name in self._whole:
             self._unsent[name] = np.zeros_like(unsent)
@@ -179,16 +177,17 @@ class DGCMomentum(Optimizer):
         return np.where(large, unsent, np.float32(0))
 
     def state_dict(self) -> dict[str, Any]:
-        """As Optimizer; once compression has begun this worker's `name.dgc_u` and `name.dgc_v` too."""
-        found = super().state_dict()
+        """Return Optimizer's state, once compressed with this worker's `name.dgc_u` and `name.dgc_v`."""
+        state = super().state_dict()
         if self._updates <= self._begin:  # the servers' velocity is the mean of all workers' u
-            return found
-        found.update({f"{name}.dgc_u": values.copy() for name, values in self._velocity.items()})
-        found.update({f"{name}.dgc_v": values.copy() for name, values in self._unsent.items()})
-        return found
+            return state
+        state.update({f"{name}.dgc_u": values.copy() for name, values in self._velocity.items()})
+        state.update({f"{name}.dgc_v": values.copy() for name, values in self._unsent.items()})
+        return state
 
+    @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As Optimizer."""
+        """Set the state, as Optimizer does."""
         super().set_state_dict(state_dict)
         for ending, kept in ((".dgc_u", self._velocity), (".dgc_v", self._unsent)):
             kept.clear()
@@ -202,7 +201,7 @@ class DGCMomentum(Optimizer):
 
 
 def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
-    """Where the largest magnitudes are: (1 - sparsity) of all elements, at least one."""
+    """Return a mask of the largest magnitudes: (1 - sparsity) of all elements, at least one."""
     count = min(max(1, round(values.size * (1 - sparsity))), values.size)
     if count == values.size:
         return np.ones(values.shape, np.bool_)
@@ -219,14 +218,14 @@ def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
 
 def _small(sizes: Mapping[str, int], sparsity: float) -> set[str]:
     """The parameters that are sent whole: the smallest, for no more bytes than the others' elements."""
-    found: set[str] = set()
+    names: set[str] = set()
     left = _ELEMENT_BYTES / _VALUE_BYTES * (1 - sparsity) * sum(sizes.values())
     for name, size in sorted(sizes.items(), key=lambda pair: (pair[1], pair[0])):
         left -= size
-        if left < 0 or size >= _COMPRESSED or len(found) == len(sizes) - 1:
+        if left < 0 or size >= _COMPRESSED or len(names) == len(sizes) - 1:
             break
-        found.add(name)
-    return found
+        names.add(name)
+    return names
 
 
 def _check(begin: int, length: int, sparsity: Sequence[float], trainers: int | None) -> None:

@@ -3,19 +3,98 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from psfleet.errors import UsageError
+from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import program_access
-from psfleet.optimizer.amp import GradientScaler
-from psfleet.optimizer.gradient_merge import GradientMerger
+from psfleet.optimizer.adaptive import Adam, Lamb, LarsMomentum
+from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.optimizer.pipeline_optimizer import pipelining
-from psfleet.optimizer.recompute_optimizer import recomputing
-from psfleet.optimizer.strategy_rewrite import substitute
+from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
+from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer, pipelining
+from psfleet.optimizer.rule_optimizers import Momentum
+from psfleet.optimizer.wrapping_optimizers import RecomputeOptimizer, recomputing
+from psfleet.rules.adam import Adam as AdamRule
+from psfleet.rules.momentum import Momentum as MomentumRule
 from psfleet.strategy import DistributedStrategy, Settings
-from psfleet.strategy.adoption import adopt
+from psfleet.strategy.distributed_strategy import adopt
 from psfleet.validation.annotations import Must, checked
 
-__all__ = ["DistributedOptimizer"]
+
+def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:
+    """The optimizer itself, or the one that the strategy makes of it.
+
+    One that is wrapped for a pipeline or for recompute is replaced within its wrappers.
+
+    Raises:
+        ConfigError: The switch does not fit the optimizer.
+    """
+    if type(optimizer) in (PipelineOptimizer, RecomputeOptimizer):
+        inner = object.__getattribute__(optimizer, "_inner")
+        object.__setattr__(optimizer, "_inner", substitute(inner, settings))
+        return optimizer
+    names = [name for name in ("dgc", "lars", "lamb") if getattr(settings, name) is not None]
+    if names and optimizer.grouped:
+        raise ConfigError(
+            f"strategy {names[0]} replaces the optimizer {type(optimizer).__name__}, whose parameters "
+            "are in groups with settings of their own; give it one list of parameters"
+        )
+    if settings.dgc is not None:
+        rule = _momentum(optimizer, "dgc")
+        dgc = settings.dgc
+        return DGCMomentum(
+            momentum=rule.momentum,
+            use_nesterov=rule.use_nesterov,
+            rampup_begin_step=dgc.rampup_begin_step,
+            rampup_step=dgc.rampup_step,
+            sparsity=dgc.sparsity,
+            **optimizer.common(),
+        )
+    if settings.lars is not None:
+        rule, lars = _momentum(optimizer, "lars"), settings.lars
+        return LarsMomentum(
+            momentum=rule.momentum,
+            lars_coeff=lars.lars_coeff,
+            lars_weight_decay=lars.lars_weight_decay,
+            epsilon=lars.epsilon,
+            exclude_from_weight_decay=lars.exclude_from_weight_decay,
+            **optimizer.common(),
+        )
+    if settings.lamb is not None:
+        return _lamb(optimizer, settings)
+    return optimizer
+
+
+def _momentum(optimizer: Optimizer, switch: str) -> MomentumRule:
+    rule = optimizer.rule()
+    if type(optimizer) is not Momentum or not isinstance(rule, MomentumRule):
+        raise ConfigError(
+            f"strategy {switch} needs the optimizer Momentum; it is {type(optimizer).__name__}"
+        )
+    return rule
+
+
+def _lamb(optimizer: Optimizer, settings: Settings) -> Optimizer:
+    rule, said = optimizer.rule(), settings.lamb
+    if type(optimizer) is not Adam or type(rule) is not AdamRule or said is None:
+        raise ConfigError(
+            f"strategy lamb needs the optimizer Adam; it is {type(optimizer).__name__}"
+        )
+    common: dict[str, Any] = optimizer.common()
+    if common.pop("weight_decay") is not None:
+        raise ConfigError(
+            "strategy lamb has its own weight decay; "
+            "set lamb_weight_decay instead of the optimizer's"
+        )
+    excluded = said.exclude_from_weight_decay
+    return Lamb(
+        lamb_weight_decay=said.lamb_weight_decay,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        epsilon=rule.epsilon,
+        exclude_from_weight_decay_fn=lambda parameter: any(
+            part in parameter.name for part in excluded
+        ),
+        **common,
+    )
 
 
 class DistributedOptimizer:
@@ -58,8 +137,9 @@ class DistributedOptimizer:
         if self.settings.gradient_merge is not None:
             self.optimizer.merger = GradientMerger(self.settings.gradient_merge)
         if self.settings.amp is not None:
-            self.optimizer.shorten(GradientScaler(self.settings.amp))
+            self.optimizer.scale(GradientScaler(self.settings.amp))
 
+    @checked
     def backward(
         self,
         loss: Any,
@@ -78,6 +158,7 @@ class DistributedOptimizer:
         )
         return pairs
 
+    @checked
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
         """Second part of minimize: push the gradients to the servers, which update.
 
@@ -88,6 +169,7 @@ class DistributedOptimizer:
         self._set_products(operations)
         return operations
 
+    @checked
     def minimize(
         self,
         losses: Any,

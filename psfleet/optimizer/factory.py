@@ -9,10 +9,7 @@ from typing import Any, Unpack
 from psfleet.errors import UsageError
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer
-from psfleet.rules.optimizer_spec import OptimizerSpec
-from psfleet.rules.rule import Rule
-
-__all__ = ["optimizer_of"]
+from psfleet.rules.rule import OptimizerSpec, Rule
 
 
 def optimizer_of(rule: type[Rule]) -> type[Any]:
@@ -58,20 +55,23 @@ def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
     fields = {field.name: field.default for field in dataclasses.fields(rule)}
     usual = *fields, "parameters", "weight_decay", "grad_clip", "name"
     names = spec.arguments.split() or dict.fromkeys(usual)
-    found = [shared["self"], _argument("learning_rate", types["learning_rate"], spec.learning_rate)]
+    parameters = [
+        shared["self"],
+        _argument("learning_rate", types["learning_rate"], spec.learning_rate),
+    ]
     if spec.learning_rate is None:
-        found[1] = found[1].replace(default=Parameter.empty)
+        parameters[1] = parameters[1].replace(default=Parameter.empty)
     for name in names:
         if name in fields:
-            found.append(_argument(name, type(fields[name]), fields[name]))
+            parameters.append(_argument(name, type(fields[name]), fields[name]))
         elif name in spec.ignored:
-            found.append(_argument(name, float, spec.ignored[name]))
+            parameters.append(_argument(name, float, spec.ignored[name]))
         elif name == "lazy_mode":
-            found.append(_argument(name, bool, False))
+            parameters.append(_argument(name, bool, False))
         else:
-            found.append(shared[name].replace(annotation=types[name]))
+            parameters.append(shared[name].replace(annotation=types[name]))
     older = Parameter("older", Parameter.VAR_KEYWORD, annotation=Unpack[LegacyArguments])
-    return inspect.Signature([*found, older], return_annotation=None)
+    return inspect.Signature([*parameters, older], return_annotation=None)
 
 
 def _argument(name: str, annotation: Any, default: Any) -> Parameter:

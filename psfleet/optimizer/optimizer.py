@@ -1,4 +1,4 @@
-"""What every optimizer does: differentiate, clip, push with the current rate, keep its state."""
+"""Base of all optimizers: they differentiate, clip, push with the current rate, keep their state."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack
@@ -8,24 +8,21 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import program_access
-from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase, clip_by_own
-from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 from psfleet.optimizer.optimizer_state import StatefulOptimizer, restore
+from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
 from psfleet.parameters.binding import BoundTable, as_gradient, tables
 from psfleet.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.placeholders import LazyBinding
+from psfleet.parameters.placement import LazyBinding
 from psfleet.parameters.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 from psfleet.stages.links import here
 from psfleet.validation.annotations import Must, NonNegative, check, checked
-
-__all__ = ["LegacyArguments", "Optimizer", "Rate"]
 
 Rate = NonNegative | LRScheduler | Annotated[Any, Must(program_access.is_symbolic, "a variable")]
 Floats = NDArray[np.float32]
@@ -123,7 +120,7 @@ class Optimizer(StatefulOptimizer):
         }
 
     def rate_factor(self, parameter: Parameter) -> float:
-        """What the rate is multiplied by for this parameter."""
+        """Return the factor on the rate for this parameter."""
         return self.factor * parameter.learning_rate
 
     def lend(self, lender: "Optimizer", parameters: Iterable[Any]) -> None:
@@ -141,7 +138,7 @@ class Optimizer(StatefulOptimizer):
 
     @property
     def grouped(self) -> bool:
-        """Whether some of its parameters have settings of their own."""
+        """True if some of its parameters have settings of their own."""
         return bool(self._lenders)
 
     def clip_by(self, clip: ClipGradBase) -> None:
@@ -174,7 +171,8 @@ class Optimizer(StatefulOptimizer):
         """The learning rate of the last update; before the first one, that which it will have."""
         return self.get_lr() if self._last_rate is None else self._last_rate
 
-    def set_lr(self, value: float) -> None:
+    @checked
+    def set_lr(self, value: NonNegative) -> None:
         """Set the learning rate.
 
         Raises:
@@ -182,11 +180,10 @@ class Optimizer(StatefulOptimizer):
         """
         if isinstance(self._rate, LRScheduler):
             raise UsageError(
-                f"{self._name}: set_lr({value!r}) conflicts with "
-                f"{type(self._rate).__name__}, which decides the rate; "
-                "use set_lr_scheduler"
+                f"{self._name}: set_lr({value!r}) conflicts with {type(self._rate).__name__}, "
+                "which decides the rate; use set_lr_scheduler"
             )
-        self._rate = float(check(self._name, "learning_rate", value, NonNegative))
+        self._rate = float(value)
         self._last_rate = None
 
     @checked
@@ -252,6 +249,7 @@ class Optimizer(StatefulOptimizer):
             raise UsageError(f"{self._name}: the loss depends on no parameter that may be updated")
         return pairs
 
+    @checked
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
         """Second part of minimize: clip, regularize and update.
 
@@ -264,10 +262,11 @@ class Optimizer(StatefulOptimizer):
         """
         return self.apply_optimize(None, None, params_grads)
 
+    @checked
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """As `apply_gradients`; the loss is only shown in the progress display."""
+        """Apply gradients, as `apply_gradients` does; the loss is only shown in the progress display."""
         pairs = [(p, g) for p, g in program_access.pairs(self._name, params_grads) if g is not None]
         if not pairs:
             raise UsageError(f"{self._name}: params_grads has no gradient")
@@ -288,6 +287,7 @@ class Optimizer(StatefulOptimizer):
             for slot in self.lender(parameter).rule(parameter).slots
         ]
 
+    @checked
     def append_regularization_ops(
         self,
         parameters_and_grads: Sequence[tuple[Any, Any]],
@@ -305,6 +305,7 @@ class Optimizer(StatefulOptimizer):
             out.append((parameter, program_access.regularized(parameter, gradient, chosen)))
         return out
 
+    @checked
     def step(self) -> None:
         """Update the parameters by the gradients that the last backward pass left in `grad`."""
         if self._parameters is None:
@@ -332,7 +333,7 @@ class Optimizer(StatefulOptimizer):
 
         Args:
             pairs: (parameter, float32 array or SparseGrad).
-            samples: How many samples the step has used, for the progress display.
+            samples: Number of samples that the step has used, for the progress display.
             loss: The step's loss, for the progress display.
         """
         if self.merger is not None:
@@ -355,8 +356,8 @@ class Optimizer(StatefulOptimizer):
             (seat, as_gradient(seat, self._sent(p, g), self._rate_of(p, rate)))
             for seat, (p, g) in zip(seats, self._clip_pairs(checked), strict=True)
         ]
-        if self.shortener is not None:
-            gradients = self.shortener.take(gradients)
+        if self.scaler is not None:
+            gradients = self.scaler.take(gradients)
         home.push(gradients, samples, loss)
         self._last_rate = rate
         self.advance()
@@ -392,12 +393,12 @@ class Optimizer(StatefulOptimizer):
                 "loss, or start the job without --stages"
             )
 
-    def shorten(self, shortener: GradientScaler) -> None:
+    def scale(self, scaler: GradientScaler) -> None:
         """Let gradients travel in 16 bits from now on."""
-        self.shortener = shortener
+        self.scaler = scaler
 
     def _sent(self, parameter: Parameter, grad: Grad) -> Grad | SparseElements:
-        """What is pushed for a gradient. A hook for compression."""
+        """Return the gradient to push. A hook for compression."""
         return grad
 
     def _find(self, parameter: Parameter) -> BoundTable | None:
@@ -407,7 +408,9 @@ class Optimizer(StatefulOptimizer):
         home = tables()
         known = self._find(parameter) is not None
         if parameter.optimizer is not None and not known:
-            from psfleet.optimizer.standalone import check_outside  # which imports this module
+            from psfleet.optimizer.wrapping_optimizers import (
+                check_outside,  # which imports this module
+            )
 
             check_outside(f"table {parameter.name!r}", parameter.optimizer)
         seat = home.seat(self, parameter, by_rows)

@@ -8,28 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet.parameters.binding import BoundTable, BoundTables, tables
 from psfleet.parameters.parameter import Parameter, as_numbers
 from psfleet.parameters.parameter_client import slots_of
 from psfleet.runtime.interface import TableState
 from psfleet.stages.links import here
-from psfleet.validation.annotations import NonNegativeInt, check
-
-__all__ = ["StatefulOptimizer", "gather", "masters", "restore"]
+from psfleet.validation.annotations import NonNegativeInt, check, checked
 
 Floats = NDArray[np.float32]
 _WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})
 
 
 class StatefulOptimizer(ABC):
-    """What an optimizer knows beside its settings, and how that is saved and set.
+    """State of an optimizer beside its settings, and how that is saved and set.
 
     Args:
         name: For messages.
         rate: The learning rate, or its schedule.
-        multi_precision: Whether the state has float32 masters.
+        multi_precision: True if the state has float32 masters.
     """
 
     def __init__(self, name: str, rate: float | LRScheduler, multi_precision: bool) -> None:
@@ -41,7 +39,7 @@ class StatefulOptimizer(ABC):
         self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
         self._updates = 0
         self._last_rate: float | None = None
-        self.shortener: GradientScaler | None = None
+        self.scaler: GradientScaler | None = None
 
     @property
     @abstractmethod
@@ -75,21 +73,22 @@ class StatefulOptimizer(ABC):
         home.runtime.flush()
         seats = [seat for p in self._known.values() if (seat := self._find(p)) is not None]
         seated = {seat.parameter.name for seat in seats}
-        found = {
+        state = {
             key: value
             for key, value in self._waiting.items()
             if "." in key and key.rpartition(".")[0] not in seated
         }
-        found |= gather(home, seats)
+        state |= gather(home, seats)
         if self.multi_precision:
-            found["master_weights"] = masters(home, seats)
-        found["global_step"] = self._updates
-        if self.shortener is not None:
-            found["loss_scaling"] = self.shortener.state_dict()
+            state["master_weights"] = masters(home, seats)
+        state["global_step"] = self._updates
+        if self.scaler is not None:
+            state["loss_scaling"] = self.scaler.state_dict()
         if isinstance(self._rate, LRScheduler):
-            found["LR_Scheduler"] = self._rate.state_dict()
-        return found
+            state["LR_Scheduler"] = self._rate.state_dict()
+        return state
 
+    @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`; weights are not part of it.
 
@@ -107,8 +106,8 @@ class StatefulOptimizer(ABC):
         self._waiting = dict(state_dict)
         self._updates = int(state_dict.get("global_step", self._updates))
         self._last_rate = None
-        if self.shortener is not None and "loss_scaling" in state_dict:
-            self.shortener.set_state_dict(state_dict["loss_scaling"])
+        if self.scaler is not None and "loss_scaling" in state_dict:
+            self.scaler.set_state_dict(state_dict["loss_scaling"])
         if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
             self._rate.set_state_dict(state_dict["LR_Scheduler"])
 
@@ -130,28 +129,30 @@ class StatefulOptimizer(ABC):
                 "another model?"
             )
 
+    @checked
     def set_dict(self, state_dict: dict[str, Any]) -> None:
-        """As `set_state_dict`."""
+        """Set the state, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
 
+    @checked
     def load(self, stat_dict: dict[str, Any]) -> None:
-        """As `set_state_dict`."""
+        """Set the state, as `set_state_dict` does."""
         self.set_state_dict(stat_dict)
 
 
 def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
     """`name.slot` and `name.step` (and `name.ids`, see Optimizer.state_dict) of every seat."""
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for seat in seats:
         name, held = seat.parameter.name, home.runtime.read_table(seat.key)
-        found[f"{name}.step"] = held.step
+        state[f"{name}.step"] = held.step
         if seat.spec.kind == "sparse" and not seat.bounded:
-            found[f"{name}.ids"] = held.ids
+            state[f"{name}.ids"] = held.ids
         whole = seat.spec.kind == "sparse" and seat.bounded
         slots = slots_of(seat.spec, seat.all_ids(), held) if whole else held.values[1:]
         for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
-            found[f"{name}.{slot.name}"] = values
-    return found
+            state[f"{name}.{slot.name}"] = values
+    return state
 
 
 def masters(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Floats]:

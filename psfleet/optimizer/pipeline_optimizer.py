@@ -6,13 +6,11 @@ from typing import Any
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.optimizer.wrapping_optimizer import COMMON, WrappingOptimizer
+from psfleet.optimizer.wrapping_optimizers import COMMON, WrappingOptimizer
 from psfleet.settings.environment import read_environment
 from psfleet.stages.links import StagePosition, here
 from psfleet.strategy import PipelineSettings, resolve
 from psfleet.validation.annotations import NonNegativeInt, PositiveInt, checked
-
-__all__ = ["PipelineOptimizer", "asked_by_launcher", "pipelining"]
 
 
 class PipelineOptimizer(WrappingOptimizer):
@@ -32,12 +30,12 @@ class PipelineOptimizer(WrappingOptimizer):
             CUDAPlace is accepted: sections run on the CPU, and the process may use every core.
         concurrency_list: For each section how many copies of it run; may be left out. In a job the
             strategy's `copies` decide; where they are fewer, a warning says so.
-        queue_size: How many micro-batches may wait before a section.
+        queue_size: Number of micro-batches that may wait before a section.
         sync_steps: Steps between two synchronisations of copies: 1, as they share weights on servers.
         start_cpu_core_id: The first process's first core.
 
     Attributes:
-        sections: After `minimize`: psfleet.program.sections.Section, in the order of a step.
+        sections: After `minimize`: psfleet.program.pipeline.cutting.Section, in the order of a step.
         asked: The strategy's part `pipeline`; None: as the launcher says.
 
     Raises:
@@ -70,7 +68,7 @@ class PipelineOptimizer(WrappingOptimizer):
         sync_steps: PositiveInt = 1,
         start_cpu_core_id: NonNegativeInt = 0,
     ) -> None:
-        cuts = list(cut_list or ())
+        cuts = [] if cut_list is None else list(cut_list)
         count = 2 * len(cuts) - 1
         for name, said in (("place_list", place_list), ("concurrency_list", concurrency_list)):
             if said is not None and cuts and len(said) != count:
@@ -87,7 +85,7 @@ class PipelineOptimizer(WrappingOptimizer):
         super().__init__(
             optimizer,
             cut_list=cuts,
-            place_list=list(place_list or []),
+            place_list=[] if place_list is None else list(place_list),
             concurrency_list=list(concurrency_list or [1] * max(count, 1)),
             queue_size=queue_size,
             sync_steps=sync_steps,
@@ -96,37 +94,37 @@ class PipelineOptimizer(WrappingOptimizer):
             asked=None,
         )
 
+    @checked
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
         """Second part of minimize: cut the program, and update at the end of each run."""
         passes = {getattr(gradient, "backward_pass", None) for _, gradient in params_grads}
-        found = passes.pop()
-        if found is None or passes:
+        backward = passes.pop() if passes else None
+        if backward is None or passes:
             raise UsageError(
                 "a pipeline needs the gradients of one loss, as minimize() makes them; "
                 "what is computed at once cannot be cut: build a program and minimize() its "
                 "loss, or train without a pipeline"
             )
-        self._cut(found)
+        self._cut(backward)
         operations: list[Any] = self._inner.apply_optimize(loss, startup_program, params_grads)
         return operations
 
     def _cut(self, backward: Any) -> None:
-        from psfleet.pipeline.cutting import PipelineSpec
-        from psfleet.program.sections import split
+        from psfleet.program.pipeline.cutting import PipelineSpec, split
 
         sections = split(backward.loss, self.cut_list or [[backward.loss]])
         object.__setattr__(self, "sections", sections)
         parts = [section.records for section in sections if section.forward]
-        asked = self.asked or asked_by_launcher() or PipelineSettings()
+        settings = self.asked or asked_by_launcher() or PipelineSettings()
         backward.pipeline = PipelineSpec(
-            asked.schedule,
-            asked.stages,
-            asked.micro_batches,
-            asked.per_stage,
+            settings.schedule,
+            settings.stages,
+            settings.micro_batches,
+            settings.per_stage,
             parts if self.cut_list else None,
-            min(self.queue_size, asked.queue_size),
+            min(self.queue_size, settings.queue_size),
         )
         if here().processes > 1 and self.cut_list:
             self._settle_process(here())
@@ -134,13 +132,13 @@ class PipelineOptimizer(WrappingOptimizer):
     def _settle_process(self, place: StagePosition) -> None:
         """Keep to the stage's cores, and say if there are fewer copies than the script asks for."""
         from psfleet.execution.executor import CUDAPlace
-        from psfleet.pipeline.cores import pin
+        from psfleet.program.pipeline.cutting import pin
 
-        pieces = len(self.cut_list)
-        own = range(place.stage, pieces, place.stages)
+        parts = len(self.cut_list)
+        own = range(place.stage, parts, place.stages)
         if self.place_list and not all(isinstance(self.place_list[i], CUDAPlace) for i in own):
             pin(place, self.start_cpu_core_id)
-        sections = {i for piece in own for i in (piece, 2 * pieces - 2 - piece)}
+        sections = {i for part in own for i in (part, 2 * parts - 2 - part)}
         wanted = max((self.concurrency_list[i] for i in sections), default=1)
         if wanted > place.copies[place.stage] and place.copy == 0:
             warnings.warn(
@@ -164,5 +162,5 @@ def pipelining(optimizer: Optimizer, asked: PipelineSettings) -> Optimizer:
 
 
 def asked_by_launcher() -> PipelineSettings | None:
-    """What the launcher's strategy says of pipelines."""
+    """Return the pipeline settings of the launcher's strategy."""
     return resolve(None, read_environment().strategy).pipeline

@@ -1,4 +1,4 @@
-"""What the optimizers ask of the graph; plain arrays and SparseGrad pass without it."""
+"""Access of optimizers to the graph; plain arrays and SparseGrad pass without it."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -13,25 +13,6 @@ from psfleet.parameters.placement import has_any_id
 from psfleet.parameters.regularizer import L1Decay, WeightDecay
 from psfleet.strategy import AMPSettings
 from psfleet.validation.annotations import Must, NonNegative, check
-
-__all__ = [
-    "AnyVariable",
-    "add_update",
-    "depended_on",
-    "differentiate",
-    "held_by",
-    "is_symbolic",
-    "is_variable",
-    "pairs",
-    "parameter_of",
-    "parameters_of",
-    "reader",
-    "regularized",
-    "set_products",
-    "symbolic",
-    "training_program",
-    "value_of",
-]
 
 
 def parameter_of(item: Any) -> Any:
@@ -88,8 +69,28 @@ def reader(source: Any) -> Callable[[int], float]:
     return read
 
 
+def constant_of(owner: str, name: str, variable: Any) -> float:
+    """The number of a variable of the program being built that is the same in every run.
+
+    Raises:
+        ConfigError: It depends on data, parameters or the number of runs.
+    """
+    from psfleet.program.gradient import ancestors
+    from psfleet.program.ops.source import StepCounter
+
+    records = ancestors([variable])
+    sources = [source for record in records for source in record.inputs]
+    fed = any(source.record is None and source.value is None for source in sources)
+    if not records or fed or any(isinstance(record.op, StepCounter) for record in records):
+        raise ConfigError(
+            f"{owner}: {name} is the variable {variable.name!r}, which is not the same in every run; "
+            "only learning_rate may change, give a number or a constant"
+        )
+    return reader(variable)(0)
+
+
 def is_variable(item: Any) -> bool:
-    """Whether it is a variable of the graph."""
+    """Return whether it is a variable of the graph."""
     module = sys.modules.get("psfleet.program.variable")
     return module is not None and isinstance(item, module.Variable)
 
@@ -98,12 +99,12 @@ AnyVariable = Annotated[Any, Must(is_variable, "a variable")]
 
 
 def is_symbolic(item: Any) -> bool:
-    """Whether it is a variable that only runs of a program give a value."""
+    """Return whether it is a variable that only runs of a program give a value."""
     return is_variable(item) and item.value is None
 
 
 def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether the gradients are variables of a program rather than arrays.
+    """Return whether the gradients are variables of a program rather than arrays.
 
     Raises:
         UsageError: Some are, some are not.
@@ -116,13 +117,13 @@ def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
 
 def pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
     """(parameter, gradient) pairs; gradients that are variables with a value become arrays."""
-    found = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
-    wrong = [pair for pair in found if not isinstance(pair, list | tuple) or len(pair) != 2]
+    listed = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
+    wrong = [pair for pair in listed if not isinstance(pair, list | tuple) or len(pair) != 2]
     if wrong:
         raise UsageError(
             f"{owner}: params_grads has {wrong[0]!r}; it must be a list of (parameter, gradient)"
         )
-    return [(parameter, held_by(gradient)) for parameter, gradient in found]
+    return [(parameter, held_by(gradient)) for parameter, gradient in listed]
 
 
 def parameters_of(owner: str, listed: Iterable[Any] | None) -> list[Parameter] | None:
@@ -131,13 +132,13 @@ def parameters_of(owner: str, listed: Iterable[Any] | None) -> list[Parameter] |
         return None
     if isinstance(listed, Parameter | str):
         raise ConfigError(f"{owner}: parameters is {listed!r}, it must be a list of parameters")
-    found = [parameter_of(item) for item in listed]
-    wrong = [item for item in found if not isinstance(item, Parameter)]
+    parameters = [parameter_of(item) for item in listed]
+    wrong = [item for item in parameters if not isinstance(item, Parameter)]
     if wrong:
         raise ConfigError(f"{owner}: parameters has {wrong[0]!r}, which is no parameter")
-    if not found:
+    if not parameters:
         raise ConfigError(f"{owner}: parameters is [], it must have at least one parameter")
-    return found
+    return parameters
 
 
 def differentiate(
@@ -157,11 +158,11 @@ def differentiate(
     """
     if parameters is None and known is not None:
         parameters = depended_on(loss, known)
-    found = _pairs_of(loss, parameters, no_grad_set)
+    pairs = _pairs_of(loss, parameters, no_grad_set)
     for callback in callbacks or ():
-        for parameter, gradient in found:
+        for parameter, gradient in pairs:
             callback(parameter, gradient)
-    return found
+    return pairs
 
 
 def _pairs_of(

@@ -26,6 +26,8 @@ __all__ = [
     "MomentumOptimizer",
     "NAdam",
     "NAdamOptimizer",
+    "ProximalAdagrad",
+    "ProximalAdagradOptimizer",
     "ProximalGD",
     "ProximalGDOptimizer",
     "RAdam",
@@ -161,6 +163,19 @@ class NAdam(Optimizer):
         **older: Unpack[LegacyArguments],
     ) -> None: ...
 
+class ProximalAdagrad(Optimizer):
+    def __init__(
+        self,
+        learning_rate: Rate,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[LegacyArguments],
+    ) -> None: ...
+
 class ProximalGD(Optimizer):
     def __init__(
         self,
@@ -236,6 +251,7 @@ DecayedAdagradOptimizer = DecayedAdagrad
 FtrlOptimizer = Ftrl
 MomentumOptimizer = Momentum
 NAdamOptimizer = NAdam
+ProximalAdagradOptimizer = ProximalAdagrad
 ProximalGDOptimizer = ProximalGD
 RAdamOptimizer = RAdam
 RMSPropOptimizer = RMSProp

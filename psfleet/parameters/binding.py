@@ -1,6 +1,5 @@
-"""Where the optimizers' parameters live: one table each, and the values this worker has seen."""
+"""Binding of the optimizers' parameters: one table each, and the values this worker has seen."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,27 +11,14 @@ from psfleet.errors import UsageError
 from psfleet.parameters.gradients import Grad, SparseElements, densify, gradient_of
 from psfleet.parameters.parameter import Parameter, SparseGrad, check_rows
 from psfleet.parameters.parameter_client import ParameterClient, are_equal
-from psfleet.parameters.placeholders import AveragedBinding, LazyBinding
-from psfleet.parameters.placement import has_any_id, place
-from psfleet.platform.interrupts import deferred
+from psfleet.parameters.placement import AveragedBinding, LazyBinding, has_any_id, place
+from psfleet.platform.threads import deferred
 from psfleet.rules.rule import Rule
-from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Gradient, Runtime, is_trained
 from psfleet.runtime.pooled_ids import Asked, PooledIds
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.stages.links import here
-
-__all__ = [
-    "BoundTable",
-    "BoundTables",
-    "TableOwner",
-    "ValueCache",
-    "as_gradient",
-    "has_pushed",
-    "invalidate",
-    "tables",
-    "watch",
-]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -40,7 +26,7 @@ _LOOKUPS = 8  # of one sparse table whose rows are kept within a step
 
 
 class TableOwner(Protocol):
-    """What a table needs to know of the optimizer that updates it."""
+    """Owner of a table: the optimizer that updates it."""
 
     lazy: bool
     every_row: bool
@@ -80,7 +66,7 @@ class BoundTable:
 
     @property
     def bounded(self) -> bool:
-        """Whether the parameter is an array: dense, or with a known number of rows."""
+        """True if the parameter is an array: dense, or with a known number of rows."""
         return not has_any_id(self.parameter)
 
     def all_ids(self) -> Ids:
@@ -125,13 +111,13 @@ class BoundTables(ParameterClient):
         return self._looked_up(seat, ids)[1]
 
     def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
-        """What is pooled of the rows of a distributed parameter."""
+        """Pool rows of a distributed parameter."""
         held, values = self._looked_up(self._seats[id(parameter)], asked)
         assert isinstance(held, PooledIds)
         return held, values
 
     def _looked_up(self, seat: BoundTable, asked: Asked) -> tuple[Asked, Floats]:
-        """What is asked for of a sparse table: what was pulled in this step, or is now."""
+        """Return the looked-up rows of a sparse table: those pulled in this step, or pulled now."""
         for held in seat.rows:
             if are_equal(held[0], asked):
                 return held
@@ -315,7 +301,7 @@ class BoundTables(ParameterClient):
         self.set_weights(target.spec, value, ids)
 
     def exclusively(self, write: Callable[[], None]) -> None:
-        """As ParameterClient.exclusively.
+        """Run exclusively, as ParameterClient.exclusively does.
 
         Raises:
             UsageError: The workers are cut into stages, which have different tables.
@@ -335,17 +321,17 @@ class BoundTables(ParameterClient):
             seat.forget()
 
 
-_known: list[BoundTables] = []
 _pushes = 0  # of all tables that there were
-_watchers: "weakref.WeakSet[ValueCache]" = weakref.WeakSet()
 
 
 def tables(runtime: Runtime | None = None) -> BoundTables:
     """The tables of a runtime; None: of the active one."""
-    runtime = runtime or runtimes.active()
-    if not _known or _known[0].runtime is not runtime:
-        _known[:] = [BoundTables(runtime)]
-    return _known[0]
+    process = current()
+    runtime = runtime or process.active()
+    bound: BoundTables | None = process.bound_tables
+    if bound is None or bound.runtime is not runtime:
+        bound = process.bound_tables = BoundTables(runtime)
+    return bound
 
 
 def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
@@ -357,19 +343,22 @@ def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ask
 
 
 def has_pushed() -> bool:
-    """Whether this process has trained any parameter."""
+    """Return whether this process has trained any parameter."""
     return _pushes > 0
 
 
 def watch(watcher: ValueCache) -> None:
     """Tell it, for as long as it lives, of each `invalidate`."""
-    _watchers.add(watcher)
+    current().caches.add(watcher)
 
 
 def invalidate() -> None:
     """Forget the values seen: the tables were changed by more than this worker's pushes."""
-    for known in (*_known, *_watchers):
-        known.forget()
+    process = current()
+    if process.bound_tables is not None:
+        process.bound_tables.forget()
+    for cache in process.caches:
+        cache.forget()
 
 
 def as_gradient(seat: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:

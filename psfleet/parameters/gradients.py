@@ -1,21 +1,99 @@
-"""Gradients as arrays or by rows: checked, scaled, made dense."""
+"""The gradient of pooled rows."""
 
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
-from psfleet.parameters.gradient_norms import merge_rows
+from psfleet.kernels.bags import spread_parts
+from psfleet.kernels.dedup import dedup
 from psfleet.parameters.parameter import Parameter, SparseGrad, as_numbers, check_rows
-from psfleet.parameters.pooled_gradient import PooledGradient
 from psfleet.runtime.interface import Gradient
+from psfleet.runtime.pooled_ids import PooledIds, joined_ids
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import ShowClickEntry, part_of
 
-__all__ = ["Grad", "SparseElements", "check_gradient", "densify", "gradient_of", "scaled", "zeroed"]
-
 Floats = NDArray[np.float32]
+
+
+class PooledGradient(SparseGrad):
+    """The gradient of what was pooled of rows; the rows' own ones are made when they are asked for.
+
+    Args:
+        of: The ids and their bags.
+        values: float32 [all bags, dim].
+    """
+
+    __slots__ = ("_rows", "of", "values")
+
+    of: PooledIds
+    values: Floats
+    _rows: Floats | None
+
+    def __init__(self, of: PooledIds, values: Floats) -> None:
+        parts = {"of": of, "values": values, "ids": of.ids, "scores": None, "_rows": None}
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def rows(self) -> Floats:
+        """A gradient for each id, float32 [n, dim]."""
+        if self._rows is None:
+            object.__setattr__(self, "_rows", spread_parts(self.values, self.of.parts))
+        assert self._rows is not None
+        return self._rows
+
+
+def joined_gradients(parts: Sequence[PooledGradient]) -> PooledGradient:
+    """Their sum: the bags of all, one after the other."""
+    of = joined_ids([part.of for part in parts])
+    return PooledGradient(of, np.concatenate([part.values for part in parts]))
+
+
+def merge_rows(grad: SparseGrad) -> SparseGrad:
+    """The same gradient with each id once; the rows of a repeated id are summed in order."""
+    unique = dedup(grad.ids, 1)
+    scores = None if grad.scores is None else unique.merge(grad.scores)[0]
+    return SparseGrad(unique.unique[0], unique.merge(grad.rows)[0], scores)
+
+
+Gather = Callable[[list[str], list[float]], list[float]]
+_gather: Gather | None = None
+
+
+@contextlib.contextmanager
+def gathering(gather: Gather) -> Iterator[None]:
+    """Inside the block global norms are over more parameters than are clipped here.
+
+    Args:
+        gather: Function that turns the names and squared norms here into the squared norms of all.
+    """
+    global _gather
+    before, _gather = _gather, gather
+    try:
+        yield
+    finally:
+        _gather = before
+
+
+def gathered_squares(names: list[str], squares: list[float]) -> list[float]:
+    """The squared norms of all parameters: those here, and within `gathering` those elsewhere too."""
+    return squares if _gather is None else _gather(names, squares)
+
+
+def squared_norm(values: Floats) -> float:
+    """The squared norm, summed in float64 so that it does not depend on the array's layout."""
+    return float(np.sum(np.square(values, dtype=np.float64)))
+
+
+def scaled_down(values: Floats, clip_norm: float, norm: float) -> Floats:
+    """The values times clip_norm / norm where their norm is above clip_norm."""
+    return values * np.float32(clip_norm / norm) if norm > clip_norm else values
+
+
 Ids = NDArray[np.int64]
 Grad = Floats | SparseGrad
 
@@ -57,7 +135,7 @@ def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
 
 
 def _pushed(grad: SparseGrad) -> Floats:
-    """What travels of a sparse gradient beside its ids: float32 [n, dim], or [n, dim + 2] with scores."""
+    """Return the values of a sparse gradient: float32 [n, dim], or [n, dim + 2] with scores."""
     return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
 
 
@@ -73,7 +151,7 @@ def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradien
 
 
 def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:
-    """What the parameter's table counts of the gradient; None: it counts nothing."""
+    """Return the parameter table's counts of the gradient; None: it counts nothing."""
     if part_of(parameter.entry, ShowClickEntry) is not None:
         return grad.counted()
     if grad.scores is not None:

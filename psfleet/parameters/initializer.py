@@ -1,4 +1,4 @@
-"""How parameters start, under the reference's names.
+"""Initial values of parameters, under the reference's names.
 
 Each is a small value whose `resolve(shape)` gives the `psfleet.schema.table.InitializerSpec` that tables
 use: the same bits on every server and worker.
@@ -15,33 +15,13 @@ from psfleet.errors import ConfigError, PsfleetError, ShapeError
 from psfleet.schema.table import InitializerSpec
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, check_fields
 
-__all__ = [
-    "MSRA",
-    "Assign",
-    "Constant",
-    "ConstantInitializer",
-    "Initializer",
-    "MSRAInitializer",
-    "Normal",
-    "NormalInitializer",
-    "NumpyArrayInitializer",
-    "TruncatedNormal",
-    "TruncatedNormalInitializer",
-    "Uniform",
-    "UniformInitializer",
-    "Xavier",
-    "XavierInitializer",
-    "resolve",
-    "starting",
-]
-
 
 @dataclass(frozen=True)
 class Initializer:
     """Base of all initializers.
 
     Attributes:
-        seed: Of the random numbers; 0: the program's.
+        seed: Seed of the random numbers; 0: the program's.
     """
 
     def __post_init__(self) -> None:
@@ -96,7 +76,7 @@ class Normal(Initializer):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initializer):
-    """As Normal, but drawn again while further than two deviations from the mean."""
+    """Values as of Normal, but drawn again while further than two deviations from the mean."""
 
     loc: float = 0.0
     scale: NonNegative = 1.0
@@ -140,7 +120,7 @@ class Assign(Initializer):
     def __init__(self, value: ArrayLike) -> None:
         try:
             array = np.array(value, np.float32)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"Assign: value cannot be read as an array: {error}") from None
         object.__setattr__(self, "value", array)
         self.value: NDArray[np.float32]
@@ -155,7 +135,7 @@ class Assign(Initializer):
 def resolve(
     initializer: Initializer | InitializerSpec | None, shape: Sequence[int | None]
 ) -> InitializerSpec:
-    """What a table needs, from what a user may pass; None is uniform in [-0.01, 0.01)."""
+    """Turn what a user may pass into a table's initializer; None is uniform in [-0.01, 0.01)."""
     if initializer is None:
         return InitializerSpec()
     if isinstance(initializer, InitializerSpec):
@@ -168,10 +148,10 @@ def resolve(
 def starting(
     said: Initializer | InitializerSpec | None, shape: Sequence[int | None], seed: int, owner: str
 ) -> tuple[InitializerSpec, int]:
-    """What a table needs, and the seed: the initializer's own one if it has one.
+    """Return a table's initializer, and the seed: the initializer's own one if it has one.
 
     Args:
-        owner: Of the first values, for messages.
+        owner: Owner of the first values, for messages.
     """
     try:
         found = resolve(said, shape)

@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from psfleet.parameters.binding import tables
 from psfleet.parameters.parameter import Parameter
-from psfleet.parameters.placeholders import LazyBinding
+from psfleet.parameters.placement import LazyBinding
+from psfleet.rules.momentum import SGD
 from psfleet.rules.rule import Rule
-from psfleet.rules.sgd import SGD
 from psfleet.schema.table import DecaySpec
-
-__all__ = ["note", "promise"]
 
 
 @dataclass(eq=False)

@@ -1,32 +1,28 @@
 """A trainable array as the graph, the optimizers and a plain script see it."""
 
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.errors import IdError, ShapeError
 from psfleet.kernels.initial_values import initial_array, initial_rows
 from psfleet.parameters.initializer import Assign, Initializer, starting
+from psfleet.platform.logs import log_of
 from psfleet.runtime.pooled_ids import Asked, PooledIds
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import InitializerSpec, RowPrecision
-
-__all__ = [
-    "Binding",
-    "Parameter",
-    "SparseGrad",
-    "as_numbers",
-    "check_rows",
-    "fetch",
-    "living_names",
-]
+from psfleet.schema.table import InitializerSpec, RowPrecision, ServerCount
+from psfleet.validation.annotations import Must, NonNegative, checked
 
 Floats = NDArray[np.float32]
+_MANY = 10_000  # rows of an embedding from which on dense gradients are worth a line
+
+_log = log_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ def as_numbers(value: Any, what: str) -> NDArray[Any]:
     """An array of numbers, of the type that it has.
 
     Args:
-        what: What it is, for messages.
+        what: Description of the parameter, for messages.
 
     Raises:
         ShapeError: It is no array of real numbers.
@@ -85,8 +81,8 @@ def as_numbers(value: Any, what: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"{what} cannot be read as an array: {error}") from None
     if array.dtype.kind not in "fiub":
-        found = f"has the dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {value!r}"
-        raise ShapeError(f"{what} {found}; it must be an array of real numbers")
+        fault = f"has the dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {value!r}"
+        raise ShapeError(f"{what} {fault}; it must be an array of real numbers")
     return array
 
 
@@ -98,28 +94,30 @@ class Parameter:
 
     Attributes:
         name: Unique in the fleet: it names the table.
-        shape: Of the array. For `sparse` parameters (rows or -1 for any 64-bit id, dim).
+        shape: Shape of the array. For `sparse` parameters (rows or -1 for any 64-bit id, dim).
         sparse: Rows live in a sparse table and gradients are SparseGrad.
         distributed: Sparse only: ids are any int64 and rows appear when first updated.
         entry: Distributed only: which unknown ids of a push get a row; None: all.
         precision: Sparse only: how servers store its rows, see psfleet.schema.table.
-        servers: How many servers hold it, see psfleet.schema.table; None: rows on all, others by their size.
+        servers: Number of servers that hold it, see psfleet.schema.table; None: rows on all, others
+            by their size.
         initializer, seed: The first values: what was made of one of psfleet.initializer, whose own seed
             comes first. `value` overrides them for parameters with a known shape.
-        trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
+        trainable, learning_rate, regularizer, need_clip: Use of it by an optimizer;
             learning_rate is a factor on the optimizer's rate.
         optimizer: Its own one, whose rule, decay and rate it has, whichever optimizer minimizes; None:
             those of the one that minimizes.
-        gradient_clip: What psfleet.clip.set_gradient_clip has said.
-        do_model_average: Whether averages of the weights take it in.
+        gradient_clip: Clip set by psfleet.clip.set_gradient_clip.
+        do_model_average: True if averages of the weights include it.
         dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32
             with the bits of bfloat16). Its float32 master is what the tables hold and update.
         grad: Gradient of the last backward pass: an array, a SparseGrad or None.
     """
 
+    @checked
     def __init__(
         self,
-        name: str,
+        name: Annotated[str, Must(bool, "a text")],
         value: ArrayLike | None = None,
         *,
         shape: tuple[int, ...] | None = None,
@@ -128,21 +126,19 @@ class Parameter:
         initializer: InitializerSpec | Initializer | None = None,
         seed: int = 0,
         trainable: bool = True,
-        learning_rate: float = 1.0,
+        learning_rate: NonNegative = 1.0,
         regularizer: Any = None,
         do_model_average: bool = True,
         need_clip: bool = True,
-        dtype: str | None = None,
+        dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
-        servers: int | None = None,
+        servers: ServerCount | None = None,
     ) -> None:
         if entry is not None and not (sparse and distributed):
             raise ShapeError(
                 f"parameter {name!r} has all its rows; {entry} is for distributed ones"
             )
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"a parameter's name is {name!r}; it must be a text")
         if isinstance(initializer, Assign) and not distributed and (shape or ())[:1] != (-1,):
             value, shape = _assigned(name, value, initializer, shape), None
             initializer = None
@@ -151,10 +147,6 @@ class Parameter:
         start = None if value is None else as_numbers(value, f"the value of parameter {name!r}")
         half = start is not None and start.dtype == np.float16
         self.dtype = dtype or ("float16" if half else "float32")
-        if self.dtype not in ("float32", "float16", "bfloat16"):
-            raise ShapeError(
-                f"parameter {name!r}: dtype is {dtype!r}, use float32, float16 or bfloat16"
-            )
         self.name = name
         self._value = None if start is None else np.array(start, dtype=np.float32)
         self.shape: tuple[int, ...] = shape if self._value is None else self._value.shape  # type: ignore[assignment]
@@ -206,7 +198,7 @@ class Parameter:
         return self._shown(initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name))
 
     def pooled(self, asked: PooledIds) -> tuple[PooledIds, Floats]:
-        """What is pooled of the rows of a distributed parameter: float32 [bags, dim].
+        """Pool rows of a distributed parameter: float32 [bags, dim].
 
         Returns:
             What the gradient may be of, which is `asked` or equal to it, and the values.
@@ -263,7 +255,7 @@ def check_rows(parameter: Parameter, ids: NDArray[np.int64]) -> None:
 
 
 class Binding(Protocol):
-    """Where a bound parameter's value lives. Set on the parameter by the optimizer that owns it."""
+    """Source of a bound parameter's value. Set on the parameter by the optimizer that owns it."""
 
     def value(self, parameter: Parameter) -> Floats:
         """The whole current value."""
@@ -293,3 +285,17 @@ def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]])
             [p for p in dense if p.binding is binding],
             [(p, ids) for p, ids in sparse if p.binding is binding],
         )
+
+
+def note_dense_rows(label: str, rows: int, instead: str) -> None:
+    """Say once that an embedding with many rows is a dense table, and what sends fewer."""
+    if rows >= _MANY:
+        _warn_once(
+            f"psfleet: {label} has {rows:,} rows and dense gradients, so each step sends and brings all of "
+            f"them; {instead}, it would be those of the batch"
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning(text)

@@ -6,11 +6,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.errors import IdError, ShapeError
+from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime, TableState
 from psfleet.runtime.pooled_ids import Asked, PooledIds, as_asked, read_of
 from psfleet.schema.table import TableSpec
-
-__all__ = ["ParameterClient", "are_equal", "places_of", "slots_of"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -21,7 +21,7 @@ class ParameterClient:
     """Pulls values of parameters, several at once or ahead, and changes whole tables.
 
     Args:
-        runtime: Where the tables are.
+        runtime: Runtime that has the tables.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -54,13 +54,16 @@ class ParameterClient:
 
     def _reads(self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]) -> list[Read]:
         pools = self.runtime.pools
-        return [*map(Read, dense), *(read_of(key, asked, pools) for key, asked in rows)]
+        reads = [*map(Read, dense)]
+        for key, asked in rows:
+            reads.append(read_of(key, asked, pools))
+        return reads
 
     def send(self, gradients: Sequence[Gradient], samples: int, loss: float | None) -> None:
         """Push the gradients of a step, see Runtime.push, to a runtime that may not pool."""
-        pools = self.runtime.pools
-        sent = [gradient if pools else gradient.spread() for gradient in gradients]
-        self.runtime.push(sent, samples=samples, loss=loss)
+        if not self.runtime.pools:
+            gradients = [gradient.spread() for gradient in gradients]
+        self.runtime.push(gradients, samples=samples, loss=loss)
 
     def _arrived(self, reads: Sequence[Read]) -> list[Floats] | None:
         """The values of these reads, if they were read ahead."""
@@ -82,7 +85,7 @@ class ParameterClient:
             self.runtime.barrier()
 
     def create(self, make: Callable[["ParameterClient"], T], joins_late: bool) -> T:
-        """Make tables, on worker 0 first, whose values count; one that joins late meets nobody."""
+        """Make tables, on worker 0 first, whose values count; one that joins late does not wait."""
         runtime = self.runtime
         meets = runtime.worker_num > 1 and not joins_late
         if meets and runtime.worker_index > 0:
@@ -106,10 +109,10 @@ class ParameterClient:
         """Set the weights of a table; optimizer state stays. Call it within `exclusively`.
 
         Args:
-            spec: Of the table.
+            spec: Definition of the table.
             weights: float32; dense: of the table's shape, sparse: [n, dim].
             ids: Sparse: int64 [n], among them every id that has a row.
-            state: What the table holds; None: it is read.
+            state: State of the table; None: it is read.
         """
         state = state or self.runtime.read_table(spec.key)
         slots = state.values[1:] if ids is None else slots_of(spec, ids, state)
@@ -124,9 +127,9 @@ def slots_of(spec: TableSpec, ids: Ids, state: TableState | None = None) -> list
     """Optimizer state of rows, float32 [n, dim] for each slot.
 
     Args:
-        spec: Of the table.
+        spec: Definition of the table.
         ids: int64 [n], among them every id of `state`.
-        state: What the table has; other rows have the slots' first values.
+        state: State of the table's rows; other rows have the slots' first values.
     """
     slots = [np.full((len(ids), spec.dim), slot.initial, np.float32) for slot in spec.rule.slots]
     if state is not None and state.ids is not None:
@@ -137,14 +140,14 @@ def slots_of(spec: TableSpec, ids: Ids, state: TableState | None = None) -> list
 
 
 def places_of(ids: Ids, wanted: Ids) -> Ids:
-    """Where in `ids` each of `wanted` is; all of them are there."""
+    """Return the positions in `ids` of each of `wanted`; all of them are there."""
     order = np.argsort(ids)
     places: Ids = order[np.searchsorted(ids, wanted, sorter=order)]
     return places
 
 
 def are_equal(asked: Asked, other: Asked) -> bool:
-    """Whether two lookups ask for the same."""
+    """Return whether two lookups read the same."""
     if isinstance(asked, PooledIds):
         return isinstance(other, PooledIds) and asked.matches(other)
     if isinstance(other, PooledIds):
@@ -153,7 +156,7 @@ def are_equal(asked: Asked, other: Asked) -> bool:
 
 
 def _are_alike(some: Sequence[Read], others: Sequence[Read]) -> bool:
-    """Whether they ask for the same."""
+    """Return whether both read the same."""
     return len(some) == len(others) and all(
         one.table == other.table and _is_alike(_asked(one), _asked(other))
         for one, other in zip(some, others, strict=True)
@@ -170,3 +173,39 @@ def _asked(read: Read) -> Asked | None:
     if read.ids is None or read.bags is None:
         return read.ids
     return PooledIds(read.ids, tuple(read.bags))
+
+
+def step_of(runtime: Runtime, name: str) -> int:
+    """Return the number of a table's updates, without reading it; 0: there is none of that name."""
+    tables = (table for server in runtime.stats() for table in server["tables"])
+    return max((table["step"] for table in tables if table["name"] == name), default=0)
+
+
+def write_weights(
+    runtime: Runtime, spec: TableSpec, weights: NDArray[np.float32], ids: Ids | None = None
+) -> None:
+    """Set a dense table, whose optimizer state stays, or rows, whose state begins anew.
+
+    Args:
+        runtime: Runtime that has the table.
+        spec: Definition of the table.
+        weights: In the table's shape; sparse: [n, dim].
+        ids: Sparse: int64 [n].
+
+    Raises:
+        IdError: An id comes twice.
+        ShapeError: A weight is not finite. Nothing was written.
+    """
+    weights = np.ascontiguousarray(weights, np.float32)
+    if ids is not None and (place := first_repeat(ids)) is not None:
+        raise IdError(f"table {spec.name!r}: id {ids[place]} comes twice; give each id one row")
+    if not np.isfinite(weights).all():
+        raise ShapeError(
+            f"a weight that is to be written to table {spec.name!r} is not finite; correct it"
+        )
+    runtime.flush()
+    if ids is None:
+        ParameterClient(runtime).set_weights(spec, weights)
+        return
+    state = [weights, *slots_of(spec, ids)]
+    runtime.write_table(spec.key, TableState(step_of(runtime, spec.name), state, ids))

@@ -1,20 +1,25 @@
-"""Which kind of table a parameter gets: dense, sparse, or sparse with every row updated."""
+"""Choice of the kind of table for a parameter, and placeholders for a table that is not made yet."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
-from psfleet.parameters.parameter import Parameter
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.parameters.parameter import Parameter, check_rows, fetch
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import MAX_DIM, DecaySpec
-
-__all__ = ["Placement", "Reach", "has_any_id", "place", "reach"]
+from psfleet.runtime.pooled_ids import Asked, PooledIds
+from psfleet.runtime.process_runtime import active
+from psfleet.schema.table import MAX_DIM, DecaySpec, key_of
 
 Reach = Literal["touched", "stored", "all"]
-"""Which rows an update must visit so that a sparse gradient has the effect of the dense one: those
-with a gradient, every row that ever had one, or simply all."""
+"""Rows that an update must visit so that a sparse gradient has the effect of the dense one: those with a
+gradient, every row that ever had one, or simply all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Placement:
 
 
 def has_any_id(parameter: Parameter) -> bool:
-    """Whether it has rows for any id, and not an array of them."""
+    """Return whether it has rows for any id, and not an array of them."""
     return parameter.sparse and (parameter.distributed or parameter.shape[0] < 0)
 
 
@@ -49,8 +54,8 @@ def place(
         return Placement("dense")
     if not 1 <= parameter.shape[1] <= MAX_DIM or decay != DecaySpec():
         return Placement("dense")
-    wanted = "touched" if lazy else reach(rule)
-    return Placement("dense") if wanted == "all" else Placement("sparse", wanted == "stored")
+    needed = "touched" if lazy else reach(rule)
+    return Placement("dense") if needed == "all" else Placement("sparse", needed == "stored")
 
 
 @lru_cache(maxsize=256)
@@ -95,3 +100,84 @@ def _moves(
     w, *slots = values
     after = scalar(w, 0.0, *slots, _numbers(rule, w, 0.0, slots, step))
     return not all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, after, strict=True))
+
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class LazyBinding:
+    """Stands in for a parameter's table until the value is needed; then the table is made.
+
+    So a run starts from the value that the fleet has, not from the one that this process would start
+    with. Implements psfleet.parameters.parameter.Binding.
+
+    Args:
+        take: Makes the table of a parameter.
+        early: Make it even if the runtime is embedded and has no such table yet.
+    """
+
+    def __init__(self, take: Callable[[Parameter], Any], early: bool) -> None:
+        self._take = take
+        self._early = early
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The whole current value."""
+        with self._settled([parameter]):
+            return parameter.numpy()
+
+    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
+        """Current rows of a sparse parameter."""
+        with self._settled([parameter]):
+            return parameter.lookup(ids)
+
+    def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
+        """Pool the rows."""
+        with self._settled([parameter]):
+            return parameter.pooled(asked)
+
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
+        """Make the tables and bring what the step needs."""
+        with self._settled([*dense, *(p for p, _ in sparse)]):
+            fetch(dense, sparse)
+
+    @contextlib.contextmanager
+    def _settled(self, parameters: Sequence[Parameter]) -> Iterator[None]:
+        runtime, parameters = active(), list({id(p): p for p in parameters}.values())
+        for parameter in parameters:
+            parameter.binding = None
+            if self._early or runtime.server_num or key_of(parameter.name) in runtime.specs():
+                self._take(parameter)
+        yield
+        for parameter in parameters:
+            parameter.binding = parameter.binding or self
+
+
+class AveragedBinding:
+    """Shows an average in place of a parameter's value. Implements psfleet.parameters.parameter.Binding.
+
+    While it does, a run of the training program only evaluates.
+    """
+
+    read_only = True
+
+    def __init__(self, average: Floats) -> None:
+        self._average = average
+        average.flags.writeable = False
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The average."""
+        return self._average
+
+    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
+        """Rows of the average."""
+        check_rows(parameter, ids)
+        rows: Floats = self._average[ids]
+        return rows
+
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
+        """Nothing: it is all here."""

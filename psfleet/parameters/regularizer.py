@@ -8,16 +8,6 @@ from numpy.typing import NDArray
 from psfleet.schema.table import DecaySpec
 from psfleet.validation.annotations import NonNegative, check, checked
 
-__all__ = [
-    "L1Decay",
-    "L1DecayRegularizer",
-    "L2Decay",
-    "L2DecayRegularizer",
-    "WeightDecay",
-    "as_decay",
-    "as_regularizer",
-]
-
 Floats = NDArray[np.float32]
 
 
@@ -40,7 +30,7 @@ class WeightDecay:
         raise NotImplementedError
 
     def gradient(self, value: Floats) -> Floats:
-        """What it adds to the gradient at these weights."""
+        """Return the term that it adds to the gradient at these weights."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -81,7 +71,7 @@ def as_regularizer(value: Any, owner: str) -> WeightDecay | None:
 
 
 def as_decay(regularizer: WeightDecay | None) -> DecaySpec:
-    """What a table carries for it."""
+    """Return the decay that a table has for it."""
     return regularizer.decay if regularizer else DecaySpec()
 
 

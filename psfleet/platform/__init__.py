@@ -1,1 +1,1 @@
-"""What psfleet needs of the operating system and of the process: files, memory, sockets, interrupts."""
+"""Access to the operating system and the process: files, memory, sockets, interrupts."""

@@ -11,7 +11,8 @@ except ModuleNotFoundError as error:
     if error.name != "pyarrow":
         raise
     raise ConfigError(
-        "Parquet files need pyarrow, which is not installed; run: pip install psfleet[parquet]"
+        "Parquet files need pyarrow, which is not installed; run: "
+        "pip install '.[parquet]' in psfleet's checkout"
     ) from None
 
 __all__ = ["pa", "pc", "pcsv", "pq"]

@@ -9,17 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "exchange",
-    "let_appear",
-    "read_small",
-    "reason",
-    "regular",
-    "replace",
-    "sync",
-    "write_durably",
-]
-
 _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
@@ -41,7 +30,10 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
 
 
 def let_appear(where: Path, write: Callable[[Path], object]) -> None:
-    """As `replace`, for a file that need not outlive the machine. A failed write leaves nothing behind."""
+    """Write as `replace` does, a file that need not outlive the machine.
+
+    A failed write leaves nothing behind.
+    """
     draft = where.with_name(f".{where.name}.{os.getpid()}")
     try:
         write(draft)
@@ -119,5 +111,8 @@ def sync(where: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why a file cannot be had, for a sentence. A ValueError says that the path is no name of a file."""
+    """Explain why a file cannot be had, for a sentence.
+
+    A ValueError says that the path is no name of a file.
+    """
     return str(getattr(error, "strerror", None) or error)

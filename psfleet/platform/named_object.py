@@ -7,16 +7,14 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 
-__all__ = ["find_object"]
-
 
 def find_object(said: str, what: str, advice: str) -> Any:
     """The object that MODULE:NAME names. The module, which may lie in the present folder, is imported.
 
     Args:
         said: The name.
-        what: What it is, for the error.
-        advice: What else may be named.
+        what: Kind of the object, for the error.
+        advice: Alternatives, for the error.
 
     Raises:
         ConfigError: It cannot be imported; the error quotes `said`.

@@ -1,4 +1,4 @@
-"""Where the unix sockets of a job lie: a private folder whose name every transport takes."""
+"""Unix sockets of a job: a private folder whose name every transport takes."""
 
 import os
 import re
@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 
 from psfleet.errors import ConfigError
-
-__all__ = ["LONGEST_PATH", "make_private_folder"]
 
 LONGEST_PATH = 107  # bytes of a unix socket's path: sun_path of sys/un.h, less its end
 _ROOM = len("/server.00000")

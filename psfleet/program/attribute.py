@@ -1,4 +1,4 @@
-"""What a script says about a parameter, and how the parameter comes to be."""
+"""Attributes of a parameter in a script, and the making of the parameter."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -9,16 +9,15 @@ from numpy.typing import DTypeLike
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.parameters import initializer as initializers
-from psfleet.parameters.parameter import Parameter
+from psfleet.parameters.parameter import Parameter, note_dense_rows
 from psfleet.parameters.regularizer import WeightDecay
 from psfleet.program import names
+from psfleet.program.operation import dtype_of
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import InitializerSpec, RowPrecision, ServerCount
-from psfleet.validation.annotations import Must, NonNegative, check_fields
-
-__all__ = ["Attribute", "ParamAttr", "attribute", "create_parameter", "make_parameter"]
+from psfleet.validation.annotations import Must, NonNegative, check_fields, checked
 
 
 @dataclass
@@ -26,17 +25,18 @@ class ParamAttr:
     """Name, first values and treatment of one parameter.
 
     Attributes:
-        name: Of the parameter; layers that name the same one share it.
+        name: Name of the parameter; layers that name the same one share it.
         initializer: One of psfleet.initializer; None: the layer's own choice.
         learning_rate: A factor on the optimizer's rate.
         regularizer: Replaces the optimizer's.
         trainable: False: it stays as it starts.
         do_model_average: False: ModelAverage and ExponentialMovingAverage leave it out.
         need_clip: False: gradient clipping leaves it out.
-        precision: Of an embedding with sparse gradients: how servers store its rows, "float32", "bfloat16"
-            (the weights), "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state).
-        servers: How many servers hold it, so that a step calls fewer; None: rows on all, other weights on as
-            few as their size asks for. A table that is there stays where it is.
+        precision: Storage of an embedding's rows with sparse gradients: on servers "float32",
+            "bfloat16" (the weights), "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the
+            state).
+        servers: Number of servers that hold it, so that a step calls fewer; None: rows on all,
+            other weights on as few as their size asks for. A table that is there stays where it is.
     """
 
     name: Annotated[str, Must(bool, "a text")] | None = None
@@ -91,7 +91,7 @@ def make_parameter(
     Args:
         start: The initializer if the attribute has none.
         by_row: A dense parameter that starts with the same bits as a sparse one of its name.
-        entry: Of a distributed one: which unknown ids get a row.
+        entry: Rule of a distributed one by which unknown ids get a row.
 
     Raises:
         ShapeError: It exists with another shape or kind.
@@ -108,6 +108,10 @@ def make_parameter(
                 "program (program_guard), or forget the model with psfleet.reset()"
             )
         return known
+    if by_row:
+        note_dense_rows(
+            f"embedding {name!r}", shape[0], "sparse (is_sparse=True of layers.embedding)"
+        )
     chosen = said.initializer if said.initializer is not None else start
     seed = default_main_program().random_seed or programs.random_seed
     value = None
@@ -135,6 +139,7 @@ def make_parameter(
     return parameter
 
 
+@checked
 def create_parameter(
     shape: list[int] | tuple[int, ...],
     dtype: DTypeLike = "float32",
@@ -148,13 +153,14 @@ def create_parameter(
     Args:
         shape: Known extents.
         dtype: float32.
-        name: Of the parameter; also settable as `attr.name`.
+        name: Name of the parameter; also settable as `attr.name`.
         attr: A ParamAttr, a name or an initializer.
         is_bias: It starts as zeros if nothing else is said; else by Xavier.
     """
-    if np.dtype(dtype) != np.float32:
+    if dtype_of(dtype) != np.float32:
         raise ShapeError(f"parameters are float32; dtype is {dtype!r}")
-    start = default_initializer or (initializers.Constant() if is_bias else initializers.Xavier())
-    said = attribute(attr) or ParamAttr()
-    unique = name or said.name or names.generate("parameter") + ".w_0"
-    return leaf(make_parameter(tuple(shape), unique, said, start))
+    usual = initializers.Constant() if is_bias else initializers.Xavier()
+    start = usual if default_initializer is None else default_initializer
+    attributes = attribute(attr) or ParamAttr()
+    unique = name or attributes.name or names.generate("parameter") + ".w_0"
+    return leaf(make_parameter(tuple(shape), unique, attributes, start))

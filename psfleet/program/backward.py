@@ -10,8 +10,7 @@ from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, leaf
-
-__all__ = ["Automatic", "Backward", "append_backward", "gradients", "known_names", "known_variable"]
+from psfleet.validation.annotations import checked
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Backward:
         wanted: By leaf variable, the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
         checkpoints: Activations between these are dropped and computed again; None: all are kept.
-        pipeline: psfleet.pipeline.cutting.PipelineSpec: run in micro-batches by stages; None: whole.
+        pipeline: psfleet.program.pipeline.cutting.PipelineSpec: run in micro-batches by stages; None: whole.
     """
 
     loss: Variable
@@ -57,12 +56,13 @@ class Backward:
         return records, reached
 
 
+@checked
 def append_backward(
     loss: Variable,
     parameter_list: Iterable[Any] | None = None,
     no_grad_set: Iterable[Any] | None = None,
     callbacks: Sequence[Callable[..., Any]] | None = None,
-    checkpoints: Sequence[Variable | str] | Automatic | None = None,
+    checkpoints: Sequence[Parameter | Variable | str] | Automatic | None = None,
 ) -> list[tuple[Parameter, Variable]]:
     """Gradients of a loss by the parameters it depends on.
 
@@ -91,7 +91,7 @@ def append_backward(
             "value, for example layers.mean of it"
         )
     used = _parameters_of(loss)
-    blocked = frozenset(known_names(no_grad_set or (), "no_grad_set"))
+    blocked = frozenset(known_names(() if no_grad_set is None else no_grad_set, "no_grad_set"))
     named = used if parameter_list is None else known_names(parameter_list, "parameter_list")
     leaves = [
         used[name]
@@ -100,14 +100,15 @@ def append_backward(
     ]
     if not leaves:
         raise UsageError(f"the loss {loss.name!r} depends on no parameter that may be updated")
-    found = _make(loss, leaves, checkpoints, blocked)
-    pairs = [(v.parameter, gradient) for v, gradient in found.wanted.items() if v.parameter]
+    backward = _make(loss, leaves, checkpoints, blocked)
+    pairs = [(v.parameter, gradient) for v, gradient in backward.wanted.items() if v.parameter]
     for callback in callbacks or ():
         for parameter, variable in pairs:
             callback(parameter, variable)
     return pairs
 
 
+@checked
 def gradients(
     targets: Variable | Sequence[Variable], inputs: Variable | Sequence[Variable]
 ) -> list[Variable]:
@@ -126,7 +127,7 @@ def gradients(
 def _make(
     loss: Variable,
     leaves: list[Variable],
-    checkpoints: Sequence[Variable | str] | Automatic | None,
+    checkpoints: Sequence[Parameter | Variable | str] | Automatic | None,
     blocked: frozenset[str] = frozenset(),
 ) -> Backward:
     program = default_main_program()
@@ -155,7 +156,7 @@ def known_variable(entry: Any, what: str) -> Variable:
 
     Args:
         entry: Or a parameter, for the variable that stands for it.
-        what: What the variable is for, for messages.
+        what: Purpose of the variable, for messages.
     """
     program = default_main_program()
     if isinstance(entry, Variable):
@@ -171,7 +172,7 @@ def known_variable(entry: Any, what: str) -> Variable:
 
 
 def _parameters_of(loss: Variable) -> dict[str, Variable]:
-    found: dict[str, Variable] = {}
+    parameters: dict[str, Variable] = {}
     for record in ancestors([loss]):
         for variable in record.inputs:
             if variable.backward_pass is not None:
@@ -181,8 +182,8 @@ def _parameters_of(loss: Variable) -> dict[str, Variable]:
                 )
             if variable.parameter is not None:
                 leaf(variable.parameter)
-                found.setdefault(variable.parameter.name, variable)
-    return found
+                parameters.setdefault(variable.parameter.name, variable)
+    return parameters
 
 
 def known_names(
@@ -191,7 +192,7 @@ def known_names(
     """The names of variables, parameters or names; a name must be one of `known`.
 
     Args:
-        owner: What the entries are called, for messages.
+        owner: Name of the entries, for messages.
         known: None: the names of the default program.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The backward sweep over records, the same for eager and static programs."""
+"""Adding rows into a dense array."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,27 +6,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.parameters.gradients import PooledGradient, joined_gradients
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.parameters.pooled_gradient import PooledGradient, joined_gradients
-from psfleet.program.operation import Context, Gradient, Record
-from psfleet.program.scatter import scatter_rows
+from psfleet.program.operation import Array, Context, Gradient, Record
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["BackwardPass", "ancestors", "dense_rows", "summed"]
+
+def scatter_rows(ids: NDArray[np.int64], rows: Array, shape: tuple[int, ...]) -> Array:
+    """Zeros of `shape` with rows[i] added to row ids[i], those of one id in their order.
+
+    Sorted and summed in runs: several times faster than np.add.at.
+    """
+    out: NDArray[Any] = np.zeros(shape, rows.dtype)
+    if len(ids) == 0:
+        return out
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    out[ordered[starts]] = np.add.reduceat(rows[order], starts, axis=0)
+    return out
 
 
 def ancestors(targets: "Iterable[Variable]") -> list[Record]:
     """Every record that the targets are computed by, in order of execution."""
-    found: set[Record] = set()
+    records: set[Record] = set()
     waiting = [target.record for target in targets if target.record is not None]
     while waiting:
         record = waiting.pop()
-        if record not in found:
-            found.add(record)
+        if record not in records:
+            records.add(record)
             waiting += [v.record for v in record.inputs if v.record is not None]
-    return sorted(found, key=lambda record: record.serial)
+    return sorted(records, key=lambda record: record.serial)
 
 
 def summed(first: Gradient, second: Gradient) -> Gradient:
@@ -62,7 +74,7 @@ class BackwardPass:
 
     def __init__(self, seeds: "dict[Variable, Gradient]") -> None:
         self.gradients = dict(seeds)
-        self._own: set[Variable] = set()  # gradients that nobody else holds: summed in place
+        self._own: set[Variable] = set()  # gradients without another reference: summed in place
 
     def run(
         self, records: Sequence[Record], contexts: dict[Record, Context], keep: bool = False

@@ -9,11 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from psfleet.errors import ConfigError
-from psfleet.kernels.float16 import encode
+from psfleet.kernels.number_formats import encode
 from psfleet.program.operation import Array
 from psfleet.strategy import AMPSettings
-
-__all__ = ["FLOAT32", "MatrixProducts", "has_bfloat16", "products_under"]
 
 _WORTHWHILE = 2**16  # below this, converting costs more than it saves
 _FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))  # of x86-64; the last one of 64-bit Arm
@@ -90,7 +88,8 @@ def products_under(settings: AMPSettings) -> MatrixProducts:
         if missing:
             raise ConfigError(
                 "amp compute is 'bfloat16', and torch, which multiplies such matrices, is not "
-                "installed; install it with pip install psfleet[torch], or leave compute out"
+                "installed; install it with pip install '.[torch]' in psfleet's "
+                "checkout, or leave compute out"
             )
         return Bfloat16Products()
     if settings.compute == "float32" or settings.dtype != "bfloat16":
@@ -106,7 +105,7 @@ def products_under(settings: AMPSettings) -> MatrixProducts:
 
 
 def has_bfloat16(description: str) -> bool:
-    """Whether a processor multiplies in bfloat16, by the text of its /proc/cpuinfo."""
+    """Return whether a processor multiplies in bfloat16, by the text of its /proc/cpuinfo."""
     return not _FLAGS.isdisjoint(description.split())
 
 

@@ -4,8 +4,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-__all__ = ["generate", "guard", "renew"]
-
 _counts: Counter[str] = Counter()
 
 

@@ -1,24 +1,24 @@
-"""What the graph is made of: operations and the records of their use.
+"""Parts of the graph: operations, the records of their use, and the shapes and dtypes of their values.
 
 An operation is a small frozen value: its kind and its settings. A record says which variables it
 was applied to and which one came out. Eager and static programs are made of the same records.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from psfleet.errors import ShapeError
 from psfleet.parameters.parameter import SparseGrad
 
 if TYPE_CHECKING:
     from psfleet.program.program import Program
     from psfleet.program.variable import Variable
 
-__all__ = ["Array", "Context", "Gradient", "Op", "Record", "Shape", "Spec", "find_op"]
 
 Array = NDArray[Any]
 Gradient = Array | SparseGrad
@@ -36,8 +36,8 @@ class Context:
         program: The program that runs: its seed, step, memory and whether it trains.
         record: The record.
         needs: For each input whether a gradient is wanted. None is: nothing need be saved.
-        products: How to multiply matrices.
-        saved: What `forward` keeps for `backward`.
+        products: Way to multiply matrices.
+        saved: Values that `forward` keeps for `backward`.
     """
 
     __slots__ = ("needs", "products", "program", "record", "saved")
@@ -62,7 +62,7 @@ class Op:
     `forward` and `backward` compute in the dtype of their inputs and never write to them.
 
     Attributes:
-        saved: As a program file has the operation: its name, then those of its settings in their order.
+        saved: Operation as in a program file: its name, then those of its settings in their order.
             Empty: it cannot be saved. Given with the class: `class Scale(Op, saved="scale factor offset")`.
     """
 
@@ -110,7 +110,7 @@ class Record:
     """One use of an operation.
 
     Attributes:
-        op, inputs, output: What was applied to what, and the result.
+        op, inputs, output: The operation, its arguments and its result.
         serial: Grows with each record made, so sorting by it is a valid order of execution.
         context: Eager records only: what the forward left, until the backward has used it.
     """
@@ -131,3 +131,115 @@ class Record:
     def __repr__(self) -> str:
         names = ", ".join(variable.name for variable in self.inputs)
         return f"{self.output.name} = {self.op!r}({names})"
+
+
+_KINDS: dict[str, np.dtype[Any]] = {
+    "f": np.dtype(np.float32),
+    "i": np.dtype(np.int64),
+    "u": np.dtype(np.int64),
+    "b": np.dtype(np.bool_),
+}
+
+
+def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
+    """A dtype by name.
+
+    Raises:
+        ShapeError: It is none that variables can have.
+    """
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = np.dtype(object)
+    if known not in (np.float32, np.float64, np.int64, np.int32, np.bool_):
+        raise ShapeError(f"dtype {dtype!r} is unknown; use float32, float64, int64, int32 or bool")
+    return known
+
+
+def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that values of this one get by default: float32, int64 or bool.
+
+    Raises:
+        ShapeError: They are no numbers.
+    """
+    kind = _KINDS.get(dtype.kind)
+    if kind is None:
+        raise ShapeError(f"a variable cannot hold values of dtype {dtype}")
+    return kind
+
+
+def extents(shape: Iterable[int | None]) -> Shape:
+    """A user's shape: None and -1 both mean unknown."""
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        raise ShapeError(f"a shape is {shape!r}; it must be a list of extents")
+    found: list[int | None] = []
+    for extent in shape:
+        whole = isinstance(extent, int | float | np.number) and int(extent) == extent
+        if extent is not None and (not whole or extent < -1):
+            raise ShapeError(
+                f"shape {tuple(shape)} has the extent {extent!r}; "
+                "it must be a whole number, or None where it is unknown"
+            )
+        found.append(None if extent is None or extent == -1 else int(extent))
+    return tuple(found)
+
+
+def broadcast(first: Shape, second: Shape, what: str) -> Shape:
+    """NumPy's rule; an unknown extent against 1 stays unknown, against n becomes n."""
+    rank = max(len(first), len(second))
+    left = (1,) * (rank - len(first)) + first
+    right = (1,) * (rank - len(second)) + second
+    found: list[int | None] = []
+    for a, b in zip(left, right, strict=True):
+        if a == b or b == 1:
+            found.append(a)
+        elif a == 1 or a is None:
+            found.append(b)
+        elif b is None:
+            found.append(a)
+        else:
+            raise ShapeError(f"{what} cannot combine the shapes {first} and {second}")
+    return tuple(found)
+
+
+def same(first: Shape, second: Shape) -> bool:
+    """Return whether the two can be equal at run time."""
+    return len(first) == len(second) and all(
+        a is None or b is None or a == b for a, b in zip(first, second, strict=True)
+    )
+
+
+def axis_of(axis: int, shape: Sequence[object], what: str) -> int:
+    """A possibly negative axis as 0 to rank - 1."""
+    rank = len(shape)
+    if not -rank <= axis < rank:
+        raise ShapeError(f"{what}: axis {axis} is outside a shape of {rank} dimensions")
+    return axis % rank
+
+
+def size_of(shape: Shape) -> int | None:
+    """The number of values, None if it depends on an unknown extent."""
+    size = 1
+    for extent in shape:
+        if extent is None:
+            return None
+        size *= extent
+    return size
+
+
+def need_floats(what: str, *inputs: "Variable") -> None:
+    """Refuse inputs of whole numbers, and floats of different widths."""
+    for x in inputs:
+        if x.dtype.kind != "f":
+            raise ShapeError(f"{what} of {x.name!r} needs floats, not {x.dtype}; use layers.cast")
+    need_one_dtype(what, *inputs)
+
+
+def need_one_dtype(what: str, *inputs: "Variable") -> None:
+    """Refuse inputs of different dtypes: nothing is widened behind the user's back."""
+    for other in inputs[1:]:
+        if other.dtype != inputs[0].dtype:
+            raise ShapeError(
+                f"{what} of {inputs[0].name!r} ({inputs[0].dtype}) and {other.name!r} "
+                f"({other.dtype}): the dtypes differ; use layers.cast on one"
+            )

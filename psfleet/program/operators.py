@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from psfleet.program.dtypes import dtype_of
-from psfleet.program.operation import Op
+from psfleet.program.operation import Op, dtype_of
 from psfleet.program.ops import arithmetic
 from psfleet.program.ops import manipulate as shaping
 from psfleet.program.ops import matmul as products
+from psfleet.validation.annotations import checked
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["Operators"]
 
-
+@checked
 class Operators:
-    """What makes `x * 2 + y` an expression of variables, parameters, arrays and numbers."""
+    """Operators that make `x * 2 + y` an expression of variables, parameters, arrays and numbers."""
 
     dtype: np.dtype[Any]
 

@@ -1,4 +1,4 @@
-"""How to run a program for given results: what is needed, in which order, and for how long."""
+"""Plan of a program's run for given results: the records needed, their order, and how long values stay."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,11 @@ from psfleet.parameters.parameter import Parameter
 from psfleet.program.backward import Backward
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
-from psfleet.program.ops.batch_norm import BatchNorm
 from psfleet.program.ops.embedding import Embedding
+from psfleet.program.ops.normalize import BatchNorm
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable
 from psfleet.runtime.pooled_ids import Asked
-
-__all__ = ["BackwardPlan", "ExecutionPlan", "LookUp", "last_uses", "make_plan"]
 
 Needs = dict[Record, tuple[bool, ...]]
 
@@ -31,19 +29,19 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class LookUp:
-    """What a record looks up in a sparse parameter."""
+    """Look-up of a record in a sparse parameter."""
 
     parameter: Parameter
     record: Record
 
     @property
     def inputs(self) -> list[Variable]:
-        """What it depends on: the ids first. Shows and clicks are no part of it."""
+        """Variables that it depends on: the ids first. Shows and clicks are no part of it."""
         ids, _, *others = self.record.op.predicting(self.record.inputs)
         return [ids, *others]
 
     def asked(self, values: Mapping[Variable, Any]) -> Asked:
-        """What to pull, of the values of these."""
+        """Return what to pull, from the values of these."""
         found: Asked = self.record.op.asked(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
         return found
 
@@ -63,7 +61,7 @@ class ExecutionPlan:
         backwards: The backward passes.
         late: Records that compute with gradients.
         needs: Over all backward passes, which inputs of a record get a gradient.
-        releases: By record, variables whose value nobody needs after it.
+        releases: By record, variables whose value is not needed after it.
         kept: Variables whose values are results or are used late.
         recompute: Once made, how segments of `forward` are dropped and computed again.
     """
@@ -82,17 +80,17 @@ class ExecutionPlan:
     recompute: Any = None
 
     def asked(self, values: Mapping[Variable, Any]) -> list[tuple[Parameter, Asked]]:
-        """What its look-ups need, of the values of their inputs."""
+        """Return what its look-ups pull, from the values of their inputs."""
         return [(each.parameter, each.asked(values)) for each in self.lookups]
 
     @property
     def recomputes(self) -> bool:
-        """Whether a backward pass asks for recomputing."""
+        """True if a backward pass asks for recomputing."""
         return any(plan.backward.checkpoints is not None for plan in self.backwards)
 
     @property
     def pipelined(self) -> bool:
-        """Whether a backward pass asks for a pipeline."""
+        """True if a backward pass asks for a pipeline."""
         return any(plan.backward.pipeline is not None for plan in self.backwards)
 
 
@@ -184,10 +182,10 @@ def _early(records: Sequence[Record]) -> tuple[list[Record], list[LookUp]]:
         if not isinstance(record.op, Embedding):
             continue
         table = record.inputs[1].parameter
-        found = None if table is None else LookUp(table, record)
-        makers = ancestors(found.inputs if found else [])
-        if found and not any(v.parameter for maker in makers for v in maker.inputs):
-            lookups.append(found)
+        lookup = None if table is None else LookUp(table, record)
+        makers = ancestors(lookup.inputs if lookup else [])
+        if lookup and not any(v.parameter for maker in makers for v in maker.inputs):
+            lookups.append(lookup)
             early.update(dict.fromkeys(makers))
     return sorted(early, key=lambda record: record.serial), lookups
 
@@ -220,8 +218,8 @@ def last_uses(records: Sequence[Record], kept: set[Variable]) -> dict[Record, li
         for variable in record.inputs:
             if variable.record is not None:
                 last[variable] = record
-    found: dict[Record, list[Variable]] = {}
+    uses: dict[Record, list[Variable]] = {}
     for variable, record in last.items():
         if variable not in kept:
-            found.setdefault(record, []).append(variable)
-    return found
+            uses.setdefault(record, []).append(variable)
+    return uses

@@ -10,28 +10,18 @@ from psfleet.errors import UsageError
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.matrix_products import FLOAT32, MatrixProducts
 from psfleet.program.operation import Record
+from psfleet.validation.annotations import checked
 
 if TYPE_CHECKING:
     from psfleet.program.backward import Backward
     from psfleet.program.variable import Variable
-
-__all__ = [
-    "Program",
-    "Update",
-    "default_main_program",
-    "default_startup_program",
-    "eager_guard",
-    "in_eager_mode",
-    "program_guard",
-    "renew",
-]
 
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an optimizer does after each run: `optimizer.apply_values` with these gradients."""
+    """Update by an optimizer after each run: `optimizer.apply_values` with these gradients."""
 
     optimizer: Any
     params_grads: "list[tuple[Parameter, Variable]]"
@@ -48,15 +38,15 @@ class Program:
         records, variables: The graph, and its variables by name.
         parameters: The parameters made while this was the startup program, by name. Programs that
             are built under one startup program share parameters of one name.
-        updates: What optimizers do after a run.
+        updates: Updates by optimizers after a run.
         after_step: Called after each run that has updated, with the number of steps done.
-        random_seed: Of initial values and dropout masks.
+        random_seed: Seed of initial values and dropout masks.
         for_test: Dropout is off and nothing is updated.
         step: Runs done so far in training.
-        memory: What operations such as auc remember from one run to the next, by variable name.
-        observed: What operations such as batch_norm have seen in this run, by variable name: (parameter,
-            momentum, value) of each moving average. A run that updates takes it.
-        products: How runs in training multiply matrices.
+        memory: State that operations such as auc keep from one run to the next, by variable name.
+        observed: Statistics that operations such as batch_norm have seen in this run, by variable
+            name: (parameter, momentum, value) of each moving average. A run that updates takes it.
+        products: Way in which runs in training multiply matrices.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -105,15 +95,16 @@ class Program:
         return update
 
     def take_observed(self) -> list[tuple[Parameter, float, Any]]:
-        """What the run has observed; it is then forgotten."""
-        found = [entry for entries in self.observed.values() for entry in entries]
+        """Take the values that the run has observed; they are then forgotten."""
+        observed = [entry for entries in self.observed.values() for entry in entries]
         self.observed.clear()
-        return found
+        return observed
 
     def touch(self) -> None:
         """Forget how to run: the program has changed."""
         self.version = next(_numbers)
 
+    @checked
     def clone(self, for_test: bool = False) -> "Program":
         """The same records and parameters. `for_test`: dropout off, no update."""
         return Program(
@@ -143,13 +134,13 @@ class Program:
 
     def all_parameters(self) -> list[Parameter]:
         """The parameters that the program's records use, in the order of their first use."""
-        found = {
+        parameters = {
             variable.parameter.name: variable.parameter
             for record in self.records
             for variable in record.inputs
             if variable.parameter is not None
         }
-        return list(found.values())
+        return list(parameters.values())
 
     def list_vars(self) -> "list[Variable]":
         """All variables, in the order in which they were made."""
@@ -159,6 +150,7 @@ class Program:
         """The program itself: it has one block."""
         return self
 
+    @checked
     def var(self, name: str) -> "Variable":
         """The variable of that name, as the reference's blocks give it."""
         return self.variable(name)
@@ -173,6 +165,7 @@ class Program:
         }
         return list(found)
 
+    @checked
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
         """The records, one a line."""
         return "\n".join(repr(record) for record in self.records)
@@ -203,6 +196,7 @@ def renew() -> None:
 
 
 @contextlib.contextmanager
+@checked
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
     """Build into these programs inside the block."""
     global _main, _startup
@@ -218,7 +212,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def in_eager_mode() -> bool:
-    """Whether operations without a concrete or a symbolic input compute at once."""
+    """Return whether operations without a concrete or a symbolic input compute at once."""
     return _eager
 
 

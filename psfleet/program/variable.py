@@ -9,34 +9,31 @@ from numpy.typing import ArrayLike, DTypeLike
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
-from psfleet.program.dtypes import dtype_of, usual_dtype
 from psfleet.program.gradient import BackwardPass, ancestors, dense_rows, summed
 from psfleet.program.matrix_products import FLOAT32
-from psfleet.program.operation import Array, Context, Gradient, Op, Record, Shape
+from psfleet.program.operation import (
+    Array,
+    Context,
+    Gradient,
+    Op,
+    Record,
+    Shape,
+    dtype_of,
+    usual_dtype,
+)
 from psfleet.program.operators import Operators
 from psfleet.program.program import Program, default_main_program, in_eager_mode
+from psfleet.validation.annotations import checked
 
 if TYPE_CHECKING:
     from psfleet.program.backward import Backward
-
-__all__ = [
-    "Variable",
-    "VariableSource",
-    "apply",
-    "as_variable",
-    "compute",
-    "leaf",
-    "no_grad",
-    "operand",
-    "to_variable",
-]
 
 _gradients_wanted = True
 
 
 @runtime_checkable
 class VariableSource(Protocol):
-    """What is no variable and can stand for one in a program, such as a schedule that counts updates."""
+    """Object that can stand for a variable in a program, such as a schedule that counts updates."""
 
     def as_variable(self, program: Any = None) -> Any:
         """The variable that stands for it in `program`; None: the one that is being built."""
@@ -52,7 +49,7 @@ class Variable(Operators):
         stop_gradient: No gradient flows to or through this variable.
         persistable: It outlives a run: a parameter.
         value: Concrete variables: the array.
-        record: What computes it; None for leaves.
+        record: Record that computes it; None for leaves.
         parameter: For the leaf that stands for a parameter.
         backward_pass: For a gradient variable: the pass that computes it.
         grad: Concrete leaves that are no parameters: the gradient of the last backward pass.
@@ -78,6 +75,16 @@ class Variable(Operators):
         self.backward_pass: Backward | None = None
         self.is_data = False
         self.grad: Gradient | None = None
+
+    @staticmethod
+    def from_argument(value: Any) -> "Variable":
+        """The variable of what a layer takes for one: see psfleet.validation.annotations."""
+        if isinstance(value, str | list | tuple):
+            raise TypeError
+        try:
+            return as_variable(value)
+        except UsageError:
+            raise TypeError from None
 
     @property
     def persistable(self) -> bool:
@@ -125,11 +132,12 @@ class Variable(Operators):
         """The same value, through which no gradient flows."""
         return to_variable(self.numpy())
 
+    @checked
     def backward(self, grad_tensor: Any = None, retain_graph: bool = False) -> None:
         """Add the gradient of this concrete variable to `grad` of every parameter it depends on.
 
         Args:
-            grad_tensor: What is known of the gradient by this variable, in its shape; None: ones, so
+            grad_tensor: Gradient by this variable, if known, in its shape; None: ones, so
                 the gradient is that of the sum of its values.
             retain_graph: Keep what another backward() over the same operations needs.
 
@@ -169,6 +177,7 @@ class Variable(Operators):
         return apply(op, *inputs)
 
 
+@checked
 class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statement
     """Inside the block eager operations keep nothing for a backward pass."""
 
@@ -181,6 +190,7 @@ class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statem
         _gradients_wanted = self._before
 
 
+@checked
 def to_variable(
     value: ArrayLike,
     name: str | None = None,
@@ -211,14 +221,14 @@ def to_variable(
 def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
     """The variable that stands for a parameter in a program, the default one if none is given."""
     program = program or default_main_program()
-    found = program.variables.get(parameter.name)
-    if found is None:
-        found = _stand_in(parameter)
-        program.add(found)
-    if found.parameter is not parameter:
+    variable = program.variables.get(parameter.name)
+    if variable is None:
+        variable = _stand_in(parameter)
+        program.add(variable)
+    if variable.parameter is not parameter:
         raise UsageError(f"the program has another variable or parameter named {parameter.name!r}")
-    found.stop_gradient = not parameter.trainable
-    return found
+    variable.stop_gradient = not parameter.trainable
+    return variable
 
 
 def _stand_in(parameter: Parameter) -> Variable:
@@ -273,7 +283,7 @@ def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
 
 
 def operand(op: Op, variable: Variable, value: Any) -> Any:
-    """What an operation gets of an input: its value, whole where the operation does not work by rows.
+    """Return an operation's input: its value, whole where the operation does not work by rows.
 
     Args:
         value: A sparse parameter, a gradient or an array.

@@ -9,8 +9,6 @@ from psfleet.rules.adam import Adam
 from psfleet.rules.rule import DecayRate, Rule, Slot
 from psfleet.validation.annotations import NonNegative
 
-__all__ = ["AdamCatchUp"]
-
 _BASE = 2**24  # float32 holds whole numbers up to here: a step is kept as three digits of this base
 _ERROR = 1e-6  # of the learning rate: what the missed steps beyond `limit` may move a weight
 
@@ -93,7 +91,7 @@ class AdamCatchUp(Rule):
 
     @property
     def limit(self) -> int:
-        """How many missed steps are made one by one."""
+        """Number of missed steps that are made one by one."""
         if self.beta1 == 0:
             return 1
         r, most = self._decline()
@@ -101,7 +99,7 @@ class AdamCatchUp(Rule):
 
     @property
     def drift(self) -> float:
-        """How far a row that rests for ever may drift, in learning rates, long after step 1.
+        """Largest drift of a row that rests for ever, in learning rates, long after step 1.
 
         66 for the default betas; the worst gradients, growing by beta2 / beta1 in each step, reach it,
         and a row whose gradients come to rest after random ones stays below 10 or so.

@@ -1,4 +1,4 @@
-"""Which rows go when a table is full: an eviction policy is one score function."""
+"""Eviction policies: a policy is one score function; when a table is full, low scores go first."""
 
 import inspect
 import math
@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from psfleet.errors import RuleError
-from psfleet.rules.finding_rules import POLICIES
-from psfleet.rules.functions import fault_of
-from psfleet.rules.named_definition import NamedDefinition
-from psfleet.validation.annotations import Range
+from typing_extensions import override
 
-__all__ = ["LFU", "LRU", "DecayedFrequency", "EvictionPolicy", "check_policy", "frequency"]
+from psfleet.errors import RuleError
+from psfleet.rules.finding_rules import POLICIES, NamedDefinition
+from psfleet.rules.functions import fault_of
+from psfleet.validation.annotations import Range
 
 _COUNTERS = ("age", "clicks", "frequency", "shows")
 
@@ -36,7 +35,7 @@ class EvictionPolicy(NamedDefinition):
 
             age: Updates of the table since the row was last pushed.
             frequency: Updates that have named the row, see `frequency_half_life`; it takes 4 bytes a row.
-            shows, clicks: Of the row, in a table with a ShowClickEntry.
+            shows, clicks: Scores of the row, in a table with a ShowClickEntry.
             h: The tuple made by `scalars`.
 
         Its source text goes into a kernel: it may use its arguments, numbers, `abs`, `max`, `min`,
@@ -106,8 +105,8 @@ class LFU(EvictionPolicy):
 
     name = "lfu"
 
+    @override
     def score(self) -> Callable[..., float]:
-        """See EvictionPolicy.score."""
         return frequency
 
 
@@ -123,6 +122,6 @@ class DecayedFrequency(LFU):
     name = "decayed"
 
     @property
+    @override
     def frequency_half_life(self) -> float:
-        """See EvictionPolicy.frequency_half_life."""
         return self.half_life

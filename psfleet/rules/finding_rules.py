@@ -1,31 +1,90 @@
-"""Rules and eviction policies by name: psfleet's own, and those of modules that a user names."""
+"""The definition of a rule: a digest of the source text on which its results depend."""
 
+import ast
+import dataclasses
+import hashlib
 import importlib
+import inspect
+import math
 import re
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from textwrap import dedent
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from psfleet.errors import RuleError
-from psfleet.rules.definition_digest import definition_of, is_own
+from psfleet.errors import ConfigError, RuleError
+from psfleet.validation.annotations import check_fields
 
 if TYPE_CHECKING:
     from psfleet.rules.eviction_policy import EvictionPolicy
-    from psfleet.rules.named_definition import NamedDefinition
     from psfleet.rules.rule import Rule
 
-__all__ = [
-    "POLICIES",
-    "RULES",
-    "find",
-    "import_rules",
-    "make",
-    "make_rule",
-    "own_rules",
-    "reference_of",
-    "register",
-    "rule_class",
-]
+
+def is_own(rule: type["NamedDefinition"]) -> bool:
+    """Return whether it comes with psfleet."""
+    return rule.__module__.startswith("psfleet.rules.")
+
+
+def definition_of(rule: type["NamedDefinition"]) -> str:
+    """The rule's `version`, or a digest of its source; empty for psfleet's own rules.
+
+    The digest covers the class, and the functions, classes and plain constants of its own package
+    that the class names, directly or through each other. Comments, docstrings and layout do not count.
+    (What psfleet's own rules compute is fixed by its recorded trajectories.)
+
+    Raises:
+        RuleError: The source cannot be read.
+    """
+    if rule.version or is_own(rule):
+        return rule.version
+    key: Any = rule  # mypy does not take a class for hashable
+    return _digest(key)
+
+
+@cache
+def _digest(rule: Any) -> str:
+    home = rule.__module__.partition(".")[0]
+    pending: list[Any] = [rule]
+    seen: set[Any] = {rule}
+    texts: set[str] = set()
+    while pending:
+        item = pending.pop()
+        tree = _tree(rule, item)
+        texts.add(ast.unparse(tree))
+        for name, value in _named(tree, vars(sys.modules[item.__module__])):
+            if isinstance(value, type | FunctionType):
+                if value.__module__.partition(".")[0] == home and value not in seen:
+                    seen.add(value)
+                    pending.append(value)
+            elif isinstance(value, bool | int | float | str | tuple):
+                texts.add(f"{name} = {value!r}")
+    return hashlib.blake2b("\n".join(sorted(texts)).encode(), digest_size=6).hexdigest()
+
+
+def _tree(rule: type["NamedDefinition"], item: Any) -> ast.AST:
+    """The item's syntax, without docstrings."""
+    try:
+        tree = ast.parse(dedent(inspect.getsource(item)))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise RuleError(
+            f"the source of {item.__qualname__}, which {rule.word} {rule.name!r} uses, cannot be read "
+            f"({error}); define it in a module that is a file"
+        ) from error
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
+
+
+def _named(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The global names that the syntax uses, with their values."""
+    for used in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
+        if used in names:
+            yield used, names[used]
+
 
 T = TypeVar("T", bound="NamedDefinition")
 
@@ -76,8 +135,8 @@ def find(known: dict[str, type[T]], word: str, name: str) -> type[T]:
 
     Args:
         known: RULES or POLICIES.
-        word: What the error calls them.
-        name: Of the definition.
+        word: Name of the definitions in errors.
+        name: Name of the definition.
 
     Raises:
         RuleError: There is none.
@@ -91,7 +150,7 @@ def find(known: dict[str, type[T]], word: str, name: str) -> type[T]:
 
 
 def reference_of(rule: "NamedDefinition") -> str:
-    """How messages and files refer to a rule: its name, then for a user's rule @ and its definition."""
+    """Return the name of a rule in messages and files; a user's rule has @ and its digest behind it."""
     definition = definition_of(type(rule))
     return f"{rule.name}@{definition}" if definition else rule.name
 
@@ -100,8 +159,8 @@ def make_rule(reference: str, hyperparameters: dict[str, float]) -> "Rule":
     """The rule that a message or file refers to.
 
     Args:
-        reference: As from `reference_of`.
-        hyperparameters: As from Rule.hyperparameters.
+        reference: Result of `reference_of`.
+        hyperparameters: Value of Rule.hyperparameters.
 
     Raises:
         RuleError: There is no such rule, it has another definition here, or a value is wrong.
@@ -112,7 +171,7 @@ def make_rule(reference: str, hyperparameters: dict[str, float]) -> "Rule":
 def make(
     known: dict[str, type[T]], word: str, reference: str, hyperparameters: dict[str, float]
 ) -> T:
-    """As `make_rule`, of these definitions; `known` and `word` as for `find`."""
+    """Make one of these definitions as `make_rule` does; `known` and `word` as for `find`."""
     name, _, definition = reference.partition("@")
     rule = find(known, word, name)
     own = definition_of(rule)
@@ -130,7 +189,7 @@ def import_rules(modules: Sequence[str], folder: str = "") -> None:
 
     Args:
         modules: Their names, as for `import`.
-        folder: Where they may be besides the Python path; empty: nowhere.
+        folder: Folder of modules besides the Python path; empty: none.
 
     Raises:
         RuleError: A module is not there or cannot be imported.
@@ -149,3 +208,53 @@ def import_rules(modules: Sequence[str], folder: str = "") -> None:
 
 def _place(rule: type["NamedDefinition"]) -> str:
     return f"{rule.__module__}.{rule.__qualname__}"
+
+
+@dataclass(frozen=True)
+class NamedDefinition:
+    """A rule or an eviction policy: a frozen dataclass whose fields are its hyperparameters.
+
+    Each field has a default and is a number or a bool, so that a definition travels as a name and a list
+    of numbers, never as code. Annotations state the range; the constructor checks them.
+
+    Attributes:
+        word: Name of the kind in errors.
+        known: All of them, by name.
+        name: Lower-case letters, digits and `_`. Tables refer to the definition by it.
+        version: States that two definitions with equal versions compute the same. Empty: a digest of the
+            source text takes its place, see psfleet.rules.finding_rules.
+    """
+
+    word: ClassVar[str]
+    known: ClassVar[dict[str, Any]]
+    name: ClassVar[str]
+    version: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            register(cls)
+
+    def __post_init__(self) -> None:
+        check_fields(type(self).__name__, self)
+
+    def hyperparameters(self) -> dict[str, float]:
+        """The fields as plain numbers, the form in which it travels."""
+        return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_hyperparameters(cls, values: dict[str, float]) -> Self:
+        """The definition with these fields, each brought back to the field's own type."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ConfigError(
+                f"{cls.word} {cls.name!r} has no hyperparameter {unknown[0]!r}; "
+                f"it has {', '.join(known) or 'none'}"
+            )
+        kinds: dict[str, Any] = {name: type(field.default) for name, field in known.items()}
+        for name, value in values.items():  # a float's own range says more
+            if kinds[name] is not float and not math.isfinite(value):
+                raise ConfigError(
+                    f"{cls.word} {cls.name!r}: {name} is {value!r}, it must be finite"
+                )
+        return cls(**{name: kinds[name](value) for name, value in values.items()})

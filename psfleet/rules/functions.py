@@ -13,8 +13,6 @@ from psfleet.errors import RuleError
 if TYPE_CHECKING:
     from psfleet.rules.rule import Rule
 
-__all__ = ["check_functions", "fault_of", "functions_of", "is_same_on_devices"]
-
 _MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
 _BUILT_IN = ("abs", "max", "min")
 _KERNELS_OWN = re.compile(
@@ -43,7 +41,7 @@ def check_functions(rule: "Rule") -> None:
 
 @cache
 def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
-    """What is wrong with a function; empty: nothing. numbers: they are no fault."""
+    """Describe the fault of a function; empty: none. numbers: they are no fault."""
     name = function.__name__
     if not inspect.isfunction(function) or function.__qualname__ != name or name == "<lambda>":
         return "must be defined by def at the top of its module"
@@ -75,7 +73,7 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
 
 @cache
 def is_same_on_devices(function: Callable[..., Any]) -> bool:
-    """Whether its results have the same bits there: a device's powers and remainders are other functions."""
+    """Return whether devices give the same bits: their powers and remainders are other functions."""
     other = (ast.Pow, ast.FloorDiv, ast.Mod)
     return not any(
         (isinstance(node, ast.Attribute) and node.attr == "pow")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
-from psfleet.observability.norms import NormHistogram
-from psfleet.platform.notices import say
+from psfleet.observability.histograms import NormHistogram
+from psfleet.platform.logs import log_of
 from psfleet.runtime.interface import Gradient
 from psfleet.settings.environment import on_nan
 
-__all__ = ["NonFiniteCheck", "SkippedGradients", "without_values"]
+_log = log_of(__name__)
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -27,19 +28,18 @@ Looked = tuple[str, Floats, Ids | None]
 
 
 class SkippedGradients(Exception):
-    """The step is to be pushed without its gradients; whoever lays out the push does so."""
+    """Signal that a step is to be pushed without its gradients; the code that lays out the push does so."""
 
 
 class NonFiniteCheck:
     """Looks at what one worker pushes, as PSFLEET_ON_NAN says: say, stop, skip or ignore.
 
-    With `say` it looks no more after the first word: NaN goes from the weights into everything.
-
     Args:
         worker: Its index.
 
     Attributes:
-        found: Steps in which something was not finite; with `say` at most 1.
+        found: Steps in which something was not finite.
+        first: The first of them in a sentence, and its time in seconds since the epoch; None: there is none.
         norms: By table the norms of its gradients, of finite steps that were looked at whole.
     """
 
@@ -48,17 +48,22 @@ class NonFiniteCheck:
         self._policy = on_nan()
         self._looks = self._policy != "ignore"
         self.found = 0
+        self.first: tuple[str, float] | None = None
+        self._last = 0  # step of the last one
         self.norms: dict[str, NormHistogram] = {}
         self._step = 0
         self._squares: dict[str, float] = {}  # by table of the present step
 
-    def look(self, step: int, loss: float | None, gradients: Iterable[Looked]) -> None:
+    def look(
+        self, step: int, loss: float | None, gradients: Iterable[Looked], is_step: bool = True
+    ) -> None:
         """Look at one push, or a part of it.
 
         Args:
             step: Its number, from 1.
-            loss: Of the step, if it is known.
-            gradients: What is pushed.
+            loss: Loss of the step, if it is known.
+            gradients: The gradients to push.
+            is_step: It is a step by itself, not the sum of some that were looked at.
 
         Raises:
             UsageError: Something is not finite, and the policy is stop; the push must not be made.
@@ -77,10 +82,11 @@ class NonFiniteCheck:
                     norms.counts[-1] += 1
             self._step, self._squares = step, {}
         if loss is not None and not math.isfinite(loss):
-            return self._tell(step, f"the loss is {loss}")
+            return self._tell(step, f"the loss is {loss}", is_step)
         for name, values, ids in gradients:
             if not self._is_finite(name, values):
-                return self._tell(step, f"the gradient for table {name!r} {_first(values, ids)}")
+                what = f"the gradient for table {name!r} {_first(values, ids)}"
+                return self._tell(step, what, is_step)
         return None
 
     def _is_finite(self, name: str, values: Floats) -> bool:
@@ -89,25 +95,30 @@ class NonFiniteCheck:
         self._squares[name] = self._squares.get(name, 0.0) + square
         return square < math.inf or bool(np.isfinite(values).all())
 
-    def _tell(self, step: int, what: str) -> None:
-        self.found += 1
-        self._squares = {}
+    def _tell(self, step: int, what: str, is_step: bool) -> None:
         sentence = f"worker {self._worker}, step {step}: {what}"
+        is_first = self.first is None
+        if is_first:
+            self.first = sentence, time.time()
+        if is_step and step != self._last:  # a push may come in parts
+            self.found += 1
+            self._last = step
+        self._squares = {}
         if self._policy == "stop":
             raise UsageError(f"{sentence}; it was not pushed (PSFLEET_ON_NAN is stop)")
         if self._policy == "skip":
-            if self.found == 1:
-                say(
+            if is_first:
+                _log.warning(
                     f"psfleet: {sentence}; the gradients of this step are left out, and so are those of "
                     "later ones like it (PSFLEET_ON_NAN is skip)"
                 )
             raise SkippedGradients
-        self._looks = False
-        say(
-            f"psfleet: {sentence}, and is pushed as it is; look at the data and the learning rate, or "
-            "clip (PSFLEET_ON_NAN=stop ends the script there, skip leaves such steps out, ignore leaves "
-            "this line out)"
-        )
+        if is_first:
+            _log.warning(
+                f"psfleet: {sentence}, and is pushed as it is; look at the data and the learning rate, or "
+                "clip (PSFLEET_ON_NAN=stop ends the script there, skip leaves such steps out, ignore "
+                "leaves this line out)"
+            )
 
 
 def _squares(values: Floats) -> float:
@@ -115,8 +126,8 @@ def _squares(values: Floats) -> float:
     if values.size > _SHORT:
         flat = values.reshape(-1)
         return float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
-    found: float = static_kernels("squares").summed(address_of(values), values.size)
-    return found if found <= _LARGEST else math.inf
+    total: float = static_kernels("squares").summed(address_of(values), values.size)
+    return total if total <= _LARGEST else math.inf
 
 
 def _first(values: Floats, ids: Ids | None) -> str:

@@ -4,9 +4,8 @@ Two runtimes stand behind it: `psfleet.embedded.runtime` (a shard in this proces
 `psfleet_worker.cluster_runtime` (the servers of a cluster). They give the same bits.
 """
 
-import atexit
 import importlib.metadata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -15,39 +14,10 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.kernels.bags import RowBags, spread_parts
-from psfleet.platform.value_class import value_class
-from psfleet.runtime.evicted_ids import EvictedIds
-from psfleet.runtime.script_end import forget_exit, has_failed
+from psfleet.platform.memory import value_class
+from psfleet.runtime.evictions import EvictedIds
 from psfleet.schema.table import OWN, TableSpec
 from psfleet.settings.choices import Format
-from psfleet.settings.environment import check_alone
-
-__all__ = [
-    "ClosedRuntime",
-    "Format",
-    "Gradient",
-    "Parts",
-    "PendingPull",
-    "PendingPush",
-    "Precision",
-    "PushCounter",
-    "Read",
-    "Runtime",
-    "TableState",
-    "active",
-    "hold",
-    "is_active",
-    "is_held",
-    "is_trained",
-    "let_go",
-    "load_runtime",
-    "missing_table",
-    "passes",
-    "provide",
-    "pushes",
-    "use",
-    "with_counts",
-]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -56,12 +26,12 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 @value_class
 class Read:
-    """What to pull from one table.
+    """A read of one table in a pull.
 
     Attributes:
         table: The table's key.
         ids: Sparse: any number of ids, repeats allowed, any shape. Dense: None.
-        format: How a server is to send the values; runtimes set it as their strategy says.
+        format: Format in which a server sends the values; runtimes set it as their strategy says.
         bags: Sparse, for a runtime that `pools`: the ids' rows are pooled by these, one after the other, and
             the values are float32 [all bags, dim]. None: a row for each id.
     """
@@ -84,9 +54,9 @@ class Gradient:
             [k], ascending: the positions in the flattened array that values belong to; the gradient is
             zero everywhere else.
         learning_rate: The rate of this push.
-        precision: How the values travel. In 16 bits they are rounded, embedded too, after rows of
-            repeated ids were summed.
-        scale: What they are multiplied by before they are rounded, and divided by afterwards.
+        precision: Precision of the values on the wire. In 16 bits they are rounded, embedded too,
+            after rows of repeated ids were summed.
+        scale: Factor applied to the values before they are rounded, and divided out afterwards.
         bags: Sparse, for a runtime that `pools`: values are float32 [all bags, dim], the gradients of what a
             Read with these bags gives. None: a row for each id.
     """
@@ -115,7 +85,7 @@ class TableState:
     """The whole content of one table, weights and optimizer state.
 
     Attributes:
-        step: How many updates the table has had.
+        step: Number of updates that the table has had.
         values: Weights first, then one array per state slot, in the rule's order. Dense: the table's
             shape. Sparse: [n, dim], rows in ascending order of id.
         ids: Sparse: int64 [n], ascending. Dense: None.
@@ -149,13 +119,13 @@ class PushCounter(Protocol):
     """Counts something of a worker's steps; each push takes along what has been counted since the last."""
 
     def leave(self) -> Gradient | None:
-        """What leaves with the next push, in a table whose rule counts; None: nothing.
+        """Return the gradient of the next push, in a table whose rule counts; None: nothing to push.
 
         What left before without `arrived` is in it again: that push was not made.
         """
 
     def arrived(self) -> None:
-        """What left last counts."""
+        """Confirm that the last gradient that `leave` returned has been applied."""
 
 
 def with_counts(
@@ -173,11 +143,29 @@ class PendingPull(Protocol):
         """The values, as `Runtime.pull` gives them; the same each time it is asked."""
 
 
+class CompletedPush:
+    """Ticket of a push that is over when it is given out."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
+
+
+class CompletedPull:
+    """Ticket of a pull that is over when it is given out."""
+
+    def __init__(self, values: list[Floats]) -> None:
+        self._values = values
+
+    def wait(self) -> list[Floats]:
+        """The values."""
+        return self._values
+
+
 class ClosedRuntime:
     """Stands where something was that is closed: whatever is asked of it is refused.
 
     Args:
-        sentence: What the refusal says.
+        sentence: Text of the refusal.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -198,7 +186,7 @@ class Runtime(Protocol):
     def server_num(self) -> int: ...
     @property
     def pools(self) -> bool:
-        """Whether reads and gradients may have bags."""
+        """True if reads and gradients may have bags."""
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """Make sure the table exists and return its key.
@@ -210,7 +198,7 @@ class Runtime(Protocol):
         """
 
     def open(self, name: str) -> TableSpec:
-        """The definition of a table that somebody has made; from then on this worker can pull from it.
+        """Return the definition of an existing table; from then on this worker can pull from it.
 
         Raises:
             UnknownTable: There is none of that name.
@@ -225,7 +213,7 @@ class Runtime(Protocol):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `pull_ahead` reads while the worker computes; else it is a plain pull."""
+        """True if `pull_ahead` reads while the worker computes; else it is a plain pull."""
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """Begin a pull: every push before it is in the values, none after it.
@@ -240,7 +228,7 @@ class Runtime(Protocol):
 
         Args:
             gradients: One per table; in sync mode they make up this worker's part of the round.
-            samples: How many samples the step has used, for the progress display.
+            samples: Number of samples that the step has used, for the progress display.
             loss: The step's loss, for the progress display.
         """
 
@@ -270,7 +258,7 @@ class Runtime(Protocol):
         """
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """Of each server up to `limit` evictions of a sparse table, from its position on.
+        """Return up to `limit` evictions of a sparse table from each server, starting at its position.
 
         Does not wait for pushes. Position 0 gives the oldest that the server remembers.
 
@@ -304,7 +292,7 @@ class Runtime(Protocol):
 
 
 def missing_table(name: str, names: Sequence[str]) -> str:
-    """What is said of a table that nobody has made.
+    """Return the error sentence for a table that does not exist.
 
     Args:
         name: Its name.
@@ -315,7 +303,7 @@ def missing_table(name: str, names: Sequence[str]) -> str:
 
 
 def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
-    """Whether a push has reached one of these tables.
+    """Return whether one of these tables has been pushed to.
 
     A worker that finds so before its first push joins a job under way: it must neither write the
     tables' first rows nor wait for workers that have long done so.
@@ -327,121 +315,14 @@ def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
     return any(table["step"] > 0 for table in held if table["name"] in tables)
 
 
+def passes(runtime: Runtime) -> bool:
+    """Return whether an earlier incarnation of this worker has already completed the next collective."""
+    return bool(getattr(runtime, "passes", False))
+
+
 def load_runtime(name: str, *arguments: Any, **named: Any) -> Runtime:
     """The runtime registered under `name` in the entry-point group `psfleet.runtimes`."""
     for entry in importlib.metadata.entry_points(group="psfleet.runtimes", name=name):
         runtime: Runtime = entry.load()(*arguments, **named)
         return runtime
     raise ConfigError(f"runtime {name!r} is not installed; reinstall psfleet")
-
-
-Parts = Mapping[str, Mapping[str, Any]]
-"""Of a strategy, in the form of a strategy file."""
-
-_active: Runtime | None = None
-_make: Callable[[Parts], Runtime] | None = None
-_clients = 0  # open ones of the active runtime
-_kept = False  # it lives on when the last of them is closed
-_lingers = (
-    False  # the last of them failed: it lives on until the script's end says whether to leave
-)
-
-
-def active() -> Runtime:
-    """The runtime of this process, made when it is first asked for.
-
-    Embedded, unless `fleet.init()` has found a cluster.
-
-    Raises:
-        ConfigError: The environment names a fleet, and the script has not called `fleet.init()`.
-    """
-    global _active, _kept
-    if _active is None:
-        _active = _make({}) if _make else _alone()
-    _kept = True
-    return _active
-
-
-def _alone() -> Runtime:
-    check_alone()
-    return load_runtime("embedded")
-
-
-def is_active() -> bool:
-    """Whether a runtime has been made and not been let go."""
-    return _active is not None
-
-
-def passes(runtime: Runtime) -> bool:
-    """Whether an earlier life of this worker was at the next meeting: what comes before it is done."""
-    return bool(getattr(runtime, "passes", False))
-
-
-def pushes() -> int:
-    """How many pushes the script has made, in earlier lives of its worker too; 0: it has no runtime yet."""
-    return int(getattr(_active, "pushes", 0))
-
-
-def provide(make: Callable[[Parts], Runtime] | None) -> None:
-    """Say how the next active runtime is made; None: embedded.
-
-    make: Gets what a client asks for, which counts where the script has said nothing.
-    """
-    global _make
-    _make = make
-
-
-def use(runtime: Runtime | None) -> Runtime | None:
-    """Make `runtime` the active one and return the one before it. None: made when next asked for."""
-    global _active, _clients, _kept, _lingers
-    _active, before = runtime, _active
-    _clients, _kept, _lingers = 0, runtime is not None, False
-    return before
-
-
-def hold(make: Callable[[Parts], Runtime], asked: Parts) -> Runtime:
-    """The runtime of this process, for one client more, which has `asked` for these settings.
-
-    A process has one seat in its fleet, so all clients and `psfleet.fleet` share one runtime. It is made
-    as `fleet.init()` has found, or by `make`.
-    """
-    global _active, _clients, _lingers
-    if _active is None:
-        _active = (_make or make)(asked)
-        atexit.unregister(_leave)
-        atexit.register(_leave)
-    _clients += 1
-    _lingers = False
-    forget_exit()
-    return _active
-
-
-def _leave() -> None:
-    """At the end of a script whose seat is still taken: leave, unless it has failed."""
-    if (is_held() or _lingers) and not has_failed():
-        before = use(None)
-        if before is not None:
-            before.close()
-
-
-def is_held() -> bool:
-    """Whether a client is open."""
-    return _active is not None and _clients > 0
-
-
-def let_go(runtime: Runtime, timeout: float | None = None) -> None:
-    """A client is closed. The runtime is flushed, and closed if nothing else in the process uses it.
-
-    Args:
-        timeout: Of a client in whose `with` block something failed: seconds for which a flush waits for
-            other workers. It keeps its seat in a fleet until the script ends.
-    """
-    global _active, _clients, _lingers
-    if runtime is _active:
-        _clients -= 1
-        _lingers = timeout is not None and runtime.server_num > 0
-        if _clients or _kept or _make or _lingers:
-            runtime.flush(timeout)
-            return
-        _active = None
-    runtime.close()

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 from psfleet.kernels.bags import RowBags, pool_parts
 from psfleet.runtime.interface import Read
 
-__all__ = ["Asked", "PooledIds", "as_asked", "frozen", "joined_ids", "read_of"]
-
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PooledIds:
-    """What is pulled of a table by those who want pooled rows.
+    """Ids of a table whose rows are pooled when they are pulled.
 
     Attributes:
         ids: int64 [n].
@@ -37,7 +35,7 @@ class PooledIds:
         return pool_parts(rows, self.parts)
 
     def matches(self, other: "PooledIds") -> bool:
-        """Whether both ask for the same."""
+        """Return whether both pull the same ids with the same pooling."""
         return (
             len(self.parts) == len(other.parts)
             and (self.ids is other.ids or np.array_equal(self.ids, other.ids))
@@ -50,16 +48,16 @@ class PooledIds:
 
 
 Asked = Ids | PooledIds
-"""What is pulled of a sparse table: ids, or what is pooled of their rows."""
+"""Argument of a pull from a sparse table: ids, or ids whose rows are pooled."""
 
 
 def read_of(table: int, asked: Asked, pools: bool) -> Read:
-    """What a runtime is asked for.
+    """Return the read that the runtime is asked for.
 
     Args:
         table: The table's key.
-        asked: What is wanted.
-        pools: Whether the runtime does.
+        asked: The ids to pull, or the ids to pool.
+        pools: True if the runtime pools by itself.
     """
     if isinstance(asked, PooledIds):
         return Read(table, asked.ids, bags=asked.parts if pools else None)
@@ -67,7 +65,7 @@ def read_of(table: int, asked: Asked, pools: bool) -> Read:
 
 
 def as_asked(asked: Any, read: Read, values: Floats) -> Floats:
-    """What was asked for, of the values of its read: those of a runtime that does not pool are pooled now."""
+    """Return the values in the form of the request: pooled here if the runtime does not pool."""
     return asked.pool(values) if isinstance(asked, PooledIds) and read.bags is None else values
 
 
@@ -80,7 +78,7 @@ def joined_ids(asked: Sequence[PooledIds]) -> PooledIds:
 
 
 def frozen(ids: Ids) -> Ids:
-    """A copy that nobody changes: a runtime need not look whether it is the same."""
+    """Return a copy that is never changed: a runtime need not check whether it is the same."""
     own = ids.copy()
     own.flags.writeable = False
     return own

@@ -1,14 +1,13 @@
-"""Which state of a running job a pull has read."""
+"""State of a running job that a pull has read, or that a follower has."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-__all__ = ["ReadVersion"]
 
 
 @dataclass(frozen=True)
 class ReadVersion:
-    """Of the values of one pull.
+    """Version of the values of one pull.
 
     Attributes:
         rounds: Sync mode: the last closed round of the server that is behind and of the one that is ahead.
@@ -22,5 +21,27 @@ class ReadVersion:
 
     @property
     def is_cut(self) -> bool:
-        """Whether all servers gave values of the same round, of which there is at least one."""
+        """True if all servers gave values of the same round, of which there is at least one."""
         return self.rounds[0] == self.rounds[1] > 0
+
+
+@dataclass(frozen=True)
+class FollowedCut:
+    """The cut of the training that a follower has.
+
+    Attributes:
+        round: Sync mode: the last closed round. Other modes: None.
+        pushes: By server, for each worker: its incarnation, and its last push in the cut.
+        at: Time (time.monotonic) at which it was the newest.
+        number: Rises with each change: the round, or the number of all pushes.
+    """
+
+    round: int | None
+    pushes: tuple[Mapping[int, tuple[int, int]], ...]
+    at: float
+    number: int
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was the newest."""
+        return max(time.monotonic() - self.at, 0.0)

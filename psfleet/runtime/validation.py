@@ -1,4 +1,4 @@
-"""What both runtimes check before anything leaves the trainer: ids, gradients, first values."""
+"""Checks of both runtimes before anything leaves the trainer: ids, gradients, first values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,16 +10,6 @@ from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
 from psfleet.kernels.bags import RowBags
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-
-__all__ = [
-    "Checked",
-    "as_float32",
-    "as_ids",
-    "check_elements",
-    "check_gradients",
-    "check_ids",
-    "check_spec_value",
-]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -64,13 +54,19 @@ def as_ids(ids: Any, owner: str) -> Ids:
             raise IdError(
                 f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64"
             )
+    if array.dtype.kind == "U":
+        raise IdError(
+            f"{owner}: ids are texts, such as {str(array.flat[0])!r}; hash them: psfleet.features.hashed(ids)"
+        )
     raise IdError(f"{owner}: ids have dtype {array.dtype}; convert them to int64")
 
 
 def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
-    """The ids of a pull from a sparse table, as int64 in any shape."""
+    """The ids of a pull from a sparse table, or of a push to it, as int64 in any shape."""
     if ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
+    if type(ids) is np.ndarray and ids.dtype == _INT64:
+        return ids
     return as_ids(ids, spec.label)
 
 
@@ -101,7 +97,13 @@ def check_gradients(
 
 
 def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
-    values = as_float32(gradient.values)
+    values = gradient.values
+    if (
+        values.__class__ is not np.ndarray
+        or values.dtype != _FLOAT32
+        or not values.flags.c_contiguous
+    ):
+        values = as_float32(values)
     if gradient.precision != "float32" or gradient.scale != 1.0:
         _check_precision(spec, gradient)
     if spec.kind == "dense":
@@ -116,7 +118,7 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
         return spec, gradient, values.reshape(-1), None
     if gradient.ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
-    ids = as_ids(gradient.ids, spec.label)
+    ids = check_ids(spec, gradient.ids)
     if gradient.bags is not None:
         _check_bags(spec, gradient.bags, values, ids)
         if not spec.pushed_scores:

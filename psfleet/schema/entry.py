@@ -1,4 +1,4 @@
-"""What gets a row of a sparse table, and what loses it: the `entry` of a table.
+"""Admission and eviction of a sparse table's rows: the `entry` of a table.
 
     CountFilterEntry(3)                                    a row from the third push on
     TTLEntry(steps=10_000) & CapacityEntry(rows=1_000_000) forgotten rows go, and the table stays small
@@ -7,14 +7,16 @@ Everything here is a definition. psfleet.tables.sparse does what it says, as a f
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+
+from typing_extensions import override
 
 from psfleet.errors import ConfigError
 from psfleet.rules.eviction_policy import LRU, EvictionPolicy, check_policy
 from psfleet.rules.finding_rules import POLICIES, find, make, reference_of
+from psfleet.validation.annotations import Must, NonNegative, NonNegativeInt, Range, checked
 
 __all__ = [
     "CapacityEntry",
@@ -26,23 +28,28 @@ __all__ = [
     "ShowClickEntry",
     "TTLEntry",
 ]
-"""What scripts name: psfleet.entry has all of these."""
+"""Names for scripts: psfleet.entry has all of these."""
+
+
+def _counts(number: int) -> bool:
+    return 1 <= number < 2**31
 
 
 T = TypeVar("T")
 E = TypeVar("E", bound="Entry")
 
 
+@checked
 class Entry:
-    """What gets a row of a sparse table, and what loses it: one such thing, or several joined by `&`.
+    """Rule of admission or eviction of a sparse table's rows: one such rule, or several joined by `&`.
 
     A new one is a class below under `stored_as`; what it does is in psfleet.tables.
 
     Attributes:
         admits: It decides which unknown ids get a row, see psfleet.tables.admission; of these there is one.
-        candidate: What is remembered of an id without a row, beside when it was pushed last: by name an
-            `int`, 0 to 2**32 - 1, or a `float`, float32. Tables and snapshots have a place for it. None: no
-            id is remembered.
+        candidate: Values remembered of an id without a row, beside the time of its last push: by
+            name an `int`, 0 to 2**32 - 1, or a `float`, float32. Tables and snapshots have a place
+            for it. None: no id is remembered.
     """
 
     __slots__ = ()
@@ -52,7 +59,7 @@ class Entry:
 
     @property
     def parts(self) -> tuple["Entry", ...]:
-        """What the entry consists of."""
+        """Rules of which the entry consists."""
         return (self,)
 
     def __and__(self, other: "Entry") -> "Entries":
@@ -65,7 +72,7 @@ class Entry:
         return self.stored.name
 
     def values(self) -> dict[str, float]:
-        """What `make_entry` needs beside the kind: by the names of its stored form."""
+        """Return the numbers that `make_entry` needs beside the kind: by the names of its stored form."""
         given: Any = astuple(self)  # type: ignore[call-overload]  # every part is a dataclass
         numbers = [float(value) for value in given if not isinstance(value, str)]
         return dict(zip(self.stored.numbers, numbers, strict=True))
@@ -78,14 +85,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """How an entry is stored and travels: its kind, the words after it, and numbers.
+    """Form in which an entry is stored and travels: its kind, the words after it, and numbers.
 
     Attributes:
         entry: The class.
-        name: Of the kind.
+        name: Name of the kind.
         numbers: By the names that files have the type of each number, in the order of the class. In the
             class, words and numbers are told apart by their type.
-        words: How many words there may be.
+        words: Largest number of words.
     """
 
     entry: type[Entry]
@@ -106,7 +113,7 @@ def stored_as(
 
     def make_known(entry: type[E]) -> type[E]:
         entry.stored = FORMS[name] = StoredForm(entry, name, numbers, words)
-        return entry
+        return checked(entry)
 
     return make_known
 
@@ -123,15 +130,8 @@ class ProbabilityEntry(Entry):
         probability: In (0, 1].
     """
 
-    probability: float
+    probability: Annotated[float, Range(0, 1, low_open=True)]
     admits = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.probability <= 1:
-            raise ConfigError(
-                f"the probability of an entry is {self.probability}; "
-                "it must be above 0 and at most 1"
-            )
 
 
 @stored_as("count_filter", count_filter=int, candidates=int)
@@ -148,20 +148,10 @@ class CountFilterEntry(Entry):
             servers; beyond that those that were pushed the longest time ago are forgotten.
     """
 
-    count_filter: int
-    candidates: int = 1 << 24
+    count_filter: Annotated[int, Must(_counts, "a number of pushes; 1 gives every id its row")]
+    candidates: Annotated[int, Range(1, 2**31 - 1)] = 1 << 24
     admits = True
     candidate: ClassVar[Mapping[str, type]] = {"counts": int}
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.count_filter < 2**31:
-            raise ConfigError(
-                f"the count_filter of an entry is {self.count_filter}; it must be at least 1"
-            )
-        if not 1 <= self.candidates < 2**31:
-            raise ConfigError(
-                f"the candidates of an entry are {self.candidates}; it must be at least 1"
-            )
 
 
 @stored_as(
@@ -196,9 +186,9 @@ class ShowClickEntry(Entry):
     click_name: str
     nonclk_coeff: float = 0.1
     click_coeff: float = 1.0
-    decay_rate: float = 0.98
+    decay_rate: Annotated[float, Range(0, 1, low_open=True)] = 0.98
     delete_threshold: float = 0.8
-    delete_after_unseen: int = 30
+    delete_after_unseen: Annotated[int, Range(1, 2**31 - 1)] = 30
 
     def __post_init__(self) -> None:
         for name in (self.show_name, self.click_name):
@@ -206,17 +196,6 @@ class ShowClickEntry(Entry):
                 raise ConfigError(
                     f"an input of ShowClickEntry is {name!r}; it must have a name without : and +"
                 )
-        for name in ("nonclk_coeff", "click_coeff", "delete_threshold"):
-            if not math.isfinite(value := getattr(self, name)):
-                raise ConfigError(f"the {name} of an entry is {value!r}; it must be finite")
-        if not 0 < self.decay_rate <= 1:
-            raise ConfigError(
-                f"the decay_rate of an entry is {self.decay_rate}; it must be above 0 and at most 1"
-            )
-        if not 1 <= self.delete_after_unseen < 2**31:
-            raise ConfigError(
-                f"delete_after_unseen of an entry is {self.delete_after_unseen}; use 1 to 2**31 - 1"
-            )
 
     @property
     def kind(self) -> str:
@@ -235,14 +214,10 @@ class TTLEntry(Entry):
         seconds: Time in which the servers run; 0: no limit. Looked at 16 times in as many seconds.
     """
 
-    steps: int = 0
-    seconds: float = 0.0
+    steps: Annotated[int, Range(0, 2**30)] = 0
+    seconds: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.steps <= 2**30:
-            raise ConfigError(f"the steps of a TTLEntry are {self.steps}; use 1 to 2**30")
-        if not 0 <= self.seconds < float("inf"):
-            raise ConfigError(f"the seconds of a TTLEntry are {self.seconds}; use a number above 0")
         if not self.steps and not self.seconds:
             raise ConfigError("a TTLEntry needs steps or seconds; both are 0")
 
@@ -253,28 +228,22 @@ class CapacityEntry(Entry):
     """The table holds so many rows at most, or as many as fit into so much memory.
 
     Attributes:
-        rows: Of the whole table, in equal parts on its servers, rounded up; 0: no limit.
+        rows: Rows of the whole table, in equal parts on its servers, rounded up; 0: no limit.
         bytes: Memory of the whole table with state and index, likewise; 0: no limit.
-        full: What becomes of a push that brings more. "evict": rows go as `policy` says, at least a
+        full: Handling of a push that brings more. "evict": rows go as `policy` says, at least a
             sixteenth of the capacity at a time. "refuse": the push is refused whole.
             With neither rows nor bytes, "evict" means: when the server's memory is used up.
-        policy: Which rows go first, of psfleet.entry or a module of yours, or the name of one. LRU: those
-            that were pushed the longest time ago, of equally old ones those whose ids have the smallest
-            hash.
+        policy: Policy of eviction, of psfleet.entry or a module of yours, or the name of one. LRU:
+            those that were pushed the longest time ago, of equally old ones those whose ids have
+            the smallest hash.
     """
 
-    rows: int = 0
-    bytes: int = 0
+    rows: NonNegativeInt = 0
+    bytes: NonNegativeInt = 0
     full: Literal["evict", "refuse"] = "evict"
     policy: EvictionPolicy | str = "lru"
 
     def __post_init__(self) -> None:
-        if self.full not in ("evict", "refuse"):
-            raise ConfigError(f"full of a CapacityEntry is {self.full!r}; use evict or refuse")
-        if not 0 <= self.rows < 2**63 or not 0 <= self.bytes < 2**63:
-            raise ConfigError(
-                f"a CapacityEntry has {self.rows} rows and {self.bytes} bytes; use positive numbers"
-            )
         if self.full == "refuse" and not self.rows and not self.bytes:
             raise ConfigError("a CapacityEntry that refuses needs rows or bytes; both are 0")
         if isinstance(self.policy, str):
@@ -283,11 +252,7 @@ class CapacityEntry(Entry):
         self._check_policy()
 
     def _check_policy(self) -> None:
-        if not isinstance(self.policy, EvictionPolicy):
-            raise ConfigError(
-                f"the policy of a CapacityEntry is {self.policy!r}; use lru, lfu, decayed or an "
-                "EvictionPolicy of psfleet.entry"
-            )
+        assert isinstance(self.policy, EvictionPolicy)
         check_policy(self.policy)
         if self.full == "refuse" and self.policy != LRU():
             raise ConfigError(
@@ -296,7 +261,7 @@ class CapacityEntry(Entry):
 
     @property
     def evicts(self) -> bool:
-        """Whether rows go when the table is full."""
+        """True if rows are evicted when the table is full."""
         return self.full == "evict"
 
     @property
@@ -308,7 +273,7 @@ class CapacityEntry(Entry):
         )
 
     def values(self) -> dict[str, float]:
-        """As of any entry, and the numbers of the policy under their own names."""
+        """Return the values as any entry does, and the numbers of the policy under their own names."""
         assert isinstance(self.policy, EvictionPolicy)
         numbers = self.policy.hyperparameters()
         return {"rows": float(self.rows), "bytes": float(self.bytes)} | {
@@ -316,8 +281,8 @@ class CapacityEntry(Entry):
         }
 
     @classmethod
+    @override
     def read(cls, words: list[str], numbers: dict[str, Any], left: dict[str, float]) -> Entry:
-        """See Entry.read."""
         full, reference, *_ = (*words, "lru")
         given = {key: left.pop(key) for key in [*left] if key.startswith(_POLICY)}
         hyperparameters = {key.removeprefix(_POLICY): value for key, value in given.items()}
@@ -335,13 +300,10 @@ class EvictionStreamEntry(Entry):
             bytes each.
     """
 
-    keep: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.keep <= 2**28:
-            raise ConfigError(f"keep of an EvictionStreamEntry is {self.keep}; use 1 to 2**28")
+    keep: Annotated[int, Range(1, 2**28)] = 1 << 20
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Entries(Entry):
     """Several at once, made by `&`.
@@ -363,7 +325,7 @@ class Entries(Entry):
 
     @property
     def parts(self) -> tuple[Entry, ...]:
-        """What the entry consists of."""
+        """Rules of which the entry consists."""
         return self.several
 
     @property
@@ -372,7 +334,7 @@ class Entries(Entry):
         return "+".join(part.kind for part in self.several)
 
     def values(self) -> dict[str, float]:
-        """What `make_entry` needs beside the kind."""
+        """Return the numbers that `make_entry` needs beside the kind."""
         return {name: value for part in self.several for name, value in part.values().items()}
 
 
@@ -403,16 +365,16 @@ def _make_part(kind: str, values: dict[str, float]) -> Entry:
     form = FORMS.get(name)
     if form is None or len(words) not in form.words:
         raise ConfigError(f"entry {kind!r} is unknown; use one of {', '.join(sorted(FORMS))}")
-    found: dict[str, Any] = {key: values.pop(key) for key in form.numbers if key in values}
-    if len(found) != len(form.numbers):
+    numbers: dict[str, Any] = {key: values.pop(key) for key in form.numbers if key in values}
+    if len(numbers) != len(form.numbers):
         raise ConfigError(
-            f"entry {kind!r} with {sorted(found)} is unknown; it needs {sorted(form.numbers)}"
+            f"entry {kind!r} with {sorted(numbers)} is unknown; it needs {sorted(form.numbers)}"
         )
     for key, of in form.numbers.items():
         if of is int:
-            if not float(found[key]).is_integer():
+            if not float(numbers[key]).is_integer():
                 raise ConfigError(
-                    f"{key} of entry {kind!r} is {found[key]}; it must be a whole number"
+                    f"{key} of entry {kind!r} is {numbers[key]}; it must be a whole number"
                 )
-            found[key] = int(found[key])
-    return form.entry.read(words, found, values)
+            numbers[key] = int(numbers[key])
+    return form.entry.read(words, numbers, values)

@@ -11,12 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LaterField", "arguments", "later", "later_fields", "later_values"]
-
 
 @dataclass(frozen=True)
 class LaterField:
-    """How an attribute is stored.
+    """Attribute that was added to a stored definition later.
 
     Attributes:
         name: In snapshots and messages. The attribute may be renamed; this may not.
@@ -32,7 +30,7 @@ class LaterField:
 
     @property
     def key(self) -> str:
-        """What a snapshot's document has if it has the field."""
+        """Key in a snapshot's document that has the field."""
         return self.inside or self.name
 
 
@@ -59,14 +57,14 @@ def later_fields(definition: Any) -> list[LaterField]:
 
 
 def later_values(definition: Any) -> dict[LaterField, Any]:
-    """What is to be stored of a definition: what has not the default, and what is in one object with it."""
-    found = {stored: getattr(definition, of.name) for stored, of in _attributes(definition)}
-    wanted = {stored.key for stored, of in _attributes(definition) if found[stored] != of.default}
-    return {stored: value for stored, value in found.items() if stored.key in wanted}
+    """Return the fields to store: those that differ from their default, and the rest of their group."""
+    values = {stored: getattr(definition, of.name) for stored, of in _attributes(definition)}
+    keys = {stored.key for stored, of in _attributes(definition) if values[stored] != of.default}
+    return {stored: value for stored, value in values.items() if stored.key in keys}
 
 
 def arguments(definition: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What the constructor of a definition takes of stored values by name; the others are left alone."""
+    """Return the constructor's arguments for stored values by name; the others are left alone."""
     return {
         of.name: said[stored.name] for stored, of in _attributes(definition) if stored.name in said
     }

@@ -33,10 +33,10 @@ __all__ = [
 
 _Kind = Literal["dense", "sparse"]
 RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
-"""How rows are stored: the weights, then the state if it is not float32. See psfleet.rules.rule.Slot."""
+"""Storage of rows: the weights, then the state if it is not float32. See psfleet.rules.rule.Slot."""
 
 ServerCount = Annotated[int, Range(1, 1024)]
-"""How many servers hold a table."""
+"""Number of servers that hold a table."""
 
 MAX_DIM = 1024
 MAX_NAME = 512  # bytes of a table's name
@@ -57,7 +57,7 @@ def key_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InitializerSpec:
-    """How values start: a pure function of (seed, table, id, position), the same on every server.
+    """Initial values: a pure function of (seed, table, id, position), the same on every server.
 
     `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `truncated`: of
     these, those within two deviations of the mean. `constant`: `low`.
@@ -113,8 +113,8 @@ class TableSpec:
         every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
             row with a zero gradient, as the dense rule would.
         entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
-        device: Which memory of the servers is to hold it; None: as each server's setting says.
-        servers: How many servers hold it at most; None: all, see psfleet.shard.server_group.
+        device: Memory of the servers that is to hold it; None: as each server's setting says.
+        servers: Largest number of servers that hold it; None: all, see psfleet.shard.server_group.
         first: The first of them.
         precision: Sparse only: how its rows are stored. What is computed is float32.
 
@@ -236,12 +236,12 @@ class TableSpec:
 
     @property
     def slot_names(self) -> list[str]:
-        """What is kept of each weight: its "value", then the rule's state slots."""
+        """Names of the values kept of each weight: its "value", then the rule's state slots."""
         return ["value", *(slot.name for slot in self.rule.slots)]
 
     @cached_property
     def policy(self) -> EvictionPolicy:
-        """Which rows of a sparse table go first when it is full."""
+        """Policy by which rows of a sparse table are evicted when it is full."""
         capacity = part_of(self.entry, CapacityEntry)
         policy = LRU() if capacity is None else capacity.policy
         assert isinstance(policy, EvictionPolicy)
@@ -254,7 +254,7 @@ class TableSpec:
 
     @cached_property
     def counts_frequency(self) -> bool:
-        """Whether the last score of a row is its frequency, which the eviction policy asks for."""
+        """True if the last score of a row is its frequency, which the eviction policy asks for."""
         return "frequency" in self.policy.arguments
 
     @cached_property
@@ -269,13 +269,13 @@ class TableSpec:
 
     @property
     def candidate(self) -> Mapping[str, type] | None:
-        """What its servers remember of ids without a row; None: nothing. See Entry."""
+        """Values that its servers remember of ids without a row; None: nothing. See Entry."""
         parts = () if self.entry is None else self.entry.parts
         return next((part.candidate for part in parts if part.candidate is not None), None)
 
     @property
     def streams_evictions(self) -> bool:
-        """Whether its servers remember which rows went last."""
+        """True if its servers remember the last evicted rows."""
         return part_of(self.entry, EvictionStreamEntry) is not None
 
     @cached_property

@@ -23,34 +23,23 @@ from typing import Any
 from psfleet.errors import ConfigError
 from psfleet.settings.kinds import SettingKind, kind_of
 
-__all__ = [
-    "Setting",
-    "check",
-    "from_tables",
-    "from_variable",
-    "from_variables",
-    "setting",
-    "settings_of",
-    "to_variables",
-]
-
 
 @dataclass(frozen=True)
 class Setting:
     """One setting.
 
     Attributes:
-        name: Of the field.
-        kind: What it takes.
+        name: Name of the field.
+        kind: Kind of its values.
         default: MISSING: it must be given.
-        help: What it means, without a full stop.
-        flag: Of a command; `--no-x` switches off what is on by default. Empty: none.
+        help: Meaning, without a full stop.
+        flag: Flag of a command; `--no-x` switches off what is on by default. Empty: none.
         env: Its variable; empty: none.
         synonyms: Variables of the reference framework that say the same; `env` wins.
         key: In a job file, `table.key`; empty: none.
-        metavar: How the value is named in help; empty: by its kind.
+        metavar: Name of the value in help; empty: by its kind.
         least, most: Bounds of a number.
-        wanted: What the value must be, where bounds alone would not say it well.
+        wanted: Requirement of the value, where bounds alone would not say it well.
     """
 
     name: str
@@ -126,7 +115,8 @@ def setting(
 
     Args:
         kind: If that does not follow from the annotation.
-        names: What says it, each recognised by its form: `--flag`, `VARIABLE`, its synonyms, `table.key`.
+        names: Names of the setting, each recognised by its form: `--flag`, `VARIABLE`, its
+            synonyms, `table.key`.
         more: Other attributes of Setting.
     """
     variables = [name for name in names.split() if name.isupper()]
@@ -179,8 +169,8 @@ def from_variable(group: type, name: str, variables: Mapping[str, str]) -> Any:
         ConfigError: It is wrong.
     """
     one = next(one for one in settings_of(group) if one.name == name)
-    said = _variable(one, variables)
-    return one.parse(variables[said], said) if said else one.default
+    text = _variable(one, variables)
+    return one.parse(variables[text], text) if text else one.default
 
 
 def _variable(one: Setting, variables: Mapping[str, str]) -> str:
@@ -207,9 +197,9 @@ def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str,
     Raises:
         ConfigError: One is wrong.
     """
-    found = {}
+    values = {}
     for one in settings_of(group):
         table, _, key = one.key.rpartition(".")
         if key in tables.get(table, {}):
-            found[one.name] = one.take(tables[table][key], f"{one.key} in {where}")
-    return found
+            values[one.name] = one.take(tables[table][key], f"{one.key} in {where}")
+    return values

@@ -1,22 +1,22 @@
-"""Groups of settings: what a process is told, and what a job and its processes have in common."""
+"""Groups of settings: those of one process, and those that a job and its processes share."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from psfleet.settings.choices import DEVICE_PLACES
 from psfleet.settings.declaration import setting
-from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, URL, SettingKind, one_of
+from psfleet.settings.kinds import (
+    BYTES,
+    FOLDER,
+    FOLDER_OR_URL,
+    INTERVAL,
+    LOG_LEVELS,
+    SECONDS,
+    URL,
+    SettingKind,
+    one_of,
+)
 from psfleet.settings.limits import ServerLimits
-
-__all__ = [
-    "FaultSettings",
-    "FleetSettings",
-    "JobSettings",
-    "NumberSettings",
-    "ProcessSettings",
-    "StageSettings",
-    "UserSettings",
-]
 
 _ROLE = SettingKind(
     "server or worker",
@@ -34,13 +34,15 @@ _LIMITS = SettingKind(
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """Which process of which fleet this is. `role` None: no fleet, train embedded."""
+    """Role of this process and its fleet. `role` None: no fleet, train embedded."""
 
     role: Literal["server", "worker"] | None = setting(
         None, "Role of this process", _ROLE, names="PSFLEET_ROLE TRAINING_ROLE"
     )
     rank: int = setting(
-        0, "Index within the role, from 0", names="PSFLEET_RANK PADDLE_TRAINER_ID PADDLE_PSERVER_ID"
+        0,
+        "Index within the role, from 0; must be given where there are several",
+        names="PSFLEET_RANK PADDLE_TRAINER_ID PADDLE_PSERVER_ID",
     )
     servers: tuple[str, ...] = setting(
         (),
@@ -65,7 +67,7 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Which part of a worker this process is."""
+    """Part of a worker that this process is."""
 
     stage: int = setting(0, "Index of this stage of its worker, from 0", names="PSFLEET_STAGE")
     stages: int = setting(
@@ -84,7 +86,7 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What the launcher is asked for and tells its processes; by hand it is told to each."""
+    """Settings of a whole job: the launcher passes them on; without one each process is given them."""
 
     durability: str = setting(
         "none",
@@ -104,6 +106,7 @@ class JobSettings:
     resume: str = setting(
         "",
         "Start from this snapshot; the launcher also takes a job's folder and starts from its last snapshot",
+        FOLDER_OR_URL,
         names="--resume PSFLEET_RESUME job.resume",
         metavar="FOLDER",
     )
@@ -139,6 +142,13 @@ class JobSettings:
         names="--server-memory PSFLEET_MEMORY servers.memory",
         metavar="SIZE",
     )
+    disk: str = setting(
+        "",
+        "Keep the rows of sparse tables that name no device in files of this folder of each server's "
+        "machine, and those in use in what --server-memory leaves",
+        FOLDER,
+        names="--server-disk PSFLEET_DISK servers.disk",
+    )
     device: str = setting(
         "cpu",
         f"Where servers hold tables that name no device: {', '.join(DEVICE_PLACES.values())}, or there "
@@ -158,6 +168,7 @@ class JobSettings:
         "",
         "Write what fleet.log is given, and the figures of the job, as TensorBoard's event files into a "
         "folder per process below this one",
+        FOLDER,
         names="--tensorboard PSFLEET_TENSORBOARD job.tensorboard",
         metavar="FOLDER",
     )
@@ -184,13 +195,14 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What the launcher gives one process: its name, paths and descriptors."""
+    """Settings that the launcher gives to one process: its name, paths and descriptors."""
 
     job: str = setting("", "Name of the job; a log of another job is refused", names="PSFLEET_JOB")
-    log_folder: str = setting("", "Folder of the servers' logs", names="PSFLEET_LOG_FOLDER")
+    log_folder: str = setting("", "Folder of the servers' logs", FOLDER, names="PSFLEET_LOG_FOLDER")
     snapshots: str = setting(
         "",
         "Folder where server 0 keeps the job's snapshots; empty: `snapshots` beside the logs",
+        FOLDER,
         names="PSFLEET_SNAPSHOTS",
     )
     ready_file: str = setting(
@@ -223,7 +235,7 @@ class ProcessSettings:
         "File that says where servers listen now that have moved to another machine",
         names="PSFLEET_RELOCATIONS",
     )
-    pulse: int = setting(
+    liveness: int = setting(
         0,
         "File descriptor on which a server writes a sign of life a few times per second",
         names="PSFLEET_PULSE",
@@ -232,7 +244,7 @@ class ProcessSettings:
 
 @dataclass(frozen=True)
 class NumberSettings:
-    """What is done about numbers that are none."""
+    """Settings of the handling of NaN and infinity."""
 
     on_nan: Literal["say", "stop", "skip", "ignore"] | None = setting(
         None,
@@ -243,8 +255,22 @@ class NumberSettings:
 
 
 @dataclass(frozen=True)
-class UserSettings(NumberSettings):
-    """What users say by variables alone; a launcher passes these on from its own environment."""
+class LogSettings:
+    """Logging of the processes of a job."""
+
+    log_levels: str = setting(
+        "",
+        "What is logged, as in `warning,psfleet.server=debug`: debug, info (the default), warning, error or "
+        "off, for all or a part of psfleet",
+        LOG_LEVELS,
+        names="--log-level PSFLEET_LOG job.log_level",
+        metavar="LEVEL,NAME=LEVEL,...",
+    )
+
+
+@dataclass(frozen=True)
+class UserSettings(LogSettings, NumberSettings):
+    """Settings that users give by variables alone; a launcher passes these on from its own environment."""
 
     strategy: str = setting(
         "", "Strategy as JSON; overrides the script's DistributedStrategy", names="PSFLEET_STRATEGY"
@@ -279,6 +305,17 @@ class UserSettings(NumberSettings):
         "",
         "File for the plan of the first training step; the script ends after writing it",
         names="PSFLEET_PLAN",
+    )
+    traceback: bool = setting(
+        False,
+        "Print the whole traceback of psfleet's errors that end a script; without it, only the sentence",
+        names="PSFLEET_TRACEBACK",
+    )
+    log_format: str = setting(
+        "text",
+        "Text: each line of the log a sentence; json: an object, with its fields apart",
+        one_of("text", "json"),
+        names="PSFLEET_LOG_FORMAT",
     )
     cache: str = setting(
         "~/.cache/psfleet/kernels", "Folder of compiled kernels", names="PSFLEET_CACHE"

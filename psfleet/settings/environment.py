@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, from_variable, from_variables
@@ -22,21 +23,10 @@ from psfleet.settings.declared_settings import (
     UserSettings,
 )
 
-__all__ = [
-    "Environment",
-    "check_alone",
-    "check_endpoint",
-    "on_nan",
-    "plan_file",
-    "read_environment",
-    "reader_environment",
-    "threads",
-]
-
 
 @dataclass(frozen=True)
 class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, FleetSettings):
-    """What the environment says. `role` None: no fleet, train embedded."""
+    """Settings of this process in its environment. `role` None: no fleet, train embedded."""
 
     def __post_init__(self) -> None:
         if self.role is None:
@@ -66,18 +56,18 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
     @property
     def keeps_log(self) -> bool:
-        """Whether servers can be started again, each by itself."""
+        """True if servers can be started again, each by itself."""
         return self.durability in ("log", "log+fsync")
 
     @property
     def snapshot_folder(self) -> str:
-        """Where server 0 keeps the job's snapshots; empty: nowhere."""
+        """Folder in which server 0 keeps the job's snapshots; empty: nowhere."""
         beside = os.path.join(self.log_folder, "snapshots") if self.log_folder else ""
         return self.snapshots or beside
 
     @property
     def event_folder(self) -> str:
-        """Where this process writes TensorBoard's event files; empty: nowhere."""
+        """Folder to which this process writes TensorBoard's event files; empty: nowhere."""
         if not self.tensorboard:
             return ""
         name = f"{self.role or 'worker'}.{self.seat.rank}"
@@ -106,7 +96,7 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
             )
 
     @property
-    def beat(self) -> float:
+    def heartbeat_seconds(self) -> float:
         """Seconds between two signs of life of a process."""
         return min(1.0, self.dead_after / 5) if self.dead_after else 1.0
 
@@ -145,14 +135,17 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     said = from_variables(Environment, {**variables, other: ""})
     for endpoint in said.get("servers", ()):
         check_endpoint(endpoint)
-    said.setdefault("rank", _own_rank(variables, role, said.get("servers", ())))
+    if said.get("servers"):
+        _check_workers(variables, said)
+        if "rank" not in said:
+            said["rank"] = _own_rank(variables, role, said)
     return Environment(**said)
 
 
 def reader_environment(
     servers: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> Environment:
-    """What a process without a role in the fleet of these servers knows of it: credentials, user settings.
+    """Return the settings of a process outside the fleet of these servers: credentials, user settings.
 
     Raises:
         ConfigError: A value is wrong.
@@ -190,12 +183,12 @@ def check_alone(variables: Mapping[str, str] = os.environ) -> None:
 
 @functools.cache
 def plan_file() -> str:
-    """Where this process is to write the plan of its first training step; empty: it trains."""
+    """Return the path at which to write the plan of the first training step; empty: this process trains."""
     return str(from_variable(UserSettings, "plan", os.environ))
 
 
 def on_nan() -> str:
-    """What is done about a loss or a gradient that is no finite number: say, stop, skip or ignore.
+    """Return the handling of a loss or a gradient that is not finite: say, stop, skip or ignore.
 
     Raises:
         ConfigError: PSFLEET_ON_NAN is something else.
@@ -204,7 +197,7 @@ def on_nan() -> str:
 
 
 def threads() -> int:
-    """Threads that BLAS was told to use (OMP_NUM_THREADS, which the launcher sets); 1 if nothing."""
+    """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets); 1 if unset."""
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return max(int(said), 1) if said.isdigit() else 1
 
@@ -218,7 +211,35 @@ def check_endpoint(endpoint: str) -> None:
         raise ConfigError(f"endpoint {endpoint!r} is neither unix:/path nor host:port")
 
 
-def _own_rank(variables: Mapping[str, str], role: str, servers: tuple[str, ...]) -> int:
-    """The reference tells a server its own address, not its index."""
+def _check_workers(variables: Mapping[str, str], said: Mapping[str, Any]) -> None:
+    """Refuse the reference's variables without the number of workers, as it does."""
+    if "workers" not in said and not variables.get("PSFLEET_ROLE"):
+        raise ConfigError(
+            f"TRAINING_ROLE is {variables.get('TRAINING_ROLE')!r} and PADDLE_TRAINERS_NUM is not set; set it "
+            "to the number of workers"
+        )
+
+
+def _own_rank(variables: Mapping[str, str], role: str, said: Mapping[str, Any]) -> int:
+    """The rank that no variable says: it follows from the address, or there is one such process.
+
+    Raises:
+        ConfigError: It does not. Two processes that guess would both be the first.
+    """
+    servers = said["servers"]
     own = f"{variables.get('POD_IP', '')}:{variables.get('PADDLE_PORT', '')}"
-    return servers.index(own) if role == "server" and own in servers else 0
+    if (
+        role == "server" and own in servers
+    ):  # the reference tells a server its address, not its index
+        return int(servers.index(own))
+    count = len(servers) if role == "server" else said.get("workers", 1)
+    if not variables.get("PSFLEET_ROLE"):
+        by_address = f"POD_IP:PADDLE_PORT (now {own!r}) to one of PADDLE_PSERVERS_IP_PORT_LIST"
+        wanted = by_address if role == "server" else "PADDLE_TRAINER_ID"
+    elif count > 1:
+        wanted = f"PSFLEET_RANK, from 0 to {count - 1}"
+    else:
+        return 0
+    raise ConfigError(
+        f"this process is one of {count} {role}(s) and nothing says which; set {wanted}"
+    )

@@ -1,5 +1,7 @@
 """Kinds of settings: how a value is written in a flag or a variable, and what it is in a file."""
 
+import logging
+import os
 import re
 import types
 import typing
@@ -10,24 +12,117 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from psfleet.errors import ConfigError
-from psfleet.settings.durations import SnapshotInterval
-
-__all__ = ["BYTES", "INTERVAL", "SECONDS", "URL", "SettingKind", "kind_of", "one_of"]
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class SnapshotInterval:
+    """A time or a number of rounds; exactly one of them is not 0.
+
+    Attributes:
+        seconds: Interval in time.
+        rounds: Interval in training: rounds in sync mode, else pushes of a worker.
+    """
+
+    seconds: float = 0.0
+    rounds: int = 0
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> "SnapshotInterval":
+        """Parse a text; `name`: of the setting, for messages.
+
+        Raises:
+            ConfigError: It says nothing, or none of these.
+        """
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|rounds?)", text.strip())
+        number = float(match[1]) if match else 0.0
+        if match is None or not number or (match[2][0] == "r" and not number.is_integer()):
+            raise ConfigError(f"{name} is {text!r}; it must be like 60s, 5min, 2h or 1000 rounds")
+        unit = _SECONDS.get(match[2])
+        return cls(rounds=int(number)) if unit is None else cls(number * unit)
+
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
+_USER = re.compile(r"(://)[^/@]*@")
+
+
+def url_of(path: str | os.PathLike[str]) -> str | None:
+    """The URL that a path is, with two slashes; None: it is a path of this machine, as is a file: URL."""
+    text = os.fspath(path)
+    found = _URL.match(text) if isinstance(text, str) else None
+    if found is None or found[1].lower() == "file":
+        return None
+    return f"{found[1]}://{text[found.end() :]}"
+
+
+def shown_url(url: str) -> str:
+    """A URL without credentials and settings, for messages."""
+    return _USER.sub(r"\1", url).partition("?")[0]
+
+
+def place_or_url(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a folder, or its URL, for another process."""
+    return url_of(path) or str(local_path(path).absolute())
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a file or folder that is read or written on this machine.
+
+    Raises:
+        ConfigError: It is a URL, which would become a local folder named by its scheme.
+    """
+    text = os.fspath(path)
+    if (url := url_of(path)) is not None:
+        raise ConfigError(
+            f"{shown_url(url)!r} is a URL, and only local and mounted file systems are read and written "
+            f"here; name a folder and copy between the two, or name it {'./' + text!r} if it is one here"
+        )
+    if isinstance(text, str) and (found := _URL.match(text)):
+        return Path("/" + text[found.end() :])
+    return Path(text)
+
+
+ROOT = "psfleet"
+"""The logger above all others of psfleet."""
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL,  # which says why a process ends
+}
+
+
+def parse_levels(text: str) -> dict[str, int]:
+    """By logger its level; what has no name is that of all of psfleet, info if nothing is said.
+
+    Raises:
+        ValueError: A level is unknown, or a name is none of psfleet's.
+    """
+    found = {ROOT: logging.INFO}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, level = part.rpartition("=")
+        if level not in LEVELS or (equals and f"{name}.".split(".")[0] != ROOT):
+            raise ValueError(part)
+        found[name or ROOT] = LEVELS[level]
+    return found
+
+
 _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class SettingKind:
-    """What a setting takes.
+    """Kind of a setting's values.
 
     Attributes:
-        wanted: What a value must be, for the sentence "it must be ...".
+        wanted: Requirement of a value, for the sentence "it must be ...".
         parse: The value that a text means. Raises ValueError if it means none.
-        fits: Whether a value of a file (TOML or JSON) can be taken.
+        fits: Function that tells whether a value of a file (TOML or JSON) can be taken.
         text: The value as a variable says it; empty: the variable is not set.
-        written: What a text must be; empty: as `wanted`.
+        written: Requirement of a text; empty: as `wanted`.
         choices: All values, if they are few.
         is_number: It takes plain numbers.
         has_unit: A file may give a text, which is parsed, in place of a number.
@@ -50,10 +145,10 @@ def _bytes(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?(s|min|h)?", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?(s|min|h)?", text.strip())
+    if match is None:
         raise ValueError
-    return float(found[1]) * _SECONDS[found[2] or "s"]
+    return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
 def _interval(text: str) -> str:
@@ -61,6 +156,11 @@ def _interval(text: str) -> str:
         SnapshotInterval.parse(text, "")
     except ConfigError:
         raise ValueError from None
+    return text
+
+
+def _levels(text: str) -> str:
+    parse_levels(text)
     return text
 
 
@@ -102,20 +202,36 @@ _PLAIN: dict[Any, SettingKind] = {
         lambda value: "1" if value else "",
         written="1 or nothing",
     ),
-    Path: SettingKind("a path", Path, lambda value: False, has_unit=True),
+    Path: SettingKind("a path", local_path, lambda value: False, has_unit=True),
 }
 SECONDS = SettingKind(
     "like 30s or 5min", _seconds, _is_number, lambda value: f"{value:.12g}s", has_unit=True
 )
 BYTES = SettingKind("a number and K, M, G or T, as in 8G", _bytes, _is_whole, has_unit=True)
 URL = SettingKind("like http://127.0.0.1:4318", _url, lambda value: False, has_unit=True)
+FOLDER = SettingKind(
+    "a path", lambda text: str(local_path(text)), lambda value: False, has_unit=True
+)
+FOLDER_OR_URL = SettingKind(
+    "a path or URL",
+    lambda text: url_of(text) or str(local_path(text)),
+    lambda value: False,
+    has_unit=True,
+)
 INTERVAL = SettingKind(
     "like 60s, 5min, 2h or 1000 rounds", _interval, lambda value: False, has_unit=True
 )
 
+LOG_LEVELS = SettingKind(
+    "debug, info, warning, error or off, for single loggers like warning,psfleet.server=debug",
+    _levels,
+    lambda value: False,
+    has_unit=True,
+)
+
 
 def kind_of(annotation: Any) -> SettingKind:
-    """What a field with this annotation takes; None in a union stands for "not given"."""
+    """Return the kind for a field with this annotation; None in a union stands for "not given"."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""What a server takes at most, so that one caller cannot take all of it.
+"""Limits of a server's load, so that one caller cannot take all of it.
 
 PSFLEET_LIMITS says otherwise: `tables=20000,message=67108864`.
 """
@@ -9,8 +9,6 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting, settings_of
-
-__all__ = ["ServerLimits"]
 
 _LARGEST_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
 
@@ -33,7 +31,7 @@ class ServerLimits:
         16 << 30,
         "Bytes of shared memory that one worker may offer; beyond it tensors go in messages",
     )
-    parked: int = _count(
+    waiting_calls: int = _count(
         10_000,
         "Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of workers "
         "that register",
@@ -62,7 +60,7 @@ class ServerLimits:
             ConfigError: A name is unknown or a value is no whole number.
         """
         known = {one.name: one for one in settings_of(cls)}
-        said: dict[str, int] = {}
+        limits: dict[str, int] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")
             if name not in known or not equals:
@@ -70,12 +68,12 @@ class ServerLimits:
                     f"PSFLEET_LIMITS says {part!r}; it must be name=number with a name among "
                     f"{', '.join(known)}"
                 )
-            said[name] = known[name].parse(value, f"limit {name}")
-        return cls(**said)
+            limits[name] = known[name].parse(value, f"limit {name}")
+        return cls(**limits)
 
     @property
     def text(self) -> str:
-        """What `read` takes: the limits that are not as usual."""
+        """Text that `read` takes: the limits that are not as usual."""
         values = {
             one.name: (getattr(self, one.name), one.default) for one in settings_of(type(self))
         }

@@ -2,6 +2,4 @@
 
 from typing import Literal
 
-__all__ = ["Mode"]
-
 Mode = Literal["sync", "async", "ssp", "geo", "half-async"]

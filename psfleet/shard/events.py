@@ -3,54 +3,56 @@
 A `call` identifies an open request for the caller; the shard only returns it.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import field
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.consistency import ConsistencyMode
 from psfleet.errors import PsfleetError
-from psfleet.platform.value_class import value_class
+from psfleet.platform.memory import value_class
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.shard.membership_view import InstallView, Position, PrepareView, ViewReport
-from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.tables.row_data import TableClock
 
-__all__ = [
-    "BeginCut",
-    "Call",
-    "CloseRound",
-    "CreateTable",
-    "EndCut",
-    "Event",
-    "Evict",
-    "Expire",
-    "Instruction",
-    "Join",
-    "Journal",
-    "Leave",
-    "MakeCut",
-    "MarkCut",
-    "Outcome",
-    "PartState",
-    "Pull",
-    "Push",
-    "Record",
-    "RestorePart",
-    "RetryRoom",
-    "SendError",
-    "SendOutcome",
-    "SendReport",
-    "SendValues",
-    "Shrink",
-    "Tick",
-    "WriteSnapshot",
-    "WriteState",
-]
+if TYPE_CHECKING:
+    from psfleet.shard.shard_state import ShardState
+    from psfleet.tables.row_snapshot import FrozenTable  # workers have events, but no tables
+
+
+@dataclass(frozen=True)
+class FrozenShard:
+    """Read once, then closed.
+
+    Attributes:
+        number: Number of the cut; 0: none was asked for.
+        index, servers: Number of the shard's server, and of all servers.
+        tables: Their content.
+        state: Everything else that the shard is.
+        mode, round: Mode and round of the fleet.
+        pushes: By seat: (incarnation, last push in it).
+        since: Only what has changed since the cut of this number is in the tables; 0: everything.
+    """
+
+    number: int
+    index: int
+    servers: int
+    tables: "Sequence[FrozenTable]"
+    state: "ShardState"
+    mode: str = ""
+    round: int = 0
+    pushes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    since: int = 0
+
+    def close(self) -> None:
+        """The tables need not remember the moment any more."""
+        for table in self.tables:
+            table.close()
+
 
 Call = Hashable
 Outcome = Literal["applied", "held"]
@@ -91,7 +93,7 @@ class Leave:
 
 @value_class
 class Correction:
-    """How a stale push is corrected, see psfleet.shard.stale_gradients; 0: not at all."""
+    """Correction of stale pushes, see psfleet.shard.updates; 0: none."""
 
     damping: float = 0.0
     compensation: float = 0.0
@@ -109,10 +111,11 @@ class Push:
         clock: Ssp mode: the worker's pushes since the last collective.
         cut: The last snapshot that the worker has marked, and its last push in it.
         position: Every mode but sync: the worker's position in its leases after this push.
-        correction: How a stale push is corrected; None: not at all.
+        correction: Correction of a stale push; None: none.
         progress: Every mode but sync: the loop position of its script; empty: unknown.
-        skipped: How many pushes just before this one were not sent to this server.
+        skipped: Number of pushes just before this one that were not sent to this server.
         addressed: Server 0: by server the last push that was sent to it; empty: this one, to all.
+        withdrawn: In place of the push of this number, which a server has refused. It has no gradients.
     """
 
     worker: int
@@ -128,6 +131,7 @@ class Push:
     progress: str = ""
     skipped: int = 0
     addressed: tuple[int, ...] = ()
+    withdrawn: bool = False
 
     @property
     def follows(self) -> int:
@@ -197,7 +201,7 @@ class Shrink:
 
     Attributes:
         table: Its key; 0: every sparse table.
-        number: As for Write; both are counted together.
+        number: Number as for Write; both are counted together.
     """
 
     table: int = 0
@@ -220,8 +224,8 @@ class RestorePart:
     """Restore a part of a table from a snapshot.
 
     Attributes:
-        clock: Of the table.
-        columns: Of psfleet.tables.snapshot_columns; `removed`: ids to remove.
+        clock: Clock of the table.
+        columns: Columns of psfleet.tables.row_data; `removed`: ids to remove.
     """
 
     table: int
@@ -357,12 +361,12 @@ class SendOutcome:
 class SendValues:
     """Read the tables for `call` (see Tables.read) and reply with the values.
 
-    `keeper`: The worker whose values are remembered, see Pull.keeps; None: they are not.
+    `puller`: The worker whose values are remembered, see Pull.keeps; None: they are not.
     """
 
     call: Call
     reads: tuple[Read, ...]
-    keeper: int | None = None
+    puller: int | None = None
 
 
 @value_class

@@ -6,8 +6,6 @@ from psfleet.shard.membership_view import InstallView
 from psfleet.shard.shard import Shard
 from psfleet.shard.updates import update
 
-__all__ = ["replay"]
-
 
 def replay(shard: Shard, record: Record) -> None:
     """Take one record; the shard's journal must be None.

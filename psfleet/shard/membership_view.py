@@ -1,33 +1,23 @@
 """Views: who is in the fleet, decided by the coordinator and installed on every server.
 
 See docs/protocol.md. A change of the view freezes every server first: it closes no round, takes
-no push of the lives that are to end, and reports where it stands. From all reports the coordinator
-decides in which rounds each life counts; servers that have installed the decision go on. So every
-server closes each round with the same lives, whoever died where.
+no push of the incarnations that are to end, and reports where it stands. From all reports the coordinator
+decides in which rounds each incarnation counts; servers that have installed the decision go on. So every
+server closes each round with the same incarnations, whoever died where.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Incarnation",
-    "InstallView",
-    "Position",
-    "PrepareView",
-    "SeatView",
-    "ViewReport",
-    "member",
-]
-
 Position = tuple[int, int]
-"""How far a life is with its data (async modes): leases used up, and samples of the next one."""
+"""Progress of an incarnation in its data (async modes): leases used up, and samples of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One life of a seat and the rounds in which it counts: from `first` to `last`, None: and on.
+    """One incarnation of a seat and the rounds in which it counts: from `first` to `last`, None: and on.
 
-    Incarnation 0 is nobody: the seat is vacant and somebody is expected.
+    Incarnation 0: the seat is vacant and a worker is expected.
     """
 
     incarnation: int
@@ -35,7 +25,7 @@ class Incarnation:
     last: int | None = None
 
     def counts_in(self, number: int) -> bool:
-        """Whether the life is a member of that round."""
+        """Return whether the incarnation is a member of that round."""
         return self.first <= number and (self.last is None or number <= self.last)
 
 
@@ -44,19 +34,23 @@ class SeatView:
     """A seat in a view.
 
     Attributes:
-        lives: In order; those that are over only as long as a server may need them.
-        rests: Meetings for which the present life has rested at least.
-        left: The present life has left in order.
+        incarnations: In order; those that are over only as long as a server may need them.
+        rests: Collectives for which the present incarnation has rested at least.
+        left: The present incarnation has left in order.
     """
 
-    lives: tuple[Incarnation, ...]
+    incarnations: tuple[Incarnation, ...]
     rests: int = 0
     left: bool = False
 
     @property
-    def life(self) -> Incarnation | None:
-        """The present life; None: the seat is removed."""
-        return self.lives[-1] if self.lives and self.lives[-1].last is None else None
+    def incarnation(self) -> Incarnation | None:
+        """The present incarnation; None: the seat is removed."""
+        return (
+            self.incarnations[-1]
+            if self.incarnations and self.incarnations[-1].last is None
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,7 @@ class PrepareView:
     """A new view is coming. Answered with a Report.
 
     Attributes:
-        ended: Lives that are to end: their pushes are not taken any more.
+        ended: Incarnations that are to end: their pushes are not taken any more.
     """
 
     view: int
@@ -86,26 +80,26 @@ class InstallView:
 
 @dataclass(frozen=True)
 class ViewReport:
-    """Where a server stands when it is frozen.
+    """State of a server when it is frozen.
 
     Attributes:
         mode: The fleet's mode here; empty: no worker has joined.
         closed: Last closed round.
-        lives: Present life of each seat.
-        committed: By seat the last round that its present life has committed or that was closed
+        incarnations: Present incarnation of each seat.
+        committed: By seat the last round that its present incarnation has committed or that was closed
             with its push: every server holds the push.
-        rests: By seat the last rest of its present life.
+        rests: By seat the last rest of its present incarnation.
         left: Seats that have left in order.
-        sequences: By seat the last push of its present life (async modes).
+        sequences: By seat the last push of its present incarnation (async modes).
         positions: By seat how far it is with its data after that push.
-        progress: By seat what its present life has said last of how far its script is.
+        progress: By seat what its present incarnation has said last of how far its script is.
         addressed: By seat, on server 0: of each server the last push that was sent to it, up to the last one
             here; nothing where that was sent to all.
     """
 
     mode: str = ""
     closed: int = 0
-    lives: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     committed: dict[int, int] = field(default_factory=dict)
     rests: dict[int, int] = field(default_factory=dict)
     left: frozenset[int] = frozenset()
@@ -115,10 +109,12 @@ class ViewReport:
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
-        """`what` of this life of the seat; 0: the server knows another life of it."""
-        return what.get(seat, 0) if self.lives.get(seat) == incarnation else 0
+        """`what` of this incarnation of the seat; 0: the server knows another incarnation of it."""
+        return what.get(seat, 0) if self.incarnations.get(seat) == incarnation else 0
 
 
-def member(lives: Iterable[Incarnation], number: int) -> Incarnation | None:
-    """The life of a seat that counts in a round."""
-    return next((life for life in lives if life.counts_in(number)), None)
+def member(incarnations: Iterable[Incarnation], number: int) -> Incarnation | None:
+    """The incarnation of a seat that counts in a round."""
+    return next(
+        (incarnation for incarnation in incarnations if incarnation.counts_in(number)), None
+    )

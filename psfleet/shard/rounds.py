@@ -2,7 +2,7 @@
 
 The rules R2, R3 and R8 of docs/protocol.md: a push is first held by every server; only then does its
 worker commit it with the next pull. A server closes a round when every member has committed it, so a
-closed round is one that every server holds whole. Of a life that has ended the coordinator says what
+closed round is one that every server holds whole. Of an incarnation that has ended the coordinator says what
 its last round is, in its place.
 """
 
@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from psfleet.errors import Gap, ProtocolError
 from psfleet.shard.events import Push
 from psfleet.shard.membership_view import SeatView
-
-__all__ = ["Rounds"]
 
 
 @dataclass
@@ -25,7 +23,7 @@ class Rounds:
         first: Round from which on a seat is a member, if not from the beginning.
         held: Pushes of the open round, by seat.
         committed: Highest round that each seat has committed.
-        counted: Last closed round with a push of the seat's present life.
+        counted: Last closed round with a push of the seat's present incarnation.
         resting, left: Seats that are no members for now, or for good.
         rests: Number of the last rest of each seat, so that a repeated one has no effect.
         reached: Last round that any server had closed when the view was decided.
@@ -43,10 +41,10 @@ class Rounds:
     reached: int = 0
 
     def is_new(self, push: Push) -> bool:
-        """Whether the push is for the open round; False if it is a repeat.
+        """Return whether the push is for the open round; False if it is a repeat.
 
         Raises:
-            Gap: The push is for a round that cannot be open yet, or in which its life does not count.
+            Gap: The push is for a round that cannot be open yet, or in which its incarnation does not count.
         """
         first = self.first.get(push.worker, 1)
         if push.sequence < first:
@@ -61,17 +59,21 @@ class Rounds:
                 f"worker {push.worker} pushed round {push.sequence}, "
                 f"but round {self.closed + 1} is open"
             )
-        return push.worker not in self.held
+        held = self.held.get(push.worker)
+        if held is None:
+            return True
+        is_open = self.committed.get(push.worker, 0) < push.sequence
+        return push.withdrawn and is_open and bool(held.gradients)
 
     def hold(self, push: Push) -> None:
-        """Hold a new push for the open round."""
+        """Hold a new push for the open round, in place of one that its worker withdraws."""
         self.resting.discard(push.worker)
         self.held[push.worker] = push
 
     def commit(self, worker: int, number: int) -> bool:
         """The worker knows that all servers hold its push of round `number`; whether that is news."""
         if number < self.first.get(worker, 1):
-            return False  # it only waits for a round before its life
+            return False  # it only waits for a round before its incarnation
         if number > self.closed and worker not in self.held:
             raise ProtocolError(f"worker {worker} committed round {number}, whose push is not here")
         is_news = number > self.sure_of(worker)
@@ -79,7 +81,7 @@ class Rounds:
         return is_news
 
     def is_new_rest(self, worker: int, number: int) -> bool:
-        """Whether the worker begins this rest; False if it is a repeat.
+        """Return whether the worker begins this rest; False if it is a repeat.
 
         Raises:
             ProtocolError: A push of the worker is held and may not be committed.
@@ -114,7 +116,7 @@ class Rounds:
             known.update({seat: min(number, self.closed) for seat, number in known.items()})
 
     def begin(self, worker: int) -> None:
-        """A life begins on a shard that has no view: what the seat's earlier one left is void."""
+        """An incarnation begins on a shard that has no view: what the seat's earlier one left is void."""
         self.held.pop(worker, None)
         self._forget(worker)
         self.rests.pop(worker, None)
@@ -122,7 +124,7 @@ class Rounds:
     def install(
         self, seats: Mapping[int, SeatView], before: Mapping[int, int], reached: int
     ) -> None:
-        """Be what a view says; `before`: the life of each seat until now.
+        """Be what a view says; `before`: the incarnation of each seat until now.
 
         A seat's push that is held counts if the view says so, as if it were committed; else it is
         dropped. Who rests follows from the numbers of the rests, and is thus equal on all servers.
@@ -130,14 +132,14 @@ class Rounds:
         self.reached = reached
         for seat in [*self.held]:
             self._settle_held(seat, seats)
-        self.seats = {seat for seat, seated in seats.items() if seated.life is not None}
+        self.seats = {seat for seat, seated in seats.items() if seated.incarnation is not None}
         for seat in self.seats:
-            life = seats[seat].life
-            assert life is not None
-            if before.get(seat) != life.incarnation:
+            incarnation = seats[seat].incarnation
+            assert incarnation is not None
+            if before.get(seat) != incarnation.incarnation:
                 self._forget(seat)
                 self.rests[seat] = 0
-            self.first[seat] = life.first
+            self.first[seat] = incarnation.first
             self.rests[seat] = max(seats[seat].rests, self.rests.get(seat, 0))
             if seats[seat].left:
                 self.left.add(seat)
@@ -147,11 +149,15 @@ class Rounds:
 
     def _settle_held(self, seat: int, seats: Mapping[int, SeatView]) -> None:
         push = self.held[seat]
-        lives = {life.incarnation: life for life in seats[seat].lives} if seat in seats else {}
-        life = lives.get(push.incarnation)
-        if life is None or not life.counts_in(push.sequence):
+        incarnations = (
+            {incarnation.incarnation: incarnation for incarnation in seats[seat].incarnations}
+            if seat in seats
+            else {}
+        )
+        incarnation = incarnations.get(push.incarnation)
+        if incarnation is None or not incarnation.counts_in(push.sequence):
             del self.held[seat]
-        elif life.last is not None:
+        elif incarnation.last is not None:
             self.committed[seat] = push.sequence
 
     def _forget(self, worker: int) -> None:
@@ -183,11 +189,11 @@ class Rounds:
         return sorted(self.seats - self.resting - self.left)
 
     def remaining(self) -> int:
-        """How many seats have not left."""
+        """Return the number of seats that have not left."""
         return len(self.seats - self.left)
 
     def is_over(self) -> bool:
-        """Whether somebody has left and nobody is there."""
+        """Return whether a worker has left and none remains."""
         return bool(self.left) and not self.remaining()
 
     def awaited(self) -> list[int]:
@@ -199,16 +205,16 @@ class Rounds:
         ]
 
     def is_complete(self) -> bool:
-        """Whether every member has committed the open round.
+        """Return whether every member has committed the open round.
 
-        A round without members is complete if somebody counts in a later one. So is one of which nothing
+        A round without members is complete if a later one has members. So is one of which nothing
         is held here and which another server has closed: it had no members there.
         """
         if self.held:
             return not self.awaited()
         if self.closed < self.reached:
             return True
-        # The first question is part of the second; mostly nobody joins, and it is asked at each call.
+        # The first question is part of the second; mostly no worker joins, and it is asked at each call.
         return (
             max(self.first.values(), default=0) > self.closed + 1
             and any(self.first.get(seat, 1) > self.closed + 1 for seat in self.running())

@@ -1,20 +1,21 @@
-"""Which servers hold a table: all of them, or a group of neighbours.
+"""Servers that hold a table, all or a group of neighbours, and the partition of a dense table over them.
 
 A worker calls each server that holds something of its step, so a table lies on as few as its size asks for.
 The group is part of the table's definition: where it begins and how many servers it has. In a smaller fleet
 it wraps round, and it has each server once.
+
+psfleet.shard.server_group says which servers hold a table, and what ids they own. Both deals are pure
+functions of the table and the number of servers, so no process has to ask another.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by
-from psfleet.schema.table import TableSpec
-
-__all__ = ["SHARE", "group_size", "located_as", "owned_rows", "placed", "servers_of"]
+from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by
+from psfleet.schema.table import BLOCK, TableSpec
 
 SHARE = 1 << 16
 """Dense values for which a server is worth a call: their bytes, pulled and pushed, cost as much CPU."""
@@ -28,14 +29,14 @@ def servers_of(spec: TableSpec, servers: int) -> list[int]:
 
 
 def group_size(spec: TableSpec, servers: int) -> int:
-    """How many of the servers hold the table."""
+    """Return the number of servers that hold the table."""
     return servers if spec.servers is None else min(spec.servers, servers)
 
 
 def owned_rows(
     spec: TableSpec, ids: NDArray[np.int64], server: int, servers: int
 ) -> NDArray[np.bool_]:
-    """Which of the ids have their rows on `server`."""
+    """Return a mask of the ids whose rows are on `server`."""
     group = servers_of(spec, servers)
     if server not in group:
         return np.zeros(len(ids), np.bool_)
@@ -61,6 +62,37 @@ def placed(spec: TableSpec, before: Iterable[TableSpec]) -> TableSpec:
     if spec.kind == "sparse":
         first = sum(other.servers or 0 for other in alike)
         return spec if spec.servers is None else dataclasses.replace(spec, first=first)
-    wanted = spec.servers or min(max(-(-spec.size // SHARE), 1), VIRTUAL_SHARDS)
+    count = spec.servers or min(max(-(-spec.size // SHARE), 1), VIRTUAL_SHARDS)
     filled = sum(other.size for other in alike) // SHARE
-    return dataclasses.replace(spec, servers=wanted, first=filled)
+    return dataclasses.replace(spec, servers=count, first=filled)
+
+
+def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:
+    """The half-open range of the flattened array that `server` holds.
+
+    The array is cut into blocks of BLOCK values which are dealt to the servers of the table's group in equal,
+    contiguous runs. Where all servers hold a table, the first run goes to one chosen by the table's key. A
+    table whose rule needs the whole array stays on one server.
+    """
+    first = spec.key if spec.servers is None else spec.first
+    place = (server - first) % servers
+    servers = group_size(spec, servers)
+    if place >= servers:
+        return spec.size, spec.size
+    blocks = 1 if spec.rule.unit != "element" else -(-spec.size // BLOCK)
+    length = spec.size if blocks <= 1 else BLOCK
+    # Rounding up gives a lone block to place 0 rather than to the last one.
+    first = -(-blocks * place // servers)
+    last = -(-blocks * (place + 1) // servers)
+    return min(first * length, spec.size), min(last * length, spec.size)
+
+
+def dense_ranges(spec: TableSpec, servers: int) -> list[tuple[int, int]]:
+    """`dense_range` of every server, in order of server."""
+    return [dense_range(spec, server, servers) for server in range(servers)]
+
+
+def split_elements(positions: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> list[slice]:
+    """Split ascending positions of a flattened array by the ranges that they are in."""
+    ends = np.searchsorted(positions, ranges)
+    return [slice(int(low), int(high)) for low, high in ends]

@@ -1,9 +1,4 @@
-"""One shard: what events do to its workers, rounds and tables, and in which order.
-
-`handle` decides. The parts of a shard know nothing of each other: the workers' lives (workers.py), the mode
-with its rounds and clocks (consistency.py), the tables (shard_tables.py, updates.py, capacity.py) and the
-cuts of snapshots (snapshot_cuts.py, delta_bases.py).
-"""
+"""One shard: what events do to its workers, rounds, tables and cuts, and in which order."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +6,6 @@ from numpy.typing import NDArray
 from psfleet.errors import NoRoom, PsfleetError
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode_names import Mode
-from psfleet.shard import capacity
-from psfleet.shard.counters import ShardCounters
-from psfleet.shard.delta_bases import DeltaBases
 from psfleet.shard.events import (
     BeginCut,
     Call,
@@ -23,6 +15,7 @@ from psfleet.shard.events import (
     Event,
     Evict,
     Expire,
+    FrozenShard,
     Instruction,
     Join,
     Journal,
@@ -44,19 +37,22 @@ from psfleet.shard.events import (
     WriteState,
 )
 from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
-from psfleet.shard.mode_state import ConsistencyState
+from psfleet.shard.recent_events import RecentEvents
 from psfleet.shard.rounds import Rounds
-from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.shard.shard_state import ShardState
-from psfleet.shard.shard_tables import ShardTables
+from psfleet.shard.shard_state import ConsistencyState, ShardState
+from psfleet.shard.shard_tables import DeltaBases, ShardCounters, ShardTables
 from psfleet.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.shard.stale_gradients import StaleGradients
 from psfleet.shard.staleness import StalenessHistogram
-from psfleet.shard.updates import take, update
+from psfleet.shard.updates import (
+    StaleGradients,
+    check_push_room,
+    find_surplus,
+    reserve_room,
+    take,
+    update,
+)
 from psfleet.shard.workers import Workers
-from psfleet.tables.restore import check_room, refill
-
-__all__ = ["Shard"]
+from psfleet.tables.assigned_weights import check_room, refill
 
 Floats = NDArray[np.float32]
 
@@ -69,7 +65,7 @@ class Shard:
     Attributes:
         journal: Gets every record before it takes effect; None: nothing is kept.
         waits_for_room: A round is complete whose close could not be kept; the event Retry tries again.
-        counters, staleness: For displays; not part of its state.
+        counters, staleness, recent: For displays and errors; not part of its state.
         replaying: Events are records of an earlier process, see psfleet.shard.journal_replay.
     """
 
@@ -80,14 +76,16 @@ class Shard:
         self.consistency = ConsistencyState(index, Rounds(set(range(workers))))
         self.tables = ShardTables(index, servers)
         self.cuts = CutState()
-        self.moments = DeltaBases()
+        self.delta_bases = DeltaBases()
+        self.last_cuts = DeltaBases(bounded=True)  # for followers that start from a snapshot
         self.journal: Journal | None = None
         self.waits_for_room = False
         self.counters = ShardCounters()
         self.staleness = StalenessHistogram()
         self.stale_gradients = StaleGradients()
         self.replaying = False
-        self._parked: dict[Call, Pull] = {}
+        self.recent = RecentEvents()
+        self._waiting: dict[Call, Pull] = {}
 
     @property
     def mode(self) -> Mode | None:
@@ -96,15 +94,16 @@ class Shard:
 
     @property
     def rounds(self) -> Rounds:
-        """Who is in which round, and in every mode who has left."""
+        """Members of each round, and in every mode the workers that have left."""
         return self.consistency.rounds
 
     def progress(self) -> int:
-        """How far the training is: closed rounds, or the pushes of the fastest worker."""
+        """Return the progress of training: closed rounds, or the pushes of the fastest worker."""
         return max(self.rounds.closed, self.workers.furthest())
 
     def handle(self, event: Event, call: Call) -> list[Instruction]:
         """Take one event; an error becomes a refusal of its call and changes nothing."""
+        self.recent.add(event)
         try:
             match event:
                 case Push():
@@ -147,9 +146,9 @@ class Shard:
     def _join(self, event: Join, call: Call) -> list[Instruction]:
         self.workers.check_seat(event.worker)
         event = self.consistency.adopted(event)
-        self.consistency.check_mode(event, waiting=bool(self._parked))
-        self.workers.check_life(event.worker, event.incarnation)
-        begins = event.incarnation > self.workers.lives.get(event.worker, -1)
+        self.consistency.check_mode(event, waiting=bool(self._waiting))
+        self.workers.check_incarnation(event.worker, event.incarnation)
+        begins = event.incarnation > self.workers.incarnations.get(event.worker, -1)
         if begins or self.mode is None:
             self._record(event)
             self.consistency.start(event)
@@ -165,19 +164,19 @@ class Shard:
         return [SendOutcome(call, number=last, clock=clock), *self._advance()]
 
     def _begin(self, worker: int, incarnation: int) -> None:
-        self.cuts.give_up()  # the snapshot does not know of this life
+        self.cuts.give_up()  # the snapshot does not know of this incarnation
         self.workers.begin(worker, incarnation)
         self.stale_gradients.forget(worker)
         self.consistency.begin(worker)
 
     def _switch(self, event: Join) -> None:
-        """All workers have met with nothing under way: go on in another mode.
+        """Switch to another mode, after a collective of all workers, with nothing under way.
 
         Numbers go on from the highest that was used, in rounds and in every worker's sequence, so that
         whatever of the old mode still arrives late is recognised as old.
         """
         self._record(event)
-        # A life of which this shard may not know has perhaps come further than those that it knows.
+        # An incarnation of which this shard may not know has perhaps come further than those that it knows.
         last = max(self.progress(), event.last)
         self.workers.go_on_from(last)
         self.consistency.switch(event, last)
@@ -205,27 +204,26 @@ class Shard:
         holds = self.consistency.declared.has_rounds
         fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
         if fresh:
-            self._wait_for_cut(push)
-            push = self._corrected(push)
+            if push.cut is not None or self.cuts.under_way is not None:
+                self._wait_for_cut(push)
+            if push.correction is not None and self.consistency.declared.corrects_late:
+                staleness = self.staleness.age(push.worker)
+                push = self.stale_gradients.correct(push, staleness, self.tables)
             self._make_room(push)
             self._record(push)
             self._accept(push)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
-    def _corrected(self, push: Push) -> Push:
-        if push.correction is None or not self.consistency.declared.corrects_late:
-            return push
-        return self.stale_gradients.correct(push, self.staleness.age(push.worker), self.tables)
-
     def _make_room(self, push: Push) -> None:
-        held = [*self.rounds.held.values()]
+        held: list[Push] = []
         if self.consistency.declared.has_rounds:
-            capacity.hold(self.tables, [*held, push])
-        for key, ids in capacity.find_surplus(self.tables, push.gradients, held):
+            held = [other for other in self.rounds.held.values() if other.worker != push.worker]
+            reserve_room(self.tables, [*held, push])
+        for key, ids in find_surplus(self.tables, push.gradients, held):
             self._record(Evict(key, ids))
             self.tables.evict(key, ids)
-        capacity.check_room(self.tables, push.gradients, held)
+        check_push_room(self.tables, push.gradients, held)
 
     def _accept(self, push: Push) -> None:
         if self.consistency.declared.has_rounds:
@@ -244,20 +242,20 @@ class Shard:
             return [self._serve(call, pull)]
         if pull.commit and self.rounds.commit(pull.worker, pull.commit):
             self.workers.said(pull.worker, pull.progress)
-        self._parked[call] = pull
+        self._waiting[call] = pull
         return self._advance()
 
     def _expire(self, call: Call) -> list[Instruction]:
-        pull = self._parked.pop(call, None)
+        pull = self._waiting.pop(call, None)
         return [] if pull is None else [SendError(call, self.consistency.late(pull))]
 
     def _advance(self) -> list[Instruction]:
         """Close what can be closed and serve every pull that waits for nothing more.
 
-        What led here has taken effect already. So a close for which there is no room waits; an error
-        would tell one caller, and those whose pulls wait for the round would not be told at all.
+        What led here has taken effect already. So a close for which there is no room waits: an error
+        would reach one caller only.
         """
-        kept = self._cut_if_due()
+        kept = [] if self.cuts.under_way is None else self._cut_if_due()
         self.waits_for_room = False
         while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
             members = tuple(sorted(self.rounds.held))
@@ -270,14 +268,15 @@ class Shard:
             update(self.tables, self.rounds.close())
             self.tables.budget.held = 0
             kept += self._cut_if_due()
-        if self._parked:
-            ready = [call for call, pull in self._parked.items() if self.consistency.is_ready(pull)]
-            kept += [self._serve(call, self._parked.pop(call)) for call in ready]
+        if self._waiting:
+            is_ready = self.consistency.is_ready
+            ready = [call for call, pull in self._waiting.items() if is_ready(pull)]
+            kept += [self._serve(call, self._waiting.pop(call)) for call in ready]
         return kept
 
     def _may_close(self) -> bool:
         settled = not self.replaying and self.workers.is_settled()  # in a replay records say it
-        return settled and self.rounds.is_complete()
+        return settled and self.consistency.rounds.is_complete()
 
     def _serve(self, call: Call, pull: Pull) -> SendValues:
         self.staleness.pulled(pull.worker)
@@ -307,16 +306,16 @@ class Shard:
         Raises:
             UsageError: The table has no room, or it is not a part of it; nothing was changed.
         """
-        table = self.tables[fill.table]
-        check_room(table, fill.columns)
-        self._record(fill)
-        refill(table, fill.clock, fill.columns)
+        with self.tables.budget.loading():
+            check_room(self.tables[fill.table], fill.columns)
+            self._record(fill)
+            refill(self.tables[fill.table], fill.clock, fill.columns)
 
     def _write(self, write: WriteState, call: Call) -> list[Instruction]:
         for state in write.states:
             self.tables.check_state(state)
         if self.workers.is_new_write(write):
-            capacity.check_room(self.tables, write.states, self.rounds.held.values(), True)
+            check_push_room(self.tables, write.states, self.rounds.held.values(), True)
             self._record(write)
             self.workers.wrote(write)
             for state in write.states:
@@ -333,7 +332,7 @@ class Shard:
 
     @property
     def tick_every(self) -> float:
-        """How many seconds should lie between ticks; 0: none are wanted."""
+        """Wanted seconds between ticks; 0: none are wanted."""
         return self.consistency.tick_every(self.tables.tick_every)
 
     def _tick(self, seconds: float, call: Call) -> list[Instruction]:
@@ -352,7 +351,7 @@ class Shard:
 
     def _end_cut(self, event: EndCut, call: Call) -> list[Instruction]:
         self.cuts.give_up(event.number)
-        self.moments.forget(self.tables, event.base)
+        self.delta_bases.forget(self.tables, event.base)
         return [SendOutcome(call), *self._advance()]
 
     def _wait_for_cut(self, push: Push) -> None:
@@ -370,7 +369,7 @@ class Shard:
         assert cutting is not None
         try:
             self._record(MakeCut(cutting.number))
-        except PsfleetError:  # it cannot be kept; whoever wanted it is not told that it was made
+        except PsfleetError:  # it cannot be kept, and is not reported as made
             self.cuts.give_up()
             return []
         self.cuts.made()
@@ -383,7 +382,7 @@ class Shard:
             cutting.number,
             self.index,
             self.servers,
-            self.moments.freeze(self.tables, cutting.since),
+            self.delta_bases.freeze(self.tables, cutting.since),
             self.state(),
             self.mode or "",
             self.rounds.closed,
@@ -391,14 +390,15 @@ class Shard:
             cutting.since,
         )
         if cutting.remember:
-            self.moments.remember(self.tables, cutting.number)
+            self.delta_bases.remember(self.tables, cutting.number)
+        if cutting.number:
+            self.last_cuts.advance(self.tables, cutting.number)
         return frozen
 
     def state(self) -> ShardState:
-        """What the shard is beside the content of its tables."""
-        return ShardState(
-            self.workers, self.consistency, self.cuts.last, self.tables.makers
-        ).copied()
+        """Return the shard's state without the content of its tables."""
+        makers = self.tables.makers
+        return ShardState(self.workers, self.consistency, self.cuts.last, makers).copied()
 
     def become(self, state: ShardState) -> None:
         """Be what another shard was beside the content of its tables."""
@@ -425,17 +425,17 @@ class Shard:
         self.take_view(event)
         self.workers.frozen = False
         ended = [
-            SendError(parked, self.workers.fenced(pull.worker, pull.incarnation))
-            for parked, pull in self._parked.items()
-            if self.workers.lives.get(pull.worker) != pull.incarnation
+            SendError(waiting_call, self.workers.fenced(pull.worker, pull.incarnation))
+            for waiting_call, pull in self._waiting.items()
+            if self.workers.incarnations.get(pull.worker) != pull.incarnation
         ]
         for refusal in ended:
-            del self._parked[refusal.call]
+            del self._waiting[refusal.call]
         return [SendOutcome(call, number=self.rounds.remaining()), *ended, *self._advance()]
 
     def take_view(self, event: InstallView) -> None:
         """Let a view take effect."""
-        self.consistency.install(event, self.workers.lives)
+        self.consistency.install(event, self.workers.incarnations)
         for worker, incarnation in self.workers.install(event):
             self._begin(worker, incarnation)
 
@@ -447,4 +447,4 @@ class Shard:
         """Check what must always hold; for tests."""
         self.workers.validate()
         self.consistency.validate()
-        assert not any(map(self.consistency.is_ready, self._parked.values()))
+        assert not any(map(self.consistency.is_ready, self._waiting.values()))

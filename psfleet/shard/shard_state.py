@@ -1,21 +1,188 @@
-"""What a shard is beside the content of its tables, as a value."""
+"""The mode in which a fleet runs, as one shard keeps it: whose pushes it holds, what pulls wait for."""
 
 import copy
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
-from psfleet.shard.mode_state import ConsistencyState
+from psfleet.consistency import NO_MODE, ConsistencyMode, find_part
+from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
+from psfleet.settings.mode_names import Mode
+from psfleet.shard.events import Join, Pull, Push
+from psfleet.shard.membership_view import InstallView
+from psfleet.shard.pull_gate import PullGate
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.workers import Workers
 
-__all__ = ["ShardState"]
+
+@dataclass
+class ConsistencyState:
+    """The mode, and the rounds or the gate that it needs.
+
+    Attributes:
+        server: Name of the shard's server, for messages.
+        rounds: Also says in every mode who runs, rests and has left.
+        declared: The mode, with the settings that servers know.
+        switches: Changes of the mode so far.
+        gate: Rule by which pulls wait in a mode without rounds.
+    """
+
+    server: int
+    rounds: Rounds
+    declared: ConsistencyMode = NO_MODE
+    switches: int = 0
+    gate: PullGate = field(default_factory=PullGate)
+
+    def __post_init__(self) -> None:
+        self._be_in(self.declared, self.gate)
+
+    @property
+    def mode(self) -> Mode | None:
+        """The name of the mode; None: no worker has joined."""
+        return cast(Mode, self.declared.name) or None
+
+    # -- the mode ------------------------------------------------------------------------------
+
+    def check_mode(self, event: Join, waiting: bool) -> None:
+        """Refuse a worker that asks for another mode, or for a change of it that cannot be made.
+
+        Args:
+            waiting: There are pulls that have not been answered.
+        """
+        if event.switch <= self.switches:
+            if self.mode is not None:
+                self._check_same(event)
+        elif event.switch != self.switches + 1 or self.rounds.held or waiting:
+            raise ProtocolError(
+                f"worker {event.worker} makes change {event.switch} of the mode, but server "
+                f"{self.server} has made {self.switches} and not all is settled here"
+            )
+
+    def adopted(self, event: Join) -> Join:
+        """Return the join with the fleet's own mode, in case the mode has been changed.
+
+        A worker that starts again asks for the mode that its script begins with.
+        """
+        if self.mode is None or not self.switches or event.switch:
+            return event
+        return dataclasses.replace(event, mode=self.declared)
+
+    def _check_same(self, event: Join) -> None:
+        if event.mode.name != self.mode:
+            raise ConfigError(
+                f"worker {event.worker} asks for mode {event.mode.name!r}, "
+                f"but the fleet runs in mode {self.mode!r}"
+            )
+        for name, own in self.declared.agreed_settings.items():
+            setting = event.mode.agreed_settings[name]
+            if setting != own:
+                raise ConfigError(
+                    f"worker {event.worker} asks for a {name} of {setting}, "
+                    f"but the fleet runs with {own}"
+                )
+
+    def start(self, event: Join) -> None:
+        """The fleet runs in the mode of this worker, which is its own if it has one."""
+        if event.mode.agreed() != self.declared:  # else the gate keeps what it knows
+            self._be_in(event.mode, self.gate)
+
+    def switch(self, event: Join, last: int) -> None:
+        """Go on in another mode; rounds go on after `last`."""
+        self.rounds.go_on_from(last)
+        self._be_in(event.mode, PullGate())
+        self.switches = event.switch
+
+    def _be_in(self, mode: ConsistencyMode, before: PullGate) -> None:
+        self.declared = mode.agreed()
+        made = find_part(mode.pull_gate) if mode.pull_gate else PullGate
+        self.gate = made(self.declared, before.at, before.leading_steps)
+
+    # -- who runs ------------------------------------------------------------------------------
+
+    def begin(self, worker: int) -> None:
+        """An incarnation begins: its clock."""
+        self.gate.begin(worker, self.rounds.running())
+
+    def leave(self, worker: int) -> None:
+        """The worker is gone for good."""
+        rested = bool(self.rounds.resting)
+        self.rounds.leave(worker)
+        self._restart_after_collective(rested)
+
+    def rest(self, worker: int, number: int) -> None:
+        """The worker sits out until everybody does."""
+        self.rounds.rest(worker, number)
+        self._restart_after_collective(True)
+
+    def install(self, event: InstallView, before: Mapping[int, int]) -> None:
+        """Be what a view says; `before`: the incarnation of each seat until now."""
+        rested = bool(self.rounds.resting)
+        counts = self.mode is None or self.declared.has_rounds
+        self.rounds.install(event.seats, before, event.closed if counts else 0)
+        self._restart_after_collective(rested)
+
+    def _restart_after_collective(self, rested: bool) -> None:
+        if rested and not self.rounds.resting:  # all that were expected have come
+            self.gate.restart()
+
+    # -- pulls ---------------------------------------------------------------------------------
+
+    def pushed(self, push: Push) -> None:
+        """A push has come, in a mode without rounds."""
+        if self.declared.pull_gate:
+            self.gate.advance(push.worker, push.clock)
+
+    def is_ready(self, pull: Pull) -> bool:
+        """Return whether the pull can be answered now."""
+        if self.declared.pull_gate:
+            return not self.gate.awaited(pull, self.rounds.running())
+        return pull.commit <= self.rounds.closed
+
+    def serve(self, pull: Pull) -> None:
+        """The pull is answered."""
+        if self.declared.pull_gate:
+            self.gate.serve(pull, self.rounds.running())
+
+    def late(self, pull: Pull) -> DeadlineExceeded:
+        """Return the error for a pull that has waited for too long."""
+        if self.declared.pull_gate:
+            awaited = self.gate.awaited(pull, self.rounds.running())
+            what = (
+                f"{self.gate.wait(pull)} on server {self.server} and was not caught up with in time"
+            )
+        else:
+            awaited = self.rounds.awaited()
+            what = f"round {pull.commit} did not close in time on server {self.server}"
+        waiting = ", ".join(f"worker {seat}" for seat in awaited)
+        return DeadlineExceeded(f"{what}: it waits for {waiting}")
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def tick_every(self, others: float) -> float:
+        """Return the wanted seconds between ticks; 0: none are wanted.
+
+        `others`: those that the tables want.
+        """
+        return min(filter(None, (others, self.gate.tick_every)), default=0.0)
+
+    def tick(self, seconds: float) -> bool:
+        """Time has passed; whether pulls may have waited for it."""
+        self.gate.tick(seconds)
+        return bool(self.gate.tick_every)
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests."""
+        self.rounds.validate()
+        self.gate.validate()
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """What of a shard is stored; whatever is not here starts anew with its process.
+    """Stored state of a shard; everything else starts anew with its process.
 
     Attributes:
-        workers: Their lives, and how far these are.
+        workers: Their incarnations, and how far these are.
         consistency: The mode with its rounds and clocks.
         cut: Number of the last snapshot for which the shard was cut.
         makers: By key of the table the worker that made it, if one did.

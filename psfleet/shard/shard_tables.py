@@ -1,30 +1,60 @@
 """The tables of one shard: made, checked, read and set. What reaches them in which order is not theirs."""
 
+import functools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, TableConflict, UnknownTable, UsageError
-from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
+from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import check_elements
 from psfleet.schema.table import LARGEST, TableSpec
-from psfleet.shard.counters import MOST
-from psfleet.shard.dense_partition import dense_range
-from psfleet.shard.events import PartState, Shrink
-from psfleet.shard.server_group import group_size
+from psfleet.shard.events import PartState, Push, Shrink
+from psfleet.shard.server_group import dense_range, group_size
 from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.change_log import ChangeLog
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import HOST, KINDS, MemoryChoice
 from psfleet.tables.memory_kind import MemoryKind
-from psfleet.tables.packed_rows import check_rows
+from psfleet.tables.row_data import HistoryPoint, check_rows
+from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.tables.sparse import SparseTable
 
-__all__ = ["ShardTables", "Table"]
+MOST = 2**62  # that a count may reach; those on the wire have 64 bits
+
+
+@dataclass
+class ShardCounters:
+    """Not part of the shard's state.
+
+    Attributes:
+        pushes: That were new.
+        repeats: Pushes that had come before.
+        samples: Behind the pushes of each worker.
+        losses: The last one of each worker.
+    """
+
+    pushes: int = 0
+    repeats: int = 0
+    samples: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def count(self, push: Push, fresh: bool) -> None:
+        """A push has come, for the first time or not."""
+        if not fresh:
+            self.repeats += 1
+            return
+        self.pushes += 1
+        samples = self.samples.get(push.worker, 0) + push.samples
+        self.samples[push.worker] = min(samples, MOST)
+        if push.loss is not None:
+            self.losses[push.worker] = push.loss
+
 
 Floats = NDArray[np.float32]
 Table = DenseTable | SparseTable
@@ -36,7 +66,8 @@ class ShardTables(dict[int, Table]):
     Attributes:
         makers: By key the worker that made a table, if one did.
         budgets: The memory that they share, by its kind.
-        choice: Which memory each gets.
+        choice: Choice of each table's memory.
+        changes: Log of the last changes, for followers.
     """
 
     def __init__(self, index: int, servers: int) -> None:
@@ -46,6 +77,16 @@ class ShardTables(dict[int, Table]):
         self.makers: dict[int, int] = {}
         self.budgets: dict[str, MemoryBudget] = {HOST.name: HOST.budget()}
         self.choice = MemoryChoice()
+        self.changes = ChangeLog()
+
+    def __setitem__(self, key: int, table: Table) -> None:
+        super().__setitem__(key, table)
+        add = functools.partial(self.changes.add, key)
+        if isinstance(table, DenseTable):
+            table.changed = functools.partial(add, None)
+        else:
+            table.scan.changed = add
+        add(None)
 
     def __missing__(self, key: int) -> NoReturn:
         raise UnknownTable(f"table {key:#x} is unknown to server {self.index}; create it first")
@@ -58,7 +99,7 @@ class ShardTables(dict[int, Table]):
     @property
     def device_limit(self) -> int | None:
         """Bytes that tables may take of memories that are not the host's; None: there is no limit."""
-        limits = [one.limit for name, one in self.budgets.items() if not KINDS[name].is_host]
+        limits = [budget.limit for name, budget in self.budgets.items() if not KINDS[name].is_host]
         known = [limit for limit in limits if limit is not None]
         return sum(known) if known else None
 
@@ -73,16 +114,21 @@ class ShardTables(dict[int, Table]):
     # -- made ----------------------------------------------------------------------------------
 
     def has(self, spec: TableSpec) -> bool:
-        """Whether the table is there.
+        """Return whether the table exists.
 
         Raises:
             TableConflict: It is there with another definition.
         """
         there = self.get(spec.key)
+        if there is not None and spec.kind == there.spec.kind == "dense":
+            # Its first values came with it. Those of Xavier follow from its shape, which may have grown.
+            spec = replace(spec, initializer=there.spec.initializer, seed=there.spec.seed)
         if there is not None and there.spec != spec:
             raise TableConflict(
                 f"table {spec.name!r} exists with another definition: "
-                f"{_difference(there.spec, spec)}; declare it alike on all workers, or name it anew"
+                f"{_difference(there.spec, spec)}; declare it alike on all workers, name it anew, or, if "
+                f"one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, or with "
+                "--shape if it is dense and gets longer axes"
             )
         return there is not None
 
@@ -126,6 +172,7 @@ class ShardTables(dict[int, Table]):
         budget = self.budgets.get(kind.name)
         if budget is None:
             budget = self.budgets[kind.name] = kind.budget()
+            budget.folder = self.choice.folder
         if budget.limit is None:  # nothing of psfleet's is there yet
             budget.limit = self.choice.limit(kind)
         return budget
@@ -234,9 +281,9 @@ class ShardTables(dict[int, Table]):
 
     @property
     def tick_every(self) -> float:
-        """How many seconds should lie between ticks; 0: none are wanted."""
-        wanted = (table.tick_every for _, table in self.sparse())
-        return min((every for every in wanted if every), default=0.0)
+        """Wanted seconds between ticks; 0: none are wanted."""
+        intervals = (table.tick_every for _, table in self.sparse())
+        return min((every for every in intervals if every), default=0.0)
 
     def tick(self, seconds: float) -> None:
         """So many seconds have passed."""
@@ -252,3 +299,65 @@ def _difference(there: TableSpec, asked: TableSpec) -> str:
     return "; ".join(
         f"its {name} is {held}, not {wanted}" for name, held, wanted in pairs if held != wanted
     )
+
+
+class DeltaBases:
+    """Cuts since which it is known what has changed. They are not stored: a restart forgets them.
+
+    Args:
+        bounded: A cut is given up when more rows have been removed or written since than marks may remember.
+    """
+
+    def __init__(self, *, bounded: bool = False) -> None:
+        self._bounded = bounded
+        self._marks: dict[int, dict[int, HistoryPoint]] = {}  # cut -> table -> mark
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the cuts that are remembered."""
+        return iter(self._marks)
+
+    def freeze(self, tables: Mapping[int, Table], since: int) -> list[FrozenTable]:
+        """The tables as they are now; of sparse ones what has changed since that cut, if it is remembered."""
+        marks = self._marks.get(since, {})
+        return [_frozen(table, marks.get(key)) for key, table in tables.items()]
+
+    def remember(self, tables: ShardTables, number: int) -> None:
+        """The cut of that number is made now."""
+        marks = {key: table.mark(bounded=self._bounded) for key, table in tables.sparse()}
+        self._marks[number] = marks
+
+    def advance(self, tables: ShardTables, number: int) -> None:
+        """The cut of that number is made now; of those before only the last is remembered."""
+        self.forget(tables, max(self._marks, default=0))
+        self.remember(tables, number)
+
+    def changed_since(
+        self, tables: ShardTables, number: int
+    ) -> dict[int, NDArray[np.int64] | None] | None:
+        """By table the ids whose rows have changed or gone since a cut; None: all may have.
+
+        None in place of it: it is not known.
+        """
+        marks = self._marks.get(number)
+        sparse = dict(tables.sparse())
+        if marks is None or not all(sparse[key].scan.knows(mark) for key, mark in marks.items()):
+            return None
+        changed: dict[int, NDArray[np.int64] | None] = dict.fromkeys(tables)
+        for key, mark in marks.items():
+            changes = sparse[key].changed_since(mark)
+            changed[key] = np.union1d(changes.ids, changes.removed)
+        return changed
+
+    def forget(self, tables: Mapping[int, Table], base: int) -> None:
+        """Cuts before `base` are not asked for any more; 0: nor is any."""
+        for number in [n for n in self._marks if not 0 < base <= n]:
+            for key, mark in self._marks.pop(number).items():
+                table = tables[key]
+                assert isinstance(table, SparseTable)
+                table.release(mark)
+
+
+def _frozen(table: Table, mark: HistoryPoint | None) -> FrozenTable:
+    if isinstance(table, DenseTable) or mark is None:
+        return table.freeze()
+    return table.freeze(table.changed_since(mark))

@@ -1,4 +1,4 @@
-"""Where a snapshot cuts one shard's stream of pushes, so that all shards are cut at the same place.
+"""Position at which a snapshot cuts a shard's stream of pushes: the same one on all shards.
 
 Rules R11 and R12 of docs/protocol.md. Sync: no further round closes until it is known after which round
 all servers cut. Otherwise: each worker marks its last push in the snapshot; pushes behind a mark wait
@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import Later, ProtocolError
 
-__all__ = ["CutState", "PendingCut"]
-
 
 @dataclass
 class PendingCut:
     """A cut that has not been made.
 
     Attributes:
-        number: Which one.
+        number: Number of the cut.
         round: Sync: cut when this round is closed; None: it is not known yet, close no round.
-        members: Otherwise: the lives whose marks are awaited, by seat; None in sync mode.
+        members: Otherwise: the incarnations whose marks are awaited, by seat; None in sync mode.
         marks: By seat the last push in the snapshot.
         addressed: By seat, up to that one, the last push that was sent to this server.
         since: Only what has changed since the cut of this number is wanted; 0: everything.
@@ -48,7 +46,7 @@ class PendingCut:
             return
         holds = f"snapshot {self.number} is to hold round {self.round}, but"
         if other_mode is not None:
-            # Nobody had joined when the round was chosen. Pushes that come now are not in rounds.
+            # No worker had joined when the round was chosen. Pushes that come now are not in rounds.
             raise ProtocolError(
                 f"{holds} the fleet now runs in mode {other_mode!r} on server {server}; take it again"
             )
@@ -97,12 +95,12 @@ class CutState:
             now.addressed.setdefault(worker, last if addressed is None else addressed)
 
     def give_up(self, number: int | None = None) -> None:
-        """Nobody waits for this cut any more; None: for none."""
+        """Give up this cut; None: the one under way."""
         if self.under_way is not None and number in (None, self.under_way.number):
             self.under_way = None
 
     def is_lost(self, number: int) -> bool:
-        """Whether a cut that was under way was given up."""
+        """Return whether an unfinished cut was given up."""
         now = self.under_way
         return self.last < number and (now is None or now.number != number)
 
@@ -123,7 +121,7 @@ class CutState:
             )
 
     def is_due(self, closed: int, sequences: Mapping[int, int], left: Iterable[int]) -> bool:
-        """Whether the shard is now where it is to be cut."""
+        """Return whether the shard is now at the position of the cut."""
         now = self.under_way
         if now is None:
             return False

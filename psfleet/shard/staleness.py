@@ -1,4 +1,4 @@
-"""How old gradients are when they arrive.
+"""Staleness of gradients on arrival.
 
 The staleness of a push is the number of pushes of other workers that this server has applied since
 it last gave its worker values: since the weights were read that the gradient is taken for. A worker
@@ -9,8 +9,6 @@ what came in between.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["StalenessHistogram", "quantile"]
-
 _EXACT = 256  # beyond that only the power of two below is kept, so a histogram stays small
 
 
@@ -19,32 +17,32 @@ class StalenessHistogram:
     """A histogram over the pushes of one shard; costs two additions for each.
 
     Attributes:
-        counts: How many pushes had each staleness; above 256 rounded down to a power of two.
+        counts: Number of pushes by staleness; above 256 rounded down to a power of two.
     """
 
     counts: dict[int, int] = field(default_factory=dict)
-    _applied: int = 0
+    _applied: int = 0  # pushes of all workers
     _own: dict[int, int] = field(default_factory=dict)
     _seen: dict[int, int] = field(default_factory=dict)
 
     def pulled(self, worker: int) -> None:
         """The worker is given values."""
-        self._seen[worker] = self._of_others(worker)
+        self._seen[worker] = self._applied - self._own.get(worker, 0)
 
     def age(self, worker: int) -> int:
-        """How stale the worker's next push is if it is applied now."""
-        return self._of_others(worker) - self._seen.setdefault(worker, self._of_others(worker))
+        """Return the staleness of the worker's next push if it is applied now."""
+        others = self._applied - self._own.get(worker, 0)
+        return others - self._seen.setdefault(worker, others)
 
     def pushed(self, worker: int) -> None:
         """A new push of the worker is applied."""
-        age = self.age(worker)
+        own = self._own.get(worker, 0)
+        others = self._applied - own
+        age = others - self._seen.setdefault(worker, others)
         bucket = age if age < _EXACT else 1 << (age.bit_length() - 1)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self._applied += 1
-        self._own[worker] = self._own.get(worker, 0) + 1
-
-    def _of_others(self, worker: int) -> int:
-        return self._applied - self._own.get(worker, 0)
+        self._own[worker] = own + 1
 
 
 def quantile(histograms: Iterable[Mapping[int, int]], share: float) -> int | None:

@@ -1,17 +1,36 @@
-"""Pushes become updates of tables: one for each table, however many of them name it."""
+"""Pushes become updates of tables: whether there is room, what is corrected, and the updates.
 
-from collections.abc import Iterator, Mapping, Sequence
+In sync mode the pushes that are held for a round update the tables together, so what is asked for
+with the next one is asked for beside them.
+
+A gradient is taken at the weights w0 that its worker pulled and applied to the weights w of now. Between
+them lie the pushes of other workers, whose number is the staleness. Two corrections, each off at 0:
+
+- damping p: the learning rate is divided by (1 + staleness)^p. p = 1 is about the staleness-aware rate of
+  Zhang et al. (2016), "Staleness-aware Async-SGD for Distributed Deep Learning", who divide by it.
+- compensation c: the gradient g becomes g + c * g * g * (w - w0), the first-order term of its change with
+  the diagonal of g * g for the Hessian. This is DC-ASGD-c of Zheng et al. (2017), "Asynchronous Stochastic
+  Gradient Descent with Delay Compensation". A server keeps the values of each worker's last pull for it.
+
+A push is corrected before it is recorded, so a replay or a standby needs neither staleness nor old values.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.runtime.interface import Gradient
-from psfleet.shard.events import Push
-from psfleet.shard.shard_tables import Table
+from psfleet.errors import UsageError
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import OWN
+from psfleet.shard.events import Correction, PartState, Push
+from psfleet.shard.shard_tables import ShardTables, Table
 from psfleet.tables.assigned_weights import add_rows, add_values
 from psfleet.tables.dense import DenseTable
-
-__all__ = ["take", "update"]
+from psfleet.tables.sparse import SparseTable
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -24,7 +43,12 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
     """
     if len(pushes) == 1:  # which names no table twice
         for gradient in pushes[0].gradients:
-            _apply(tables[gradient.table], gradient, gradient.learning_rate)
+            table, ids, rate = tables[gradient.table], gradient.ids, gradient.learning_rate
+            if isinstance(table, DenseTable):
+                whole = gradient.values if ids is None else _whole(gradient, table.count)
+                table.push(whole, rate)
+            elif ids is not None:
+                table.push(ids, gradient.values, rate)
         return
     by_table: dict[int, list[Gradient]] = {}
     for push in pushes:
@@ -35,18 +59,10 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
         if isinstance(table, DenseTable):
             table.push(_mean(_whole(gradient, table.count) for gradient in gradients), rate)
         elif table.spec.rule.counts:
-            for gradient in gradients:
-                _apply(table, gradient, rate)
+            for ids, values in _parts(gradients):
+                table.push(ids, values, rate)
         else:
             table.push_mean(_parts(gradients), rate)
-
-
-def _apply(table: Table, gradient: Gradient, rate: float) -> None:
-    """One update by one gradient."""
-    if isinstance(table, DenseTable):
-        table.push(_whole(gradient, table.count), rate)
-    elif gradient.ids is not None:
-        table.push(gradient.ids, gradient.values, rate)
 
 
 def take(tables: Mapping[int, Table], push: Push, adds: bool) -> None:
@@ -72,7 +88,7 @@ def _add(tables: Mapping[int, Table], push: Push) -> None:
 
 
 def _parts(gradients: Sequence[Gradient]) -> list[tuple[Ids, Floats]]:
-    """What pushes bring for a sparse table."""
+    """Return the parts of pushes that concern a sparse table."""
     return [(gradient.ids, gradient.values) for gradient in gradients if gradient.ids is not None]
 
 
@@ -93,3 +109,162 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
         total = np.add(total, values, out=total if count > 1 else None)
         count += 1
     return total if count == 1 else total * np.float32(1.0 / count)
+
+
+Parts = Sequence[Gradient] | Sequence[PartState]
+
+
+def check_push_room(
+    tables: ShardTables, parts: Parts, held: Iterable[Push], written: bool = False
+) -> None:
+    """Refuse rows for which a table has no room beside those of the pushes that are held.
+
+    `written`: the rows are written, not pushed.
+    """
+    for table, ids in _wanted(tables, parts, held):
+        table.check_room(ids, written=written)
+
+
+def find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> list[tuple[int, Ids]]:
+    """Find the rows to evict where memory is short, by table, of tables that may evict rows.
+
+    Raises:
+        UsageError: Rows of one table are to go, and another that may let none go has no room for its part.
+    """
+    if set(map(attrgetter("limit"), tables.budgets.values())) == {None}:
+        return []
+    wanted = list(_wanted(tables, parts, held))
+    if not any(table.evicts for table, _ in wanted):
+        return []  # then `check_room` says all that is to be said
+    surplus = [(table, ids, table.surplus(ids)) for table, ids in wanted]
+    for table, ids, gone in surplus:
+        if not len(gone):
+            table.check_room(ids)
+    return [(table.spec.key, gone) for table, _, gone in surplus if len(gone)]
+
+
+def reserve_room(tables: ShardTables, pushes: Sequence[Push]) -> None:
+    """Take memory for pushes that wait for their round, the newest last.
+
+    Raises:
+        UsageError: There is too little.
+    """
+    budget = tables.budget
+    if budget.limit is None:
+        return
+    held = sum(
+        gradient.values.nbytes + (0 if gradient.ids is None else gradient.ids.nbytes)
+        for push in pushes
+        for gradient in push.gradients
+    )
+    left = max(budget.room() + budget.held, 0)
+    if held > left:
+        raise UsageError(
+            f"the pushes of round {pushes[-1].sequence} take {held} bytes while they wait for it, "
+            f"server {tables.index} has {left} left for them; give the server more memory"
+        )
+    budget.held = held
+
+
+def _wanted(
+    tables: ShardTables, parts: Parts, held: Iterable[Push]
+) -> Iterator[tuple[SparseTable, list[Ids]]]:
+    """The sparse tables of these parts, and all ids that their next update may name."""
+    ids_by_table: dict[int, list[Ids]] = {}
+    for part in parts:
+        if part.ids is not None:
+            ids_by_table.setdefault(part.table, []).append(part.ids)
+    for push in held:
+        for gradient in push.gradients:
+            if gradient.ids is not None and gradient.table in ids_by_table:
+                ids_by_table[gradient.table].append(gradient.ids)
+    for key, ids in ids_by_table.items():
+        table = tables[key]
+        if isinstance(table, SparseTable):
+            yield table, ids
+
+
+class StaleGradients:
+    """Corrections of stale gradients in one shard, and the values kept for them."""
+
+    def __init__(self) -> None:
+        self._pulled: dict[int, dict[int, tuple[Ids | None, Floats]]] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, worker: int, reads: Sequence[Read], values: Sequence[Floats]) -> None:
+        """Remember what a worker is given; any thread may call."""
+        kept = {
+            read.table: (None, array.copy()) if read.ids is None else _by_id(read.ids, array)
+            for read, array in zip(reads, values, strict=True)
+        }
+        with self._lock:
+            self._pulled.setdefault(worker, {}).update(kept)
+
+    def forget(self, worker: int) -> None:
+        """The worker's incarnation is over, or a new one begins."""
+        with self._lock:
+            self._pulled.pop(worker, None)
+
+    def correct(self, push: Push, staleness: int, tables: ShardTables) -> Push:
+        """The push as it is to be applied; it itself if there is nothing to correct."""
+        correction = push.correction
+        if correction is None or not staleness:
+            return push
+        damped = float((1 + staleness) ** -correction.damping)
+        gradients = tuple(
+            gradient
+            if tables[gradient.table].spec.name.startswith(OWN)
+            else dataclasses.replace(
+                gradient,
+                values=self._compensated(push.worker, gradient, correction, tables),
+                learning_rate=gradient.learning_rate * damped,
+            )
+            for gradient in push.gradients
+        )
+        return dataclasses.replace(push, gradients=gradients)
+
+    def _compensated(
+        self, worker: int, gradient: Gradient, asked: Correction, tables: ShardTables
+    ) -> Floats:
+        with self._lock:
+            kept = self._pulled.get(worker, {}).get(gradient.table)
+        if not asked.compensation or kept is None:
+            return gradient.values
+        table = tables[gradient.table]
+        if isinstance(table, DenseTable):
+            moved = np.empty(table.count, np.float32)
+            table.pull_into(moved)
+            moved -= kept[1]
+            return _with_delay(gradient.values, _at(moved, gradient.ids), asked.compensation)
+        assert gradient.ids is not None
+        there, places = _found(gradient.ids, kept[0])
+        now = np.empty((len(gradient.ids), table.spec.dim), np.float32)
+        table.pull_into(gradient.ids, now)
+        moved = np.where(there[:, None], now - kept[1][places], np.float32(0))
+        values = gradient.values.copy()  # shows and clicks behind the gradient stay
+        dim = table.spec.dim
+        values[:, :dim] = _with_delay(values[:, :dim], moved, asked.compensation)
+        return values
+
+
+def _with_delay(gradient: Floats, moved: Floats, compensation: float) -> Floats:
+    corrected: Floats = gradient + np.float32(compensation) * gradient * gradient * moved
+    return corrected
+
+
+def _at(values: Floats, places: Ids | None) -> Floats:
+    return values if places is None else values[places]
+
+
+def _by_id(ids: Ids, rows: Floats) -> tuple[Ids, Floats]:
+    """Copies in ascending order of id."""
+    order = np.argsort(ids)
+    return ids[order], rows[order]
+
+
+def _found(ids: Ids, kept: Ids | None) -> tuple[NDArray[np.bool_], Ids]:
+    """Find the ids among the kept ones (ascending): a mask and their positions, 0 for those missing."""
+    if kept is None or not len(kept):
+        return np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int64)
+    places = np.minimum(np.searchsorted(kept, ids), len(kept) - 1)
+    return kept[places] == ids, places

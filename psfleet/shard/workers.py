@@ -1,7 +1,7 @@
-"""The workers as one shard knows them: which life each is in, and how far that life is.
+"""The workers as one shard knows them: which incarnation each is in, and how far that incarnation is.
 
-Without views (one process, or a fleet that nobody coordinates) a life begins when it joins. With
-them a life begins when a view is installed that names it, and joining only finds it there.
+Without views (one process, or a fleet that nobody coordinates) an incarnation begins when it joins. With
+them an incarnation begins when a view is installed that names it, and joining only finds it there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,34 +12,33 @@ from psfleet.shard.events import Push, Shrink, WriteState
 from psfleet.shard.membership_view import InstallView, Position, PrepareView, ViewReport
 from psfleet.shard.rounds import Rounds
 
-__all__ = ["Workers"]
-
 
 @dataclass
 class Workers:
-    """Of each worker, by its seat, what a shard must remember.
+    """Per-worker state of a shard, by seat.
 
     Attributes:
-        server: Whose shard it is, for messages.
+        server: Name of the shard's server, for messages.
         count: Seats of a fleet without views.
-        lives: Its incarnation.
-        sequences: Last applied push of its life (other modes than sync).
-        writes: Last write of its life.
-        positions: How far it is with its data.
-        progress: What its life has said last of how far its script is, with a push that counts.
-        newest: Its last life, which may be over.
-        base: The number after which pushes go on since the mode was changed, also those of later lives.
-        view: The one that is installed; 0: none, lives begin when they join.
+        incarnations: Its incarnation.
+        sequences: Last applied push of its incarnation (other modes than sync).
+        writes: Last write of its incarnation.
+        positions: Progress of each worker in its data.
+        progress: Last progress of its incarnation's script, from a push that counts.
+        newest: Its last incarnation, which may be over.
+        base: The number after which pushes go on since the mode was changed, also those of later
+            incarnations.
+        view: The one that is installed; 0: none, incarnations begin when they join.
         promised: The one for which the shard is frozen, or `view`.
         frozen: The shard has just started and waits for a view.
-        refused: Lives that the next view will have ended.
-        addressed: On server 0: by server the last push of its life that was sent to it, where that is not the
-            last one for all.
+        refused: Incarnations that the next view will have ended.
+        addressed: On server 0: by server the last push of its incarnation that was sent to it, where that is
+            not the last one for all.
     """
 
     server: int
     count: int
-    lives: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     sequences: dict[int, int] = field(default_factory=dict)
     writes: dict[int, int] = field(default_factory=dict)
     positions: dict[int, Position] = field(default_factory=dict)
@@ -54,20 +53,20 @@ class Workers:
 
     def become(self, other: "Workers") -> None:
         """Take over what the workers of another shard were, but not its views."""
-        self.lives, self.newest = other.lives, other.newest
+        self.incarnations, self.newest = other.incarnations, other.newest
         self.sequences, self.writes = other.sequences, other.writes
         self.positions, self.progress = other.positions, other.progress
         self.addressed = other.addressed
         self.base = other.base
 
-    # -- lives ---------------------------------------------------------------------------------
+    # -- incarnations --------------------------------------------------------------------------
 
     def has_views(self) -> bool:
-        """Whether views say which lives there are."""
+        """Return whether membership views say which incarnations there are."""
         return bool(self.view or self.frozen)
 
     def is_settled(self) -> bool:
-        """Whether no view is awaited or promised."""
+        """Return whether no view is awaited or promised."""
         return not self.frozen and self.promised <= self.view
 
     def check_seat(self, worker: int) -> None:
@@ -77,29 +76,30 @@ class Workers:
                 f"worker {worker} wants to join, but the fleet has workers 0 to {self.count - 1}"
             )
 
-    def check_life(self, worker: int, incarnation: int) -> None:
-        """Refuse to let a life join that is over, or that the view does not name."""
+    def check_incarnation(self, worker: int, incarnation: int) -> None:
+        """Refuse to let an incarnation join that is over, or that the view does not name."""
         if self.has_views():
             self.admit(worker, incarnation)
-        known = self.lives.get(worker, -1)
+        known = self.incarnations.get(worker, -1)
         if incarnation < known:
             raise Fenced(
                 f"incarnation {incarnation} of worker {worker} has ended; incarnation {known} has begun"
             )
 
     def admit(self, worker: int, incarnation: int, *, leaves: bool = False) -> None:
-        """Refuse a caller whose life has not begun here, or is over.
+        """Refuse a caller whose incarnation has not begun here, or is over.
 
         Args:
             worker: Its seat.
-            incarnation: Its life.
-            leaves: It only says that it is done. A life that this server knows may say so before the first
+            incarnation: Its incarnation.
+            leaves: It only says that it is done. An incarnation that this server knows may say so before the
+                first
                 view: the coordinator may have ended, so that none comes.
         """
-        waits = self.frozen and not (leaves and self.lives.get(worker) == incarnation)
+        waits = self.frozen and not (leaves and self.incarnations.get(worker) == incarnation)
         if waits or (worker, incarnation) in self.refused:
             raise NotReady(f"server {self.server} waits to hear who is in the fleet")
-        if self.lives.get(worker) == incarnation:
+        if self.incarnations.get(worker) == incarnation:
             return
         if worker not in self.newest or incarnation > self.newest[worker]:
             raise NotReady(
@@ -108,19 +108,19 @@ class Workers:
         raise self.fenced(worker, incarnation)
 
     def fenced(self, worker: int, incarnation: int) -> Fenced:
-        """What a life that is over is told."""
-        now = self.lives.get(worker)
+        """Return the error for an incarnation that is over."""
+        now = self.incarnations.get(worker)
         then = "its seat is not taken" if now is None else f"incarnation {now} has begun"
         return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def begin(self, worker: int, incarnation: int) -> None:
-        """A life begins."""
-        self.lives[worker] = self.newest[worker] = incarnation
+        """An incarnation begins."""
+        self.incarnations[worker] = self.newest[worker] = incarnation
         self.sequences[worker], self.writes[worker] = self.base, 0
         self._forget(worker)
 
     def _end(self, worker: int) -> None:
-        del self.lives[worker], self.sequences[worker], self.writes[worker]
+        del self.incarnations[worker], self.sequences[worker], self.writes[worker]
         self._forget(worker)
 
     def _forget(self, worker: int) -> None:
@@ -130,13 +130,13 @@ class Workers:
     # -- how far they are ----------------------------------------------------------------------
 
     def is_new_push(self, push: Push) -> bool:
-        """Whether the push is the next one of its life (other modes than sync).
+        """Return whether the push is the next one of its incarnation (other modes than sync).
 
         Raises:
             Gap: One before it has not arrived.
         """
         last = self.sequences[push.worker]
-        if push.follows > last:
+        if push.sequence - 1 - push.skipped > last:
             raise Gap(
                 f"worker {push.worker} sent push {push.sequence}, "
                 f"but push {push.follows if push.skipped else last + 1} has not arrived"
@@ -152,7 +152,8 @@ class Workers:
             self.addressed.pop(push.worker, None)
         if push.position is not None:
             self.positions[push.worker] = push.position
-        self.said(push.worker, push.progress)
+        if push.progress:
+            self.progress[push.worker] = push.progress
 
     def said(self, worker: int, progress: str) -> None:
         """The worker has said how far its script is, or nothing."""
@@ -164,17 +165,17 @@ class Workers:
         return {seat: self.progress[seat] for seat in members if seat in self.progress}
 
     def last_pushes(self, marks: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """By seat its life and its last push before a cut with these marks.
+        """By seat its incarnation and its last push before a cut with these marks.
 
         Pushes up to the mark that were not sent to this server have nothing for it.
         """
         return {
-            seat: (life, max(self.sequences[seat], marks.get(seat, 0)))
-            for seat, life in self.lives.items()
+            seat: (incarnation, max(self.sequences[seat], marks.get(seat, 0)))
+            for seat, incarnation in self.incarnations.items()
         }
 
     def is_new_write(self, write: WriteState | Shrink) -> bool:
-        """Whether the write is none that took effect before; one without a number always is."""
+        """Return whether the write has not taken effect before; one without a number always is new."""
         if not write.number:  # a stock client may leave it out
             return True
         self.admit(write.worker, write.incarnation)
@@ -216,12 +217,12 @@ class Workers:
         self.refused |= set(event.ended.items())  # of decided views that have not come, too
 
     def report(self, mode: str, rounds: Rounds) -> ViewReport:
-        """Where the shard stands with these workers."""
+        """Return the state of the shard with respect to these workers."""
         return ViewReport(
             mode,
             rounds.closed,
-            dict(self.lives),
-            {seat: rounds.sure_of(seat) for seat in self.lives},
+            dict(self.incarnations),
+            {seat: rounds.sure_of(seat) for seat in self.incarnations},
             dict(rounds.rests),
             frozenset(rounds.left),
             dict(self.sequences),
@@ -239,17 +240,26 @@ class Workers:
             )
 
     def install(self, event: InstallView) -> list[tuple[int, int]]:
-        """Be what a view says of who is there; the lives that are to begin, as (worker, life)."""
+        """Be what a view says of who is there; the incarnations that are to begin, as (worker,
+        incarnation)."""
         self.view = self.promised = event.view
         self.refused = set()
-        now = {seat: s.life.incarnation for seat, s in event.seats.items() if s.life is not None}
-        for worker in [*self.lives]:
+        now = {
+            seat: s.incarnation.incarnation
+            for seat, s in event.seats.items()
+            if s.incarnation is not None
+        }
+        for worker in [*self.incarnations]:
             if worker not in now:
                 self._end(worker)
-        return [(seat, life) for seat, life in now.items() if life not in (0, self.lives.get(seat))]
+        return [
+            (seat, incarnation)
+            for seat, incarnation in now.items()
+            if incarnation not in (0, self.incarnations.get(seat))
+        ]
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""
-        assert set(self.sequences) == set(self.writes) == set(self.lives)
-        assert set(self.lives) <= set(self.newest)
+        assert set(self.sequences) == set(self.writes) == set(self.incarnations)
+        assert set(self.incarnations) <= set(self.newest)
         assert self.view <= self.promised

@@ -1,4 +1,4 @@
-"""How stages reach each other, and where this process stands among them."""
+"""Links between stages, and the position of this process among them."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
-
-__all__ = ["Links", "StagePosition", "exchange", "here", "links", "next_step", "settle"]
 
 Array = NDArray[Any]
 
@@ -37,12 +35,12 @@ class Links(Protocol):
 
 @dataclass(frozen=True)
 class StagePosition:
-    """Which stage this process is, and which of its copies, which take micro-batches in turn.
+    """Stage of this process, and its number among the stage's copies, which take micro-batches in turn.
 
     Attributes:
-        endpoints: Where the processes of this worker take messages: `ipc:///path` or
+        endpoints: Endpoints of this worker's processes: `ipc:///path` or
             `tcp://host:port`.
-        counts: How many copies each stage has; empty: one each.
+        counts: Number of copies of each stage; empty: one each.
     """
 
     worker: int = 0
@@ -54,12 +52,12 @@ class StagePosition:
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """How many copies each stage has."""
+        """Number of copies of each stage."""
         return self.counts or (1,) * self.stages
 
     @property
     def processes(self) -> int:
-        """Of this worker."""
+        """Number of processes of this worker."""
         return sum(self.copies)
 
     @property
@@ -128,7 +126,7 @@ def exchange(
     tellers: Sequence[int],
     mine: Sequence[Array],
 ) -> list[Sequence[Array]]:
-    """What each of the `tellers` tells all processes of its worker; `mine` is this one's, if it is one."""
+    """Send `mine` from each of the `tellers` to all processes of the worker; return all that were sent."""
     assert links is not None or place.processes == 1, "a process with others has links to them"
     if links is None:
         return [mine]

@@ -1,4 +1,4 @@
-"""Which work each stage of a pipeline does, in which order.
+"""Schedules of a pipeline, and one step of it as one process of a worker takes it.
 
 A step cuts its batch into micro-batches and its program into chunks; chunk c is run by stage c mod S.
 Pure: nothing is run here. Four kinds of schedule:
@@ -8,22 +8,29 @@ Pure: nothing is run here. Four kinds of schedule:
 - `interleaved`: 1f1b with several chunks per stage, which divides the bubble by their number.
 - `zero-bubble`: 1f1b with backwards split into the gradients by inputs, which the stage before waits
   for, and those by weights, which fill what would be idle (ZB-H1 of Qi et al. 2023).
+
+The engine takes this process's part of the schedule in order, and brings values and gradients from
+chunk to chunk. A subclass says how a chunk runs forward and backward, and how a value travels.
 """
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise, starmap
-from typing import get_args
+from typing import Any, Generic, TypeVar, get_args
+
+from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
 from psfleet.settings.choices import Schedule as Kind
+from psfleet.stages.links import Links, StagePosition, exchange
 
 __all__ = ["Action", "Kind", "Schedule", "Work", "check_kind", "even_sizes", "make_schedule"]
 
 
 class Work(Enum):
-    """What a stage does with one chunk and one micro-batch. BACKWARD is INPUT and WEIGHT in one."""
+    """Work of a stage with one chunk and one micro-batch. BACKWARD is INPUT and WEIGHT in one."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -50,7 +57,7 @@ class Schedule:
     Attributes:
         stages: For each stage its actions, in order. A chunk's micro-batches go forward in ascending
             order, and back too, so that gradients are summed in one order in every schedule.
-        chunks: How many chunks the program is cut into: a multiple of the number of stages.
+        chunks: Number of chunks of the program: a multiple of the number of stages.
     """
 
     kind: Kind
@@ -132,7 +139,7 @@ def _of_stage(
     kind: Kind, stage: int, stages: int, micro_batches: int, per_stage: int
 ) -> list[Action]:
     groups = _groups(stages, micro_batches)
-    forward, backward = _orders(stage, stages, groups, per_stage, kind == "zero-bubble")
+    forward, backward = _groupings(stage, stages, groups, per_stage, kind == "zero-bubble")
     if kind == "gpipe":
         forward = sorted(forward, key=lambda group: group[0].chunk)
         backward = sorted(backward, key=lambda group: -group[0].chunk)
@@ -155,7 +162,7 @@ def _groups(stages: int, micro_batches: int) -> list[range]:
     return list(starmap(range, pairwise([0, *range(first, micro_batches + 1, stages)])))
 
 
-def _orders(
+def _groupings(
     stage: int, stages: int, groups: list[range], per_stage: int, split: bool
 ) -> tuple[list[list[Action]], list[list[Action]]]:
     """Forwards and backwards: each group goes through one chunk after the other."""
@@ -194,3 +201,106 @@ def _zero_bubble(
             works.append((Work.WEIGHT, m - stage))
     works += [(Work.WEIGHT, m) for m in range(max(micro_batches - stage, 0), micro_batches)]
     return [Action(work, m, stage) for work, m in works]
+
+
+Array = NDArray[Any]
+Value = TypeVar("Value")
+
+
+class PipelineEngine(ABC, Generic[Value]):
+    """One step. A subclass has functions for what chunks give each other:
+
+    - `_settled`: The value as another chunk gets it: in the same process the same bits as elsewhere.
+    - `_pack`: A settled value as a message.
+    - `_unpack`: What was packed.
+
+    Args:
+        schedule: Schedule of all stages.
+        sizes: Samples of each micro-batch.
+        place: Stage of this process.
+        links: To the other processes; None if there are none.
+        number: Number of the step: the same in all stages, never the same twice.
+    """
+
+    _settled: Callable[[Any], Any]
+    _pack: Callable[[Any], list[Array]]
+    _unpack: Callable[[Sequence[Array]], Any]
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        sizes: Sequence[int],
+        place: StagePosition,
+        links: Links | None,
+        number: int,
+    ) -> None:
+        self._schedule = schedule
+        self._sizes = sizes
+        self._fractions = [size / sum(sizes) for size in sizes]
+        self._place = place
+        self._links = links
+        self._number = number
+        self._mail: dict[str, Value] = {}  # between chunks of this process
+
+    def _take_actions(self) -> None:
+        """Run what the schedule has for this process. Copies of a stage take micro-batches in turn."""
+        copies = self._place.copies[self._place.stage]
+        for action in self._schedule.stages[self._place.stage]:
+            if action.micro % copies == self._place.copy:
+                self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        if action.work is Work.FORWARD:
+            self._forward(action.chunk, action.micro)
+        else:
+            self._backward(action)
+
+    @abstractmethod
+    def _forward(self, chunk: int, micro: int) -> None:
+        """Compute a chunk: take what it needs, give what others need."""
+
+    @abstractmethod
+    def _backward(self, action: Action) -> None:
+        """Compute gradients of a chunk, likewise."""
+
+    # -- between chunks ------------------------------------------------------------------------
+
+    def _give(self, way: str, chunk: int, micro: int, value: Value, name: str = "") -> None:
+        """Leave a value for a chunk.
+
+        Args:
+            way: `forward` or `back`.
+            chunk, micro: For which chunk, and of which micro-batch.
+            value: It must not be changed afterwards.
+            name: Tells several values apart.
+        """
+        process = self._runner(chunk, micro)
+        tag, value = self._tag(way, chunk, micro, name), self._settled(value)
+        if process == self._place.process:
+            self._mail[tag] = value
+        else:
+            self._far().send(process, tag, self._pack(value))
+
+    def _take(self, way: str, chunk: int, micro: int, source: int, name: str = "") -> Value:
+        """The value that the chunk `source` has given to `chunk`."""
+        process, tag = self._runner(source, micro), self._tag(way, chunk, micro, name)
+        if process == self._place.process:
+            return self._mail.pop(tag)
+        value: Value = self._unpack(self._far().receive(process, tag))
+        return value
+
+    def _exchange(
+        self, what: str, tellers: Sequence[int], mine: Sequence[Array]
+    ) -> list[Sequence[Array]]:
+        """Send `mine`, if this process is one of the `tellers`, to all of them; return all that were sent."""
+        return exchange(self._place, self._links, f"{self._number}/{what}", tellers, mine)
+
+    def _runner(self, chunk: int, micro: int) -> int:
+        return self._place.runner(self._schedule.stage_of(chunk), micro)
+
+    def _tag(self, way: str, chunk: int, micro: int, name: str) -> str:
+        return f"{self._number}/{way}/{micro}/{chunk}/{name}"
+
+    def _far(self) -> Links:
+        assert self._links is not None, "a single process has no links"
+        return self._links

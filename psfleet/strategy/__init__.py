@@ -1,4 +1,4 @@
-"""How a fleet trains: what a strategy may say, and who has the last word.
+"""Strategies of a fleet's training: their settings, and their precedence.
 
 Settings come from four places; for each single key the first one that says something wins:
 1. flags of psfleet-launch, 2. its strategy file, 3. its job file (these reach a worker as
@@ -13,19 +13,25 @@ A strategy file is TOML with a table for each part that is to be on:
     k_steps = 4
 """
 
-from psfleet.strategy.consistency_settings import ConsistencySettings
-from psfleet.strategy.distributed_strategy import DistributedStrategy
-from psfleet.strategy.execution import PipelineSettings, RecomputeSettings
-from psfleet.strategy.precedence import load_strategy_file, overridden, resolve
-from psfleet.strategy.strategy_settings import Settings
-from psfleet.strategy.update_rules import (
+from psfleet.strategy.distributed_strategy import (
+    DistributedStrategy,
+    load_strategy_file,
+    overridden,
+    resolve,
+)
+from psfleet.strategy.strategy_parts import (
+    AMPSettings,
+    ConsistencySettings,
     DGCSettings,
     GradientMergeSettings,
     LambSettings,
     LarsSettings,
     LocalSGDSettings,
+    PipelineSettings,
+    RecomputeSettings,
+    WireSettings,
 )
-from psfleet.strategy.wire_format import AMPSettings, WireSettings
+from psfleet.strategy.strategy_settings import Settings
 
 __all__ = [
     "AMPSettings",

@@ -1,14 +1,102 @@
-"""A strategy as a trainer script says it."""
+"""A strategy as a trainer script says it, its precedence, and the one in force in this process."""
 
+import importlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from psfleet.consistency import MODES, ConsistencyMode, LatePushMode
 from psfleet.errors import ConfigError
-from psfleet.strategy.a_sync import consistency_of
-from psfleet.strategy.strategy_settings import PARTS, check_parts
+from psfleet.settings.declaration import settings_of
+from psfleet.strategy.strategy_parts import settings_of_mode
+from psfleet.strategy.strategy_settings import PARTS, Settings, build, check_parts
 
-__all__ = ["DistributedStrategy"]
+_OF_THREADS = "psfleet sends without the reference's thread pools; leave it out"
+_ELSEWHERE = {
+    "independent_recv_thread": "a pull is answered when it is asked for; leave it out",
+    "launch_barrier": "workers wait for servers and for each other by themselves; leave it out",
+    "lr_decay_steps": "the learning rate is the worker's and travels with each push; leave it out",
+    "min_send_grad_num_before_recv": _OF_THREADS,
+    "runtime_split_send_recv": _OF_THREADS,
+    "send_wait_times": _OF_THREADS,
+    "thread_pool_size": _OF_THREADS,
+}
 
 
+def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the part `consistency`, see DistributedStrategy.
+
+    Raises:
+        ConfigError: A setting is unknown, of the wrong type or contradicts another.
+    """
+    late = check_configs(configs)
+    shared = {name: value for name, value in configs.items() if name in late}
+    mode = _asked(configs)
+    if not a_sync or configs.get("k_steps") == -1:
+        if mode is not None:
+            name = next(iter(mode.a_sync))
+            raise ConfigError(
+                f"a_sync_configs {name} = {configs[name]} asks for a mode that is not sync, "
+                "but a_sync is False or k_steps -1; set a_sync or leave it out"
+            )
+        return {"mode": "sync", **shared}
+    if mode is None:
+        return {"mode": "async", **shared}
+    own = {mode.a_sync[name]: value for name, value in configs.items() if name in mode.a_sync}
+    return {"mode": mode.name, **own, **shared}
+
+
+def check_configs(configs: Mapping[str, Any]) -> list[str]:
+    """Refuse names and types that no mode takes; the names that several modes share.
+
+    Raises:
+        ConfigError: A setting is unknown or of the wrong type.
+    """
+    late = [one.name for one in settings_of(LatePushMode)]
+    known = sorted(name for mode in MODES.values() for name in mode.a_sync) + late
+    for name, value in configs.items():
+        if name in _ELSEWHERE:
+            raise ConfigError(f"a_sync_configs {name} has no meaning here: {_ELSEWHERE[name]}")
+        if name not in known:
+            raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float) if name in late else int):
+            wanted = "number" if name in late else "whole number"
+            raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a {wanted}")
+    if configs.get("k_steps", 0) < -1:
+        raise ConfigError(
+            f"a_sync_configs k_steps is {configs['k_steps']}; it must be 0 (async), above 0 (geo) or -1 "
+            "(sync)"
+        )
+    return late
+
+
+def _asked(configs: Mapping[str, Any]) -> ConsistencyMode | None:
+    """The one mode that the configuration asks for; None: none."""
+    modes: dict[str, ConsistencyMode] = {}
+    for mode in MODES.values():
+        first, *others = mode.a_sync or [""]
+        if first in configs and configs[first] not in mode.a_sync_off:
+            modes[first] = mode
+            continue
+        usual = next(iter(mode.a_sync_off), "not given")
+        for name in filter(configs.__contains__, others):
+            raise ConfigError(
+                f"a_sync_configs {name} is {configs[name]} and {first} is {usual}: it is a "
+                f"setting of {mode.name}, which {first} asks for; leave it out or set {first} too"
+            )
+    if len(modes) > 1:
+        names = [name for name in configs if name in modes]
+        raise ConfigError(
+            f"a_sync_configs {names[0]} and {names[1]} contradict each other: each asks for a "
+            "mode of its own; leave one out"
+        )
+    return next(iter(modes.values()), None)
+
+
+_WORDS: dict[type, str] = {Mapping: "dict", str: "str", bool: "bool"}
 _SWITCHES = [name for name in PARTS if name != "consistency"]
 
 
@@ -31,7 +119,8 @@ class DistributedStrategy:
     `wire` is not a switch but a form, "bf16" or "int8", for pushes and pulls; `wire_configs` may name
     another one for either: {"pull": "bf16"}.
 
-    Any other name is refused, and so is a configuration that contradicts itself.
+    A part's configuration reads as all of its settings, and is set as a whole. Any other name is refused,
+    of parts that are off too, and so is a configuration that contradicts itself.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -50,21 +139,35 @@ class DistributedStrategy:
                 f"DistributedStrategy has no setting {name!r}; it has "
                 f"{', '.join(known)}, each with _configs"
             )
-        wanted = dict if name.endswith("_configs") else str if name == "wire" else bool
+        wanted = Mapping if name.endswith("_configs") else str if name == "wire" else bool
         if not isinstance(value, wanted):
             raise ConfigError(
-                f"DistributedStrategy {name} is {value!r}; it must be a {wanted.__name__}"
+                f"DistributedStrategy {name} is {value!r}; it must be a {_WORDS[wanted]}"
             )
+        if isinstance(value, Mapping):
+            _check_configs(switch, value)
+            value = dict(value)
         self._said[name] = value
         self.parts()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name.removesuffix("_configs") not in ("a_sync", *_SWITCHES):
             raise AttributeError(name)
-        return self._said.get(name, {} if name.endswith("_configs") else False)
+        switch = name.removesuffix("_configs")
+        if switch == name:
+            return self._said.get(name, False)
+        # Read-only: what is set goes through the checks of __setattr__.
+        return MappingProxyType(self._defaults(switch) | self._said.get(name, {}))
+
+    def _defaults(self, switch: str) -> dict[str, Any]:
+        if switch == "a_sync":
+            return {"k_steps": 0 if self.a_sync else -1}
+        if switch == "wire" and self.wire:
+            return {"push": self.wire, "pull": self.wire}
+        return {one.name: one.default for one in settings_of(PARTS[switch])}
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """What the script says, as `Settings.from_parts` takes it."""
+        """Return the script's strategy as `Settings.from_parts` takes it."""
         said: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
             for name in _SWITCHES
@@ -73,6 +176,97 @@ class DistributedStrategy:
         if self.wire:
             said["wire"] = {"push": self.wire, "pull": self.wire, **said["wire"]}
         if "a_sync" in self._said:
-            said["consistency"] = consistency_of(self.a_sync, self.a_sync_configs)
+            said["consistency"] = consistency_of(self.a_sync, self._said.get("a_sync_configs", {}))
         check_parts(said)
         return said
+
+
+def _check_configs(switch: str, value: Mapping[str, Any]) -> None:
+    """Refuse a configuration that the part could not take, whether it is on or off."""
+    if switch == "a_sync":
+        check_configs(value)
+    else:
+        build(switch, value)
+
+
+def resolve(
+    strategy: DistributedStrategy | Mapping[str, Mapping[str, Any]] | None, overrides: str
+) -> Settings:
+    """The settings that count.
+
+    Args:
+        strategy: Strategy of the script, perhaps in the form of a strategy file.
+        overrides: Settings of the launcher: JSON in the form of a strategy file, or empty.
+
+    Raises:
+        ConfigError: The overrides are not JSON, or something is unknown or contradictory.
+    """
+    said: Any = strategy.parts() if isinstance(strategy, DistributedStrategy) else strategy
+    check_parts({} if said is None else said)
+    parts: dict[str, Any] = dict(said or {})
+    if overrides:
+        try:
+            said = json.loads(overrides)
+        except ValueError as error:
+            raise ConfigError(
+                f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}"
+            ) from None
+        check_parts(said)
+        parts = overridden(parts, said)
+    return Settings.from_parts(parts)
+
+
+def overridden(
+    parts: Mapping[str, Mapping[str, Any]], by: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The settings of two sources; `by` has the last word on each.
+
+    Where it names another consistency mode, the settings of the mode that it replaces go too.
+    """
+    merged = {name: {**parts.get(name, {}), **by.get(name, {})} for name in {**parts, **by}}
+    before = parts.get("consistency", {}).get("mode")
+    now = merged.get("consistency", {}).get("mode")
+    if now != before:
+        for setting in settings_of_mode(before):
+            if setting not in by.get("consistency", {}):
+                merged["consistency"].pop(setting, None)
+    return merged
+
+
+def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:
+    """The parts of a strategy file.
+
+    Raises:
+        ConfigError: It is missing, not TOML, or says something unknown.
+    """
+    try:
+        parts = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"strategy file {path!r} cannot be read: {error}") from None
+    Settings.from_parts(parts)
+    return parts
+
+
+Decide = Callable[[DistributedStrategy | Mapping[str, Any] | None], Settings]
+
+_decide: Decide | None = None
+
+
+def decide_by(decide: Decide) -> None:
+    """Let the fleet of this process decide which settings count."""
+    global _decide
+    _decide = decide
+
+
+def adopt(strategy: DistributedStrategy | Mapping[str, Any] | None) -> Settings:
+    """Train by this strategy from now on; None: by the one before. Return the settings that count.
+
+    Raises:
+        ConfigError: It is no strategy, or the fleet is connected and needs another connection for it.
+    """
+    if _decide is None:
+        # A script may use an optimizer without naming the fleet. The fleet is built on the
+        # optimizers, so this package cannot import it; importing it calls `decide_by`.
+        importlib.import_module("psfleet.fleet")
+    assert _decide is not None
+    return _decide(strategy)

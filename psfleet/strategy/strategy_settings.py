@@ -7,18 +7,18 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of
-from psfleet.strategy.consistency_settings import ConsistencySettings
-from psfleet.strategy.execution import PipelineSettings, RecomputeSettings
-from psfleet.strategy.update_rules import (
+from psfleet.strategy.strategy_parts import (
+    AMPSettings,
+    ConsistencySettings,
     DGCSettings,
     GradientMergeSettings,
     LambSettings,
     LarsSettings,
     LocalSGDSettings,
+    PipelineSettings,
+    RecomputeSettings,
+    WireSettings,
 )
-from psfleet.strategy.wire_format import AMPSettings, WireSettings
-
-__all__ = ["PARTS", "Settings", "check_parts"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Settings:
             ConfigError: A part or setting is unknown, of the wrong type or contradicts another.
         """
         check_parts(parts)
-        return cls(**{name: _build(name, said) for name, said in parts.items()})
+        return cls(**{name: build(name, said) for name, said in parts.items()})
 
 
 _AVERAGES = "workers that average wait for each other; use sync"
@@ -118,7 +118,12 @@ def check_parts(parts: Any) -> None:
             raise ConfigError(f"strategy part {name!r} is {said!r}; it must be a table of settings")
 
 
-def _build(part: str, said: Mapping[str, Any]) -> Any:
+def build(part: str, said: Mapping[str, Any]) -> Any:
+    """One part of a strategy, of its settings by name.
+
+    Raises:
+        ConfigError: A setting is unknown, of the wrong type or contradicts another.
+    """
     known = {one.name: one for one in settings_of(PARTS[part])}
     for name in said:
         if name not in known:

@@ -1,3 +1,1 @@
 """Tables: dense arrays and rows by id, with the state that their rules keep."""
-
-__all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Who gets a row of a sparse table: decided by its entry, and by the room that there is."""
+"""Admission to a sparse table: which ids get a row, decided by its entry and by the room that there is."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -8,18 +8,15 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial_values import initializer_arguments
-from psfleet.runtime.evicted_ids import EvictionCause
+from psfleet.runtime.evictions import EvictionCause
 from psfleet.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.schema.table import TableSpec
-from psfleet.tables import expiry
-from psfleet.tables.candidates import CandidateCounts, CandidateIds
-from psfleet.tables.eviction_ranking import EvictionRanking
-from psfleet.tables.memory_accounting import MemoryAccount
+from psfleet.tables.budget import MemoryAccount
+from psfleet.tables.candidates import CandidateCounts, CandidateIds, rows_to_evict
+from psfleet.tables.lifetime import EvictionRanking
 from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_update import RowValues
-
-__all__ = ["AdmissionFilter", "AdmissionRule", "admission_rule", "admits"]
 
 Ids = NDArray[np.int64]
 
@@ -28,7 +25,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class AdmissionRule:
-    """What an entry says of ids without a row, on one server.
+    """Rule of an entry for ids without a row, on one server.
 
     Attributes:
         candidates: Those that wait for one, with what the entry's `candidate` says; None: it says nothing.
@@ -38,7 +35,7 @@ class AdmissionRule:
     candidates: CandidateIds | None = None
 
     def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Which of these ids without a row the push of this step gives one; changes nothing."""
+        """Return a mask of the ids without a row that get one by the push of this step; changes nothing."""
         raise NotImplementedError
 
     def pushed(self, ids: Ids, step: int) -> None:
@@ -60,10 +57,10 @@ def admits(entry: type[Entry]) -> Callable[[M], M]:
 
 
 def admission_rule(spec: TableSpec, servers: int) -> AdmissionRule | None:
-    """What the table's entry says of ids without a row; None: each gets one."""
+    """Return the rule of the table's entry for ids without a row; None: each gets one."""
     parts = () if spec.entry is None else spec.entry.parts
-    asked = next((part for part in parts if part.admits), None)
-    return None if asked is None else _RULES[type(asked)](asked, spec, servers)
+    entry = next((part for part in parts if part.admits), None)
+    return None if entry is None else _RULES[type(entry)](entry, spec, servers)
 
 
 @admits(ProbabilityEntry)
@@ -94,10 +91,10 @@ class AdmissionFilter:
     """Not thread-safe. A step is everywhere that of the table's last update.
 
     Args:
-        index: Of the table's rows.
+        index: Index of the table's rows.
         scan: Removes those that have to go.
         room: Memory for more.
-        rule: Which unknown ids get a row; None: all.
+        rule: Rule by which unknown ids get a row; None: all do.
         ranking: In which rows go.
     """
 
@@ -139,7 +136,7 @@ class AdmissionFilter:
         return first[~np.isin(first, ids)][:count]
 
     def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
-        """What is left of a push without the unknown ids that get no row; there is room for the rest."""
+        """Return the push without the unknown ids that get no row; there is room for the rest."""
         if self._rule is None and self._room.surely_fit(len(ids)):
             return ids, gradients
         slots, unknown = self._index.locate(ids)
@@ -157,13 +154,13 @@ class AdmissionFilter:
 
     def make_places(self, wanted: int, step: int, most: int) -> None:
         """Let rows go so that with `wanted` more there are `most`, none of those pushed at `step`."""
-        leaving = expiry.leaving(len(self._index), wanted, most)
+        leaving = rows_to_evict(len(self._index), wanted, most)
         if self._room.evicts and leaving:
             gone = self._ranking.first(step, leaving, least=1)
             self._scan.drop(gone, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
-        """Which ids have a row after the next update, if that names them."""
+        """Return a mask of the ids that have a row after the next update, if that names them."""
         if self._rule is None:
             return np.ones(len(ids), np.bool_)
         kept: NDArray[np.bool_] = slots != 0

@@ -1,13 +1,59 @@
 """Reserved memory: an address range as large as a table may become, paid for page by page."""
 
+import _thread
 import ctypes
 import mmap
+import threading
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from psfleet.errors import UsageError
-from psfleet.tables.page_maker import make_pages
 
-__all__ = ["AHEAD", "Arena"]
+PageRequest = tuple[Callable[[int, int], object], int, int]
+_requests: deque[PageRequest] = deque()
+_growth_lock = threading.Lock()
+_runs = False
+
+
+def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> None:
+    """Have `populate(start, end)` called by a thread, after what was ordered before.
+
+    One thread serves all tables, and ends when there is nothing to do: pages of two tables at once would
+    leave no core to pushes where there are two. Does not wait until the thread runs, as
+    `threading.Thread.start` does: on a busy machine for milliseconds, and a push may come here thousands
+    of times in a second.
+    """
+    global _runs
+    with _growth_lock:
+        _requests.append((populate, start, end))
+        if _runs:
+            return
+        _runs = True
+    try:
+        _thread.start_new_thread(_make, ())
+    except RuntimeError:  # there may be no more threads; pages are then made at first use
+        with _growth_lock:
+            _requests.clear()  # else they would grow, and keep memory of tables that are gone
+            _runs = False
+
+
+def _next() -> PageRequest | None:
+    """The next order; None ends the thread."""
+    global _runs
+    with _growth_lock:
+        if _requests:
+            return _requests.popleft()
+        _runs = False
+        return None
+
+
+def _make() -> None:
+    while request := _next():
+        populate, start, end = request
+        populate(start, end)
+
 
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
@@ -15,6 +61,7 @@ _PAGE = 2 << 20  # a huge page
 _SMALL = 4 << 20  # below this much use nothing is made in advance
 AHEAD = 64 << 20  # and never more than this,
 _PART = 64  # nor than one in so many of the bytes in use, in whole pages
+_NEAR = 16  # mappings fewer than the kernel's limit
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -26,7 +73,7 @@ class Arena:
     So the arena uses ordinary pages until it holds more than one huge page.
 
     Attributes:
-        address: Of the first byte; at the start of a page.
+        address: Address of the first byte; at the start of a page.
         size: In bytes.
     """
 
@@ -37,8 +84,7 @@ class Arena:
             self._map = mmap.mmap(-1, size, flags=flags)
         except (OSError, OverflowError) as error:
             raise UsageError(
-                f"cannot reserve {size} bytes of address space for a table ({error}); "
-                "give it fewer rows or raise the limit (ulimit -v)"
+                f"cannot reserve {size} bytes for a table ({error}); {_why()}"
             ) from error
         self.size = size
         self._made = 0
@@ -89,3 +135,17 @@ class Arena:
         if hasattr(mmap, name):
             with suppress(OSError):
                 self._map.madvise(getattr(mmap, name))
+
+
+def _why() -> str:
+    """Explain why memory cannot be reserved, and what to do, as the end of a sentence."""
+    with suppress(OSError):
+        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with open("/proc/self/maps", "rb") as maps:
+            there = sum(1 for _ in maps)
+        if there > most - _NEAR:
+            return (
+                f"the process has {there} memory mappings and the kernel allows {most}: make fewer tables in "
+                "one process, or raise the limit (sysctl vm.max_map_count)"
+            )
+    return "give it fewer rows or raise the limit on address space (ulimit -v)"

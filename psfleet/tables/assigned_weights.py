@@ -1,16 +1,27 @@
 """Weights set or added to by hand, with the optimizer state of their rows left as it is."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.initial_values import initializer_arguments
-from psfleet.kernels.row_codec import draw_weights
-from psfleet.kernels.row_format import RowFormat
+from psfleet.kernels.number_formats import draw_weights
+from psfleet.kernels.packed_text import RowFormat
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.row_data import RowData
+from psfleet.tables.row_data import (
+    CANDIDATE_IDS,
+    EVICTED,
+    REMOVED,
+    ROW_IDS,
+    RowData,
+    TableClock,
+    candidates_of,
+    column_of,
+    rows_of,
+)
 from psfleet.tables.sparse import SparseTable
-
-__all__ = ["add_rows", "add_values", "rows_of", "set_rows", "set_values", "values_of"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -34,7 +45,7 @@ def add_values(table: DenseTable, deltas: Floats) -> None:
     table.restore(table.step + 1, [weights + deltas, *state])
 
 
-def rows_of(table: SparseTable, ids: Ids) -> Floats:
+def weights_of(table: SparseTable, ids: Ids) -> Floats:
     """Weights by id, float32 [n, dim]; of an id without a row its first values."""
     out = np.empty((len(ids), table.spec.dim), np.float32)
     table.pull_into(ids, out)
@@ -69,9 +80,43 @@ def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
 
     Args and errors as for `set_rows`. Weights that are stored in 16 bits are rounded as by a push.
     """
-    spec, weights = table.spec, rows_of(table, ids) + deltas
+    spec, weights = table.spec, weights_of(table, ids) + deltas
     table.step += 1
     table.use(ids)
     *_, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
     form = RowFormat(spec.rule, spec.dim, spec.precision)
     set_rows(table, ids, draw_weights(form, ids, weights, stream, table.step), uses=1)
+
+
+def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse columns for whose rows the table has no room.
+
+    Raises:
+        UsageError: It has none; nothing was changed.
+    """
+    if ROW_IDS in columns and isinstance(table, SparseTable):
+        table.check_room([columns[ROW_IDS]], written=True)
+
+
+def refill(
+    table: DenseTable | SparseTable, clock: TableClock, columns: Mapping[str, NDArray[Any]]
+) -> None:
+    """Set a part of a table from the columns of psfleet.tables.row_data.
+
+    Raises:
+        UsageError: The table is full, or the columns are not its own; nothing was changed.
+    """
+    spec = table.spec
+    if isinstance(table, DenseTable):
+        table.restore(clock.step, [column_of(spec, columns, name) for name in spec.slot_names])
+        return
+    if table.clock != clock:
+        table.set_clock(clock)
+    if REMOVED in columns:
+        table.remove(columns[REMOVED])
+    if ROW_IDS in columns:
+        table.write(rows_of(spec, columns))
+    if CANDIDATE_IDS in columns:
+        table.write_candidates(candidates_of(spec, columns))
+    if EVICTED[0] in columns:
+        table.set_evictions(columns)

@@ -1,4 +1,4 @@
-"""Ids that wait for a row, with what the table's entry remembers of them (Entry.candidate)."""
+"""Expiry of rows that no push has named for long."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.schema.entry import CountFilterEntry
-from psfleet.tables import expiry
 from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.row_data import CandidateData
 
-__all__ = ["CandidateCounts", "CandidateIds"]
+SETTLED = 1 << 29  # a step that is a multiple of this has stamps brought up to date
+_PART = 16  # of a full table, the part that goes at a time
+
+
+def segments_due(step: int, ttl: int) -> tuple[int, int]:
+    """The segments to be looked over at this step, so that each has its turn in ttl / 8 steps.
+
+    A segment is chosen by the id's hash, so which step a row goes at depends on nothing else.
+    """
+    period = max(ttl // 8, 1)
+    turn = step % period
+    return turn * SEGMENT_COUNT // period, (turn + 1) * SEGMENT_COUNT // period
+
+
+def rows_to_evict(held: int, wanted: int, capacity: int) -> int:
+    """Return the number of rows to evict so that `wanted` more fit; 0 if they fit already.
+
+    At least a sixteenth of the capacity goes, so that a full table is not looked over with each push.
+    """
+    short = held + wanted - capacity
+    return max(short, capacity // _PART) if short > 0 else 0
+
 
 Ids = NDArray[np.int64]
 Values = Mapping[str, NDArray[Any]]
@@ -21,12 +42,12 @@ class CandidateIds:
     """The candidates of one table on one server, in host memory wherever its rows are. Not thread-safe.
 
     Args:
-        candidate: What is remembered of each.
-        capacity: How many are remembered.
+        candidate: Values that are remembered of each.
+        capacity: Number of candidates that are remembered.
 
     Attributes:
-        index: What is remembered, as rows of 32 bits a value.
-        capacity: How many are remembered.
+        index: Index of the remembered values, as rows of 32 bits a value.
+        capacity: Number of candidates that are remembered.
     """
 
     def __init__(self, candidate: Mapping[str, type], capacity: int) -> None:
@@ -36,11 +57,13 @@ class CandidateIds:
 
     @property
     def room(self) -> int:
-        """How many more are remembered before any is forgotten."""
+        """Number of candidates that fit before any is forgotten."""
         return max(self.capacity - len(self.index), 0)
 
     def known(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """What is remembered of these ids, by name: int64 or float32 [n], 0 for one that is no candidate."""
+        """Return the remembered values of these ids, by name: int64 or float32 [n], 0 for one that is no
+        candidate.
+        """
         return self._values(self.index.locate(ids)[0])
 
     def remember(self, ids: Ids, values: Values, step: int) -> None:
@@ -71,7 +94,9 @@ class CandidateIds:
         self._set(slots, {name: column[latest] for name, column in candidates.values.items()})
 
     def _make_places_for(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Which of these ids, pushed at this step, are candidates or have room now to become ones."""
+        """Return a mask of the ids, pushed at this step, that are candidates or have room now to become
+        ones.
+        """
         slots, unknown = self.index.touch(ids, step)
         self._make_places(unknown, step)
         room = self.capacity - len(self.index)
@@ -80,7 +105,7 @@ class CandidateIds:
 
     def _make_places(self, wanted: int, step: int) -> None:
         """Forget those that were pushed the longest time ago, none of those pushed at this step."""
-        leaving = expiry.leaving(len(self.index), wanted, self.capacity)
+        leaving = rows_to_evict(len(self.index), wanted, self.capacity)
         if leaving:
             self.index.remove(self.index.oldest(step, leaving, least=1))
 
@@ -107,7 +132,7 @@ class CandidateCounts(CandidateIds):
 
     Args:
         needed: With which push an id gets its row.
-        capacity: How many are remembered.
+        capacity: Number of candidates that are remembered.
     """
 
     def __init__(self, needed: int, capacity: int) -> None:
@@ -115,7 +140,7 @@ class CandidateCounts(CandidateIds):
         self._needed = needed
 
     def passing(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which ids the next push would give a row; changes nothing."""
+        """Return a mask of the ids to which the next push would give a row; changes nothing."""
         enough: NDArray[np.bool_] = self.known(ids)["counts"] + 1 >= self._needed
         return enough
 

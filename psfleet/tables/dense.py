@@ -1,7 +1,7 @@
 """A server's part of one dense array, with its optimizer state."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +9,9 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.kernels.rule_text import scalars_of
 from psfleet.schema.table import Device, TableSpec
-from psfleet.tables.copy_on_write import FrozenArrays
-from psfleet.tables.dense_memory import unit_width
 from psfleet.tables.memory_choice import KINDS
-from psfleet.tables.row_snapshot import FrozenDenseTable
-
-__all__ = ["DenseTable"]
+from psfleet.tables.memory_kind import unit_width
+from psfleet.tables.row_snapshot import FrozenArrays, FrozenDenseTable
 
 Floats = NDArray[np.float32]
 
@@ -24,11 +21,12 @@ class DenseTable:
 
     Attributes:
         spec: The table's definition.
-        step: How many updates it has had.
-        count: How many weights the slice has.
-        device: Which memory holds it.
+        step: Number of updates that it has had.
+        count: Number of weights in the slice.
+        device: Memory that holds it.
         bytes: Memory of weights and state, there.
-        device_bytes: How much of it is a device's.
+        changed: Called before each change.
+        device_bytes: Bytes of it in a device's memory.
     """
 
     def __init__(self, spec: TableSpec, value: Floats, device: Device = "cpu") -> None:
@@ -45,6 +43,7 @@ class DenseTable:
         self.bytes = self._memory.bytes
         self.device_bytes = 0 if kind.is_host else self.bytes
         self._views: list[FrozenArrays] = []
+        self.changed: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
     def pull_into(self, out: Floats) -> None:
@@ -57,13 +56,8 @@ class DenseTable:
 
         Args:
             gradient: float32 [m], of any alignment.
-            learning_rate: Of this push.
+            learning_rate: Learning rate of this push.
         """
-        if gradient.shape != (self.count,) or gradient.dtype != np.float32:
-            raise ShapeError(
-                f"table {self.spec.name!r}: the gradient is {gradient.dtype} "
-                f"{gradient.shape}, it must be float32 {(self.count,)}"
-            )
         gradient = np.ascontiguousarray(gradient)
         with self._lock:
             self._keep()
@@ -80,7 +74,7 @@ class DenseTable:
             return [self._spread(plane) for plane in self._planes()]
 
     def part(self, start: int, end: int) -> tuple[int, Floats]:
-        """How many updates there were, and values start to end - 1 of each plane of `state`.
+        """Return the number of updates, and values start to end - 1 of each plane of `state`.
 
         float32 [1 + slots, end - start]; less where the slice ends before.
         """
@@ -122,7 +116,7 @@ class DenseTable:
             )
 
     def freeze(self) -> FrozenDenseTable:
-        """The slice as it is now, to be read while the table goes on; see psfleet.tables.copy_on_write."""
+        """The slice as it is now, to be read while the table goes on; see psfleet.tables.row_snapshot."""
         with self._lock:
             arrays = FrozenArrays(self._planes, self._lock)
             self._views.append(arrays)
@@ -132,6 +126,7 @@ class DenseTable:
 
     def _keep(self) -> None:
         """The slice is about to change."""
+        self.changed()
         for view in self._views:
             view.keep()
 

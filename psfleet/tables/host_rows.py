@@ -8,17 +8,24 @@ from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.errors import UsageError
+from psfleet.kernels.eviction import eviction_kernels
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.hash_index import (
     CHUNK_LINES,
     CHUNKS,
     DESCRIPTOR_SIZE,
     DIRECTORY,
+    EARLY_CHUNKS,
+    EARLY_PARTS,
     FEWEST_ROWS,
     FIRST_CHUNKS,
     FIRST_LEVEL,
+    FULL,
+    FULL_TO_CHANGE,
+    FULL_TO_READ,
     LARGEST_DIRECTORY,
     LINES,
     LIVE,
@@ -35,40 +42,44 @@ from psfleet.kernels.hash_index import (
 from psfleet.kernels.initial_values import address_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.arena import AHEAD, Arena
-from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowStore, RowView, StoreScores
-
-__all__ = ["HostRowMemory", "index_kernels"]
+from psfleet.tables.row_memory import EVERY, ROW_BYTES, Keys, Listed, RowStore, RowView, StoreScores
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _FEWEST_ROWS = 1 << 16
 _SPACE = 1 << 47  # bytes of address space of a process
-_SHARE = 64  # a table takes at most one in so many of those that are left: there may be hundreds
+_SHARE = 64  # the first table takes at most one in so many of those, later ones less: see _share
 _CHUNK_BYTES = CHUNK_LINES * 64
 _LINES = 8  # reserved for each row; a table whose hashes are not alike takes half of one
+_EARLY_CHUNKS = 64  # more than a directory of 31 bits has levels
+_EARLY_PARTS = 3 << 19  # as many as 2**28 rows have
 
 
 class HostRowMemory(RowStore):
     """See RowStore.
 
     Attributes:
-        address: Of the descriptor, for kernels. Whoever changes rows by it tells the views with `keep`.
+        address: Address of the descriptor, for kernels. Code that changes rows by it calls `keep`
+            of the views first.
     """
 
-    def __init__(self, width: int, max_rows: int, marks: bool, removes: bool = True) -> None:
+    def __init__(
+        self, width: int, max_rows: int, marks: bool, removes: bool = True, only_read: bool = False
+    ) -> None:
         """Reserve memory for `max_rows` rows, or as many as there is address space for.
 
         `marks`: and an int64 beside each. `removes`: have the kernels for rows that go at once, and not when
-        the first row goes; on an empty cache they take a quarter of the time of all kernels.
+        the first row goes; on an empty cache they take a quarter of the time of all kernels. `only_read`:
+        rows do not change once they are there, so that the index may be fuller.
         """
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
         self.views: list[RowView] = []
         self._width = width
-        max_rows = min(max_rows, _most_rows(width * 4 + ROW_BYTES))
+        max_rows = min(max_rows, self._most_rows(width * 4 + ROW_BYTES))
         self._marks = marks
-        self.max_rows, self._arenas = _reserve(max_rows, self._most)
+        self.max_rows, self._arenas = _reserve(max_rows, self._most, self._rows_arena)
         self._rows, self._lines, *_ = self._arenas
         self._live = np.zeros(SEGMENT_COUNT, np.int64)
         self._scratch = np.empty(_CHUNK_BYTES, np.uint8)
@@ -79,9 +90,21 @@ class HostRowMemory(RowStore):
         self._d[places] = [arena.address for arena in self._arenas]
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
         self._d[[NEXT_SLOT, SHIFT, STRIDE]] = 1, FIRST_LEVEL, width * 4
+        self._d[FULL] = FULL_TO_READ if only_read else FULL_TO_CHANGE
+        self._d[EARLY_CHUNKS] = min(self.max_rows // 4096 + 4, _EARLY_CHUNKS)
+        self._d[EARLY_PARTS] = min(self.max_rows // 64, _EARLY_PARTS)
         self.address = address_of(self._d)
         self._kernels, self._freezing, *_ = map(static_kernels, index_kernels(removes))
         self._kernels.make(self.address)
+
+    def _rows_arena(self, size: int) -> Arena:
+        """Memory for rows and their state."""
+        return Arena(size)
+
+    def _most_rows(self, row: int) -> int:
+        """Return an upper bound of rows of so many bytes: twice the machine's memory."""
+        memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        return max(2 * memory // row, _FEWEST_ROWS)
 
     @property
     def _removal(self) -> ModuleType:
@@ -91,39 +114,45 @@ class HostRowMemory(RowStore):
         return int(self._live.sum())
 
     @property
+    @override
     def bytes(self) -> int:
-        """See RowMemory."""
         return self.taken_at_most(0)
 
     @property
+    @override
     def next_slot(self) -> int:
-        """See RowStore."""
         return int(self._words[NEXT_SLOT])
 
+    @property
+    @override
+    def spare(self) -> int:
+        return self.max_rows + 1 - int(self._words[NEXT_SLOT])
+
+    @override
     def free_slots(self) -> Ids:
-        """See RowStore."""
         slots = np.empty(self.free, np.int64)
         self._kernels.freed(self.address, address_of(slots))
         return slots
 
+    @override
     def has_lines(self, count: int) -> bool:
-        """See RowMemory."""
         # At worst each of as many chunks as there may be is enlarged, and those that new ids fill again.
         rows = self._words[NEXT_SLOT] + count
-        lines = max(self._words[CHUNKS], rows // FEWEST_ROWS + 1) * CHUNK_LINES
+        most = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
+        lines = max(self._words[CHUNKS], most) * CHUNK_LINES
         return 3 * lines + 4 * count <= self._lines.size // 64
 
+    @override
     def taken(self, more: int) -> int:
-        """See RowMemory."""
         return self.taken_at_most(max(more - self.free, 0) if more else 0)
 
+    @override
     def taken_at_most(self, more: int) -> int:
-        """See RowMemory."""
         used = zip(self._arenas, self._used(more), strict=True)
         return sum(arena.taken(size) for arena, size in used)
 
     def _used(self, more: int = 0) -> list[int]:
-        """Of each arena the bytes in use, or at most so many once there are `more` slots."""
+        """Return the bytes in use in each arena, or an upper bound once there are `more` slots."""
         slots, chunks, parts = self._words[NEXT_SLOT], self._words[CHUNKS], self._parts
         if more:
             grown = slots + more
@@ -133,11 +162,11 @@ class HostRowMemory(RowStore):
 
     @property
     def _parts(self) -> int:
-        """Of the directory."""
+        """Number of parts of the directory."""
         return FIRST_CHUNKS << (FIRST_LEVEL - int(self._words[SHIFT]))
 
     def _most(self, rows: int) -> list[int]:
-        """Of each arena the bytes for so many rows, however much alike their hashes are."""
+        """Return each arena's bytes for so many rows, however much alike their hashes are."""
         chunks = rows * _LINES // CHUNK_LINES + 16
         return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
 
@@ -154,26 +183,26 @@ class HostRowMemory(RowStore):
         for arena, size in zip(self._arenas, self._used(more), strict=True):
             arena.expect(size)
 
+    @override
     def keep_ahead(self, room: int | None = None) -> None:
-        """See RowMemory."""
         most = AHEAD if room is None else max(room, 0) // 8
         self._rows.keep_ahead(self._words[NEXT_SLOT] * self._width * 4, most)
         self._lines.keep_ahead(self._words[CHUNKS] * _CHUNK_BYTES, most)
 
+    @override
     def reserve(self, rows: int) -> None:
-        """See RowMemory."""
         rows = min(rows, self.max_rows)
         self._rows.populate(0, (rows + 1) * self._width * 4)
         self._lines.populate(0, rows * ROW_BYTES)
 
+    @override
     def locate(self, ids: Ids) -> tuple[Ids, int]:
-        """See RowMemory."""
         slots = np.empty(len(ids), np.int64)
         unknown = self._kernels.locate(self.address, address_of(ids), len(ids), address_of(slots))
         return slots, int(unknown)
 
+    @override
     def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
-        """See RowMemory."""
         self.keep(ids)
         slots = np.empty(len(ids), np.int64)
         unknown = self._kernels.touch(
@@ -181,8 +210,8 @@ class HostRowMemory(RowStore):
         )
         return slots, int(unknown)
 
+    @override
     def place(self, ids: Ids, steps: Ids) -> Ids:
-        """See RowMemory."""
         self.keep(ids)
         self.expect(len(ids))
         slots = np.empty(len(ids), np.int64)
@@ -191,8 +220,8 @@ class HostRowMemory(RowStore):
         )
         return slots
 
+    @override
     def remove(self, ids: Ids) -> int:
-        """See RowMemory."""
         self.keep(ids)
         return int(self._removal.forget(self.address, address_of(ids), len(ids)))
 
@@ -204,10 +233,10 @@ class HostRowMemory(RowStore):
             self.address, address_of(ids), len(ids), step, needed, address_of(passed)
         )
 
+    @override
     def aged(
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> Listed:
-        """See RowMemory."""
         there = int(self._live[slice(*segments)].sum())
         ids, slots, ages = (np.empty(there, np.int64) for _ in range(3))
         count = self._kernels.collect(
@@ -215,47 +244,46 @@ class HostRowMemory(RowStore):
         )
         return ids[:count], slots[:count], ages[:count]
 
+    @override
     def histogram(self, step: int, shift: int, bins: int) -> Ids:
-        """See RowMemory."""
         counts = np.zeros(bins, np.int64)
         self._removal.histogram(self.address, step, shift, bins, address_of(counts))
         return counts
 
+    @override
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
-        """See RowMemory."""
         self.keep_segments(0, SEGMENT_COUNT)
         ids = np.empty(len(self), np.int64)
         count = self._removal.decay(self.address, place, *factors, least, address_of(ids))
         return ids[:count]
 
+    @override
     def restamp(self, old: int, new: int) -> None:
-        """See RowMemory."""
         self._kernels.restamp(self.address, old, new)
 
+    @override
     def recall(self, ids: Ids, step: int) -> Listed:
-        """See RowMemory."""
         slots, touched = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         self._freezing.recall(
             self.address, address_of(ids), len(ids), step, address_of(slots), address_of(touched)
         )
         return ids, slots, touched
 
+    @override
     def scores(self, spec: TableSpec, place: int) -> StoreScores:
-        """See RowStore."""
-        from psfleet.tables.host_scores import HostScores
 
         return HostScores(spec, self, place)
 
+    @override
     def gather(self, slots: NDArray[np.int64]) -> Floats:
-        """See RowMemory."""
         out = np.empty((len(slots), self._width), np.float32)
         self._kernels.gather(
             self.address, address_of(slots), len(slots), self._width, address_of(out)
         )
         return out
 
+    @override
     def scatter(self, slots: NDArray[np.int64], rows: Floats) -> None:
-        """See RowMemory."""
         self._kernels.scatter(
             self.address, address_of(slots), len(slots), self._width, address_of(rows)
         )
@@ -266,17 +294,31 @@ def index_kernels(removes: bool) -> Sequence[str]:
     return ("index", "freezing", "index_removal") if removes else ("index", "freezing")
 
 
-def _reserve(rows: int, sizes: Callable[[int], list[int]]) -> tuple[int, list[Arena]]:
-    """Arenas of `sizes(rows)` bytes; for fewer rows where that is too much of the address space that is
-    left, and for half, and again, where they cannot be had."""
-    rows = min(rows, max(rows * (_space_left() // _SHARE) // sum(sizes(rows)), _FEWEST_ROWS))
+def _reserve(
+    rows: int, sizes: Callable[[int], list[int]], make_first: Callable[[int], Arena]
+) -> tuple[int, list[Arena]]:
+    """Arenas of `sizes(rows)` bytes, of which the first is made otherwise.
+
+    For fewer rows where that is too much of the address space that is left, and for half, and again, where
+    they cannot be had.
+    """
+    rows = min(rows, max(rows * _share(_space_left()) // sum(sizes(rows)), _FEWEST_ROWS))
     while True:
         try:
-            return rows, [Arena(size) for size in sizes(rows)]
+            first, *others = sizes(rows)
+            return rows, [make_first(first), *map(Arena, others)]
         except UsageError:
             if rows < 2 * _FEWEST_ROWS:
                 raise
             rows //= 2
+
+
+def _share(left: int) -> int:
+    """The most bytes for a table where so many are left.
+
+    After n tables that take all they may, one in _SHARE + n is left for each: thousands fit.
+    """
+    return left * left // ((_SHARE - 1) * _SPACE + left)
 
 
 def _space_left() -> int:
@@ -284,7 +326,51 @@ def _space_left() -> int:
     return max(_SPACE - pages * mmap.PAGESIZE, 0)
 
 
-def _most_rows(row: int) -> int:
-    """How many rows of so many bytes twice the machine's memory holds: no table ever has more."""
-    memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    return max(2 * memory // row, _FEWEST_ROWS)
+class HostScores:
+    """Scores of rows in host memory. See StoreScores."""
+
+    def __init__(self, spec: TableSpec, index: HostRowMemory, place: int) -> None:
+        self._index = index
+        self._place = place
+        self._kernels = eviction_kernels(spec.policy, spec.pushed_scores)
+        self._scratch = np.zeros(1, np.int64)
+
+    def keys(self, step: int, least: int, most: int) -> Keys:
+        """See StoreScores."""
+        keys = np.empty(len(self._index), np.uint64)
+        return keys[: self._rank(step, least, most, keys)]
+
+    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
+        """See StoreScores."""
+        ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
+        if count:
+            self._rank(step, least, most, keys, ids)
+        return ids, keys
+
+    def use(self, ids: Ids, step: int) -> None:
+        """See StoreScores."""
+        self._index.keep(ids)
+        slots, ages = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        self._kernels.use(
+            self._index.address,
+            address_of(ids),
+            len(ids),
+            step,
+            self._place,
+            address_of(slots),
+            address_of(ages),
+        )
+
+    def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
+        """Write the keys of these rows to `keys`, and their ids to `ids`; returns how many there are."""
+        count: int = self._kernels.rank(
+            self._index.address,
+            self._place,
+            step,
+            least,
+            most,
+            address_of(self._scratch),
+            0 if ids is None else address_of(ids),
+            address_of(keys),
+        )
+        return count

@@ -1,19 +1,84 @@
-"""Which memory a table gets: the one that its definition names, or what the server's setting says."""
+"""The memory of the host, for tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.errors import ConfigError
+from psfleet.kernels.cache import load_in_any_order
+from psfleet.kernels.generate import static_kernels
 from psfleet.schema.table import Device, TableSpec
 from psfleet.settings.declared_settings import JobSettings
-from psfleet.tables.cuda_memory import CudaMemory
-from psfleet.tables.host_memory import HostMemory
-from psfleet.tables.memory_kind import MemoryKind
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.device.cuda_memory import CudaMemory
+from psfleet.tables.disk_rows import DiskRowMemory, DiskRowUpdate
+from psfleet.tables.host_rows import HostRowMemory, index_kernels
+from psfleet.tables.memory_kind import DenseMemory, HostDenseMemory, MemoryKind
+from psfleet.tables.row_data import PackedRows
+from psfleet.tables.row_memory import RowMemory
+from psfleet.tables.row_update import HostRowUpdate, RowUpdate, host_kernels, host_pull_kernels
 
-__all__ = ["HOST", "KINDS", "MemoryChoice"]
+Floats = NDArray[np.float32]
 
-HOST = HostMemory()
-KINDS: dict[str, MemoryKind] = {kind.name: kind for kind in (HOST, CudaMemory())}
+
+class HostMemory(MemoryKind):
+    """See MemoryKind. How much of it a server's tables may take follows from all that the server may."""
+
+    name: Device = "cpu"
+    label = "memory"
+    is_host = True
+
+    @override
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget()
+
+    @override
+    def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
+        return HostDenseMemory(spec, value, width)
+
+    @override
+    def sparse(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        removes = spec.entry is not None
+        _load_kernels(spec, *index_kernels(removes))
+        rows = HostRowMemory(
+            PackedRows(spec).width, max_rows, spec.every_row, removes, host.only_reads
+        )
+        return rows, HostRowUpdate(spec, rows), host
+
+
+class DiskMemory(HostMemory):
+    """Files for the rows of sparse tables, of which the pages in use are in host memory."""
+
+    name: Device = "disk"
+    label = "memory"
+    needs_folder = True
+
+    @override
+    def why_not(self, spec: TableSpec) -> str:
+        return "" if spec.kind == "sparse" else "only the rows of sparse tables may be on disk"
+
+    @override
+    def sparse(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        _load_kernels(spec, "disk_pages", *index_kernels(spec.entry is not None))
+        rows = DiskRowMemory(spec, max_rows, host, own)
+        return rows, DiskRowUpdate(spec, rows), host
+
+
+def _load_kernels(spec: TableSpec, *names: str) -> None:
+    own = (partial(load, spec) for load in (host_kernels, host_pull_kernels))
+    load_in_any_order(*(partial(static_kernels, name) for name in names), *own)
+
+
+HOST, DISK = HostMemory(), DiskMemory()
+KINDS: dict[str, MemoryKind] = {kind.name: kind for kind in (HOST, CudaMemory(), DISK)}
 """The kinds of memory by name, in the order in which the setting auto looks for one that is not the host's.
 
 Code asks them for what they are and does not compare their names.
@@ -24,47 +89,55 @@ _AUTO = "auto"
 
 @dataclass
 class MemoryChoice:
-    """What a process that holds tables chooses for each.
+    """Choice of memory for each table of a process.
 
     Attributes:
         default: For tables that name no device.
-        has_devices: Whether this process may use one: only servers and whoever trains embedded.
+        has_devices: True if this process may use one: only servers and embedded training do.
         limits: By kind the bytes that tables may take of it; 0 or none: what the kind says.
         is_auto: Tables that name no device are in host memory where the default one has no room for them.
+        folder: Folder for rows on disk; "": there is none.
     """
 
     default: Device = HOST.name
     has_devices: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)
     is_auto: bool = False
+    folder: str = ""
+
+    @classmethod
+    def embedded(cls, folder: str) -> "MemoryChoice":
+        """Return the choice of a process that trains without servers."""
+        return cls(DISK.name, True, folder=folder) if folder else cls(has_devices=True)
 
     @classmethod
     def of_settings(cls, settings: JobSettings) -> "MemoryChoice":
-        """What the setting `device`, and those of each memory's size, say.
+        """Return the choice by the setting `device`, and the sizes by each memory's own.
 
         Raises:
             ConfigError: It names a device that is not here.
         """
-        kinds = KINDS.values()
+        kinds, folder = KINDS.values(), settings.disk
         limits: dict[str, int] = {
             kind.name: getattr(settings, kind.setting) for kind in kinds if kind.setting
         }
         if settings.device == _AUTO:
             there = (kind for kind in kinds if not kind.is_host and not kind.why_missing())
-            return cls(next(there, HOST).name, True, limits, is_auto=True)
+            return cls(next(there, DISK if folder else HOST).name, True, limits, True, folder)
         kind = KINDS[settings.device]
-        if why := kind.why_missing():
+        choice = cls((DISK if folder and kind is HOST else kind).name, True, limits, folder=folder)
+        if why := choice._why_missing(kind):
             raise ConfigError(
                 f"PSFLEET_DEVICE is {kind.name!r}, but {why}. Say auto or cpu to hold tables in host memory"
             )
-        return cls(kind.name, True, limits)
+        return choice
 
     def limit(self, kind: MemoryKind) -> int | None:
         """Bytes of this memory that tables may take in all, before there is any; None: no limit."""
         return kind.limit(self.limits.get(kind.name, 0))
 
     def of(self, spec: TableSpec, may_refuse: bool = True) -> MemoryKind:
-        """Where the table is to be.
+        """Return the memory for the table.
 
         Args:
             may_refuse: It is made now. Else it was made before, perhaps by a process with another device.
@@ -83,10 +156,15 @@ class MemoryChoice:
         return HOST if why else kind
 
     def may_be_moved(self, spec: TableSpec, may_refuse: bool = True) -> bool:
-        """Whether a table for which a device has no room is in host memory instead. Arguments as for `of`."""
+        """Return whether a table for which a device has no room goes to host memory.
+
+        Arguments as for `of`.
+        """
         return not may_refuse or (spec.device is None and self.is_auto)
 
     def _why_missing(self, kind: MemoryKind) -> str:
+        if kind.needs_folder and not self.folder:
+            return "no folder for it is named (--server-disk, PSFLEET_DISK)"
         if self.has_devices or kind.is_host:
             return kind.why_missing()
         return "this process keeps tables in host memory"

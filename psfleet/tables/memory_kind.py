@@ -1,20 +1,137 @@
-"""What a kind of memory for tables has to know. A new one is a file like host_memory.py or cuda_memory.py."""
+"""Memory of a dense table's values: in the host, or on a device behind the same interface."""
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.schema.table import Device, TableSpec
+from psfleet.errors import ShapeError
+from psfleet.kernels.generate import dense_kernels
+from psfleet.kernels.initial_values import address_of, copy_over
+from psfleet.kernels.rule_text import scratch_for
+from psfleet.schema.table import MAX_DIM, Device, TableSpec
 from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.dense_memory import DenseMemory, dense_bytes
 from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_update import RowUpdate
 
-__all__ = ["MemoryKind"]
-
 Floats = NDArray[np.float32]
+
+_SHORT = 1 << 24  # weights whose update takes long beside the copy of their gradient to a device
+
+
+class DenseMemory(Protocol):
+    """The planes of one server's part of a dense table: plane 0 holds the weights, each other a state slot.
+
+    A plane is float32, with a value for each weight, or one for each unit (psfleet.rules.rule.Slot). Not
+    thread-safe. The memory is given back with the object.
+
+    Attributes:
+        lengths: Lengths of the planes.
+        bytes: That it takes there.
+    """
+
+    lengths: list[int]
+    bytes: int
+
+    def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
+        """Update every weight.
+
+        Args:
+            gradient: float32 [m], contiguous, of any alignment.
+            scalars: Scalars of psfleet.kernels.rule_text.scalars_of.
+            step: Number of this update, from 1.
+        """
+
+    def pull_into(self, out: Floats) -> None:
+        """Write the weights to `out`, float32 [m], contiguous."""
+
+    def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
+        """A copy of values start to end - 1 of a plane."""
+
+    def write(self, plane: int, start: int, values: Floats) -> None:
+        """Set values of a plane from `start` on."""
+
+
+class HostDenseMemory:
+    """See DenseMemory. Arguments as for psfleet.tables.memory_kind.MemoryKind."""
+
+    def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
+        rule, decay, count = spec.rule, spec.decay, len(value)
+        self._planes = [np.array(value, np.float32)]
+        self._planes += [
+            np.full(size, slot.initial, np.float32)
+            for slot, size in zip(rule.slots, slot_sizes(spec, count, width), strict=True)
+        ]
+        self.lengths = [len(plane) for plane in self._planes]
+        self.bytes = sum(plane.nbytes for plane in self._planes)
+        self._units = count // width if width else 0
+        self._width = width
+        self._turns = rule.turns
+        constant = width if rule.unit == "row" and width <= MAX_DIM else 0
+        self._kernels = dense_kernels(rule, bool(decay.l1), bool(decay.l2), constant)
+        self._scratch = scratch_for(rule)
+        # They never move, and asking NumPy where an array lies costs as much as a short update.
+        self._scratch_place = address_of(self._scratch)
+        self._places = [address_of(plane) for plane in self._planes]
+
+    def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
+        """See DenseMemory."""
+        places = self._places
+        if self._turns:
+            fixed = len(places) - self._turns
+            places = [*places[:fixed], places[fixed + (step - 1) % self._turns]]
+        self._kernels.push(
+            self._units,
+            self._width,
+            address_of(scalars),
+            address_of(gradient),
+            self._scratch_place,
+            *places,
+        )
+
+    def pull_into(self, out: Floats) -> None:
+        """See DenseMemory."""
+        copy_over(out, self._planes[0])
+
+    def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
+        """See DenseMemory."""
+        return self._planes[plane][start:end].copy()
+
+    def write(self, plane: int, start: int, values: Floats) -> None:
+        """See DenseMemory."""
+        self._planes[plane][start : start + len(values)] = values
+
+
+def dense_bytes(spec: TableSpec, count: int, gradients: int = 0) -> int:
+    """Memory that a part of `count` weights takes with its state, and with room for so many gradients."""
+    return 4 * ((1 + gradients) * count + sum(slot_sizes(spec, count, unit_width(spec, count))))
+
+
+def gradient_places(count: int) -> int:
+    """For how many gradients of so many weights a GPU has room."""
+    return 2 if count <= _SHORT else 1
+
+
+def unit_width(spec: TableSpec, count: int) -> int:
+    """Return the number of weights that one update spans in a part of `count`, see Rule.unit.
+
+    Raises:
+        ShapeError: The part is no whole rows, which the rule updates.
+    """
+    if spec.rule.unit != "row":
+        return count
+    width = math.prod(spec.shape[1:])
+    if width and count % width:
+        raise ShapeError(f"table {spec.name!r}: {count} values are no whole rows of {width}")
+    return width
+
+
+def slot_sizes(spec: TableSpec, count: int, width: int) -> list[int]:
+    """Return the length of each state slot's plane, for a part of `count` weights."""
+    units = count // width if width else 0
+    return [units if slot.per_unit else count for slot in spec.rule.slots]
 
 
 class MemoryKind(ABC):
@@ -23,25 +140,27 @@ class MemoryKind(ABC):
     It loads no library of a device before it is asked for a table or whether one is here.
 
     Attributes:
-        name: As settings and tables name it (psfleet/settings/choices.py).
-        label: Whose memory it is, as messages say it.
+        name: Name in settings and tables (psfleet/settings/choices.py).
+        label: Name of the memory, for messages.
         setting: The setting that says how much of it tables may take; "": there is none.
         is_host: Kernels for the CPU reach it, and every process has it.
+        needs_folder: It is in files.
     """
 
     name: Device
     label: ClassVar[str]
     setting: ClassVar[str] = ""
     is_host: ClassVar[bool] = False
+    needs_folder: ClassVar[bool] = False
 
     # -- where it may be used ------------------------------------------------------------------
 
     def why_missing(self) -> str:
-        """Why this process cannot use it, as the end of a sentence; empty: it can."""
+        """Explain why this process cannot use it, as the end of a sentence; empty: it can."""
         return ""
 
     def why_not(self, spec: TableSpec) -> str:
-        """Why this table cannot be in it wherever there is one, likewise; empty: it can."""
+        """Explain why this table cannot be in such memory on any machine, likewise; empty: it can."""
         return ""
 
     # -- how much of it ------------------------------------------------------------------------
@@ -54,7 +173,7 @@ class MemoryKind(ABC):
         return asked or None
 
     def budget(self) -> MemoryBudget:
-        """What the tables of a shard share, without its limit."""
+        """Return the budget that the tables of a shard share, without its limit."""
         flag = f", or give tables more of it (--{self.setting.replace('_', '-')})"
         advice = f"Use device='cpu' or more servers{flag if self.setting else ''}"
         return MemoryBudget(place=self.label, advice=advice)
@@ -70,7 +189,7 @@ class MemoryKind(ABC):
     def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
         """Memory for a part of a dense table that starts with these weights, float32 [m].
 
-        width: How many weights one update spans.
+        width: Number of weights that one update spans.
 
         Raises:
             UsageError: There is too little.
@@ -83,7 +202,7 @@ class MemoryKind(ABC):
         """Memory for the rows of a sparse table, the table's rule for these rows, and of which budget the
         table takes what `RowMemory.taken` says: of this memory's own, or of the host's.
 
-        host, own: What the table may take of either memory.
+        host, own: Bytes that the table may take in either memory.
 
         Raises:
             UsageError: There is too little, or `max_rows` is none.

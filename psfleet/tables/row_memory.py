@@ -1,26 +1,19 @@
 """Rows of a sparse table by id, in host memory, on a device or in both: what each of these does."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.kernels.hash_index import SEGMENT_COUNT
-from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.hashing import hash_ids, largest_share
+from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import TableSpec
-
-__all__ = [
-    "EVERY",
-    "ROW_BYTES",
-    "Keys",
-    "Listed",
-    "RowMemory",
-    "RowStore",
-    "RowView",
-    "StoreScores",
-]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -28,7 +21,7 @@ Listed = tuple[Ids, Ids, Ids]
 """Ids, slots, and the step of each row's last push."""
 
 Keys = NDArray[np.uint64]
-"""Of rows: the lower the sooner a row goes. Score, then age."""
+"""Eviction keys of rows: the lower, the sooner. Score, then age."""
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
@@ -37,7 +30,7 @@ _BINS = 4096  # of ages
 
 
 class RowView(Protocol):
-    """Reads the rows of a moment while they change: psfleet.tables.copy_on_write.FrozenRows."""
+    """Reads the rows of a moment while they change: psfleet.tables.row_snapshot.FrozenRows."""
 
     def keep(self, ids: Ids) -> None:
         """Rows of these ids are about to change or to go."""
@@ -67,9 +60,11 @@ class RowMemory(ABC):
 
     Attributes:
         max_rows: The most rows it can hold.
+        paging: Traffic with a disk; None: the rows are in memory.
     """
 
     max_rows: int
+    paging: "PageTraffic | None" = None
 
     @property
     @abstractmethod
@@ -88,7 +83,7 @@ class RowMemory(ABC):
 
     @property
     def device_bytes(self) -> int:
-        """How much of it is a device's."""
+        """Bytes of it in a device's memory."""
         return 0
 
     @property
@@ -103,10 +98,18 @@ class RowMemory(ABC):
 
     @abstractmethod
     def has_lines(self, count: int) -> bool:
-        """Whether the index has a place for so many new ids, whatever they are; costs nothing to ask.
+        """Return whether the index has a place for any so many new ids; costs nothing to ask.
 
         False only if most hashes of its ids have been much alike.
         """
+
+    def grow(self, more: int) -> None:
+        """Have places for so many new rows, in a memory that has to make them first.
+
+        Raises:
+            UsageError: There is no room; nothing was changed.
+        """
+        return
 
     @abstractmethod
     def taken(self, more: int) -> int:
@@ -114,7 +117,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def taken_at_most(self, more: int) -> int:
-        """As `taken`, as if no row had ever been removed. Costs nothing to ask."""
+        """Return an upper bound of `taken`, as if no row had ever been removed. Costs nothing to ask."""
 
     @abstractmethod
     def keep_ahead(self, room: int | None = None) -> None:
@@ -163,7 +166,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def histogram(self, step: int, shift: int, bins: int) -> Ids:
-        """How many rows have each age >> shift: int64 [bins]; the last bin takes what is older."""
+        """Count the rows by age >> shift: int64 [bins]; the last bin takes what is older."""
 
     @abstractmethod
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
@@ -228,17 +231,18 @@ class RowStore(RowMemory):
     """Rows in one memory, where each stays in its slot until it is removed.
 
     Attributes:
-        listed_at_once: How many segments a view should ask for at a time: a power of two.
-        views: Of moments whose rows are being read; told of every change before it is made. Whoever
-            changes rows otherwise than by a method of this class tells them with `keep`.
+        listed_at_once: Number of segments that a view should ask for at a time: a power of two.
+        views: Views of the rows at some moment, being read. Each change calls their `keep` before
+            it is made; code that changes rows otherwise than by a method of this class calls it
+            too.
     """
 
     listed_at_once: ClassVar[int] = 1
     views: list[RowView]
 
     @property
+    @override
     def stores(self) -> "Sequence[RowStore]":
-        """See RowMemory."""
         return (self,)
 
     @property
@@ -247,13 +251,18 @@ class RowStore(RowMemory):
         """The first slot that no row has had; slot 0 is none."""
 
     @property
+    @override
     def spare(self) -> int:
-        """See RowMemory."""
         return self.max_rows + 1 - self.next_slot
 
+    @override
+    def keep(self, ids: Ids) -> None:
+        for view in self.views:
+            view.keep(ids)
+
     @property
+    @override
     def free(self) -> int:
-        """See RowMemory."""
         return self.next_slot - 1 - len(self)
 
     @abstractmethod
@@ -262,7 +271,7 @@ class RowStore(RowMemory):
 
     @abstractmethod
     def scores(self, spec: TableSpec, place: int) -> StoreScores:
-        """Of these rows; `place`: where within a stored row they begin.
+        """Return the scores of these rows; `place`: their offset within a stored row.
 
         Raises:
             RuleError: The compiler does not take the policy's score function.
@@ -272,3 +281,82 @@ class RowStore(RowMemory):
         """The rows of segments first to last - 1. `step`: of the table."""
         ids, slots, ages = self.aged(step, segments=(first, last))
         return ids, slots, step - ages
+
+
+_DEVIATIONS = 6
+
+
+class RowLimits(NamedTuple):
+    """The limits of one server's part.
+
+    The hash of an id decides on its server. Of n rows a server gets its share of the virtual shards on
+    average, with a standard deviation below the root of that. So a table that is full on some number of
+    servers has more than a server's part on some servers of another fleet: what is restored or written may
+    exceed it.
+
+    Attributes:
+        pushed: Pushes add rows up to this number.
+        held: Rows that are restored or written may be this many.
+    """
+
+    pushed: int
+    held: int
+
+    @classmethod
+    def of(cls, spec: TableSpec, row_width: int, servers: int, most: int) -> "RowLimits":
+        """Those of a table's entry.
+
+        Args:
+            row_width: float32 values of a row with its state.
+            servers: Number of servers that share the rows.
+            most: Rows of one server's part, whatever the entry says.
+        """
+        capacity = part_of(spec.entry, CapacityEntry)
+        if capacity is None:
+            return cls(most, most)
+        row = 4 * row_width + ROW_BYTES
+        limits = [capacity.rows, capacity.bytes // row if capacity.bytes else 0]
+        limit = min([limit for limit in limits if limit], default=most * servers)
+        pushed = max(-(-limit // servers), 1)
+        largest = max(math.ceil(limit * largest_share(servers)), pushed)
+        more = _DEVIATIONS * math.isqrt(largest) if servers > 1 else 0
+        return cls(min(pushed, most), min(largest + more, most))
+
+
+@dataclass
+class RowTraffic:
+    """Counts ids of one server's part. Workers name an id once in a call.
+
+    Attributes:
+        pulled: Ids whose weights were read.
+        unknown: Those of them without a row.
+        updated: Rows that pushes have updated; pushes of one round count as one.
+        restored: Rows that were written from elsewhere, as from a snapshot.
+    """
+
+    pulled: int = 0
+    unknown: int = 0
+    updated: int = 0
+    restored: int = 0
+
+
+@dataclass
+class PageTraffic:
+    """Counts pages of rows on disk, of which one holds several rows.
+
+    Attributes:
+        found: Pages of rows that were asked for and in memory.
+        read: Those that were not in memory.
+        written: Pages that were let go, after what had changed in them was written.
+        seconds: Time in which calls waited for pages.
+    """
+
+    found: int = 0
+    read: int = 0
+    written: int = 0
+    seconds: float = 0.0
+
+    @property
+    def used(self) -> int:
+        """Pages of rows that were asked for."""
+        return self.found + self.read

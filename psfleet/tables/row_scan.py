@@ -1,29 +1,194 @@
-"""Which rows of a sparse table there are: in order, and what has become of them since a mark."""
+"""Scan of a sparse table's rows: in order, and their changes since a mark."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.runtime.evicted_ids import EvictionCause
-from psfleet.tables.eviction_stream import EvictionStream
-from psfleet.tables.history import ChangeHistory
-from psfleet.tables.row_data import HistoryPoint, TableChanges
+from psfleet.errors import ShapeError, UsageError
+from psfleet.runtime.evictions import EvictedIds, EvictionCause
+from psfleet.tables.row_data import EVICTED, HistoryPoint, TableChanges
 from psfleet.tables.row_memory import RowMemory
 
-__all__ = ["RowScan"]
-
 Ids = NDArray[np.int64]
+Column = NDArray[Any]
+
+
+class EvictionStream:
+    """A ring of a fixed number of evictions. Not thread-safe.
+
+    The positions and what they hold are a function of the table's updates: a server that replays its log
+    has the same ones.
+
+    Args:
+        table: Its name.
+        keep: Number of evictions that are remembered.
+
+    Attributes:
+        next: The position of the next eviction.
+        bytes: Memory that it takes when it is full.
+    """
+
+    def __init__(self, table: str, keep: int) -> None:
+        self.next = 0
+        self.bytes = 17 * keep
+        self._table = table
+        self._keep = keep
+        self._held = 0
+        self._sets = 0
+        self._ids, self._steps = np.zeros(keep, np.int64), np.zeros(keep, np.int64)
+        self._causes = np.zeros(keep, np.uint8)
+
+    def __len__(self) -> int:
+        return self._held
+
+    def add(self, ids: Ids, step: int, cause: EvictionCause) -> None:
+        """Remember evictions of one step; their order is that of the ids, whatever it is in memory."""
+        ids = np.sort(ids)
+        self.next += len(ids)
+        ids = ids[-self._keep :]
+        self._held = min(self._held + len(ids), self._keep)
+        places = self._places(self.next - len(ids), self.next)
+        self._ids[places], self._steps[places], self._causes[places] = ids, step, cause
+
+    def read(self, position: int, limit: int) -> EvictedIds:
+        """Up to `limit` evictions from a position on.
+
+        Raises:
+            UsageError: The table has not come so far.
+        """
+        if not 0 <= position <= self.next:
+            raise UsageError(
+                f"table {self._table!r}: evictions are read from position {position} and this server has "
+                f"come to {self.next}, perhaps because an earlier snapshot was loaded; begin anew without one"
+            )
+        first = max(position, self.next - self._held)
+        last = min(first + limit, self.next)
+        at = self._places(first, last)
+        return EvictedIds(
+            self._ids[at], self._steps[at], self._causes[at], (last,), first - position
+        )
+
+    @property
+    def point(self) -> tuple[int, int]:
+        """Present point of the stream, from which `columns` lists later evictions."""
+        return self._sets, self.next
+
+    def columns(self, since: tuple[int, int] | None = None) -> dict[str, Column]:
+        """Return the remembered evictions as columns of a snapshot.
+
+        Args:
+            since: Only evictions after this point, of a snapshot that holds those before; None: all.
+        """
+        first = self.next - self._held
+        if since is not None and since[0] == self._sets:
+            first = max(first, since[1])
+        kept = self.read(first, self._held)
+        values = (kept.ids, kept.steps, kept.causes, np.array([self.next], np.int64))
+        return dict(zip(EVICTED, values, strict=True))
+
+    def set(self, columns: Mapping[str, Column]) -> None:
+        """Remember what `columns` gave; of too many the latest.
+
+        Raises:
+            ShapeError: They are none of a stream.
+        """
+        *values, following = (columns.get(name, np.zeros(0, np.int64)) for name in EVICTED)
+        count = len(values[0])
+        if following.shape != (1,) or any(column.shape != (count,) for column in values):
+            raise ShapeError(
+                f"table {self._table!r}: the columns {sorted(columns)} of its evictions do not fit each other"
+            )
+        self._sets += 1
+        self.next, self._held = int(following[0]), min(count, self._keep)
+        places = self._places(self.next - self._held, self.next)
+        ids, steps, causes = (column[count - self._held :] for column in values)
+        self._ids[places], self._steps[places], self._causes[places] = ids, steps, causes
+
+    def _places(self, first: int, last: int) -> Ids:
+        return np.arange(first, last) % self._keep
+
+
+@dataclass
+class ChangeHistory:
+    """Events since the oldest mark that is held; nothing is kept while none is.
+
+    Attributes:
+        era: Goes up when the table's step is set, after which steps say nothing about order.
+        first: Number of the first event that is kept.
+        marks: Numbers of the events at which marks are held.
+        bounded: Likewise of marks that are given up when the events have more ids than `limit`.
+    """
+
+    era: int = 0
+    first: int = 0
+    marks: list[int] = field(default_factory=list)
+    bounded: list[int] = field(default_factory=list)
+    limit: int = 4 << 20
+    _count: int = 0
+    _removed: list[Ids] = field(default_factory=list)
+    _written: list[Ids] = field(default_factory=list)
+
+    @property
+    def is_kept(self) -> bool:
+        """True if a reader may ask for the history."""
+        return bool(self.marks or self.bounded)
+
+    def mark(self, *, bounded: bool = False) -> int:
+        """Hold a mark here; returns the number of the next event."""
+        event = self.first + len(self._removed)
+        (self.bounded if bounded else self.marks).append(event)
+        return event
+
+    def release(self, event: int, *, bounded: bool = False) -> None:
+        """Let a mark go, and with the oldest one what only it needed; a bounded one may have gone."""
+        if not bounded:
+            self.marks.remove(event)
+        elif event in self.bounded:
+            self.bounded.remove(event)
+        self._trim()
+
+    def _trim(self) -> None:
+        kept = min(self.marks + self.bounded, default=self.first + len(self._removed))
+        gone = kept - self.first
+        self._count -= sum(map(len, self._removed[:gone] + self._written[:gone]))
+        del self._removed[:gone], self._written[:gone]
+        self.first = kept
+
+    def add(self, *, removed: Ids | None = None, written: Ids | None = None) -> None:
+        """Rows were removed, or set."""
+        if self.is_kept:
+            nothing = np.zeros(0, np.int64)
+            self._removed.append(nothing if removed is None else removed.copy())
+            self._written.append(nothing if written is None else written.copy())
+            self._count += len(self._removed[-1]) + len(self._written[-1])
+            if self.bounded and self._count > self.limit:
+                self.bounded.clear()
+                self._trim()
+
+    def since(self, event: int) -> tuple[Ids, Ids]:
+        """Ids removed and ids set since a mark, ascending, whatever became of them later."""
+        start = event - self.first
+        return _union(self._removed[start:]), _union(self._written[start:])
+
+
+def _union(parts: list[Ids]) -> Ids:
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
 class RowScan:
     """The one place where a row goes. Not thread-safe.
 
     Args:
-        index: Of the table.
+        index: Index of the table.
         rests: Every update changes every row.
-        stream: Remembers which rows go; None: nobody will ask.
+        stream: Remembers evicted rows; None: they are not asked for.
 
     Attributes:
         dropped: Rows that went so far, for displays.
+        changed: Called with the ids of rows that have changed or gone; None: all may have changed.
     """
 
     def __init__(self, index: RowMemory, rests: bool, stream: EvictionStream | None = None) -> None:
@@ -31,13 +196,14 @@ class RowScan:
         self._stream = stream
         self._rests = rests
         self.dropped = 0
+        self.changed: Callable[[Ids | None], None] = lambda ids: None
         self._history = ChangeHistory()
         self._ids: Ids | None = None
 
     def drop(self, ids: Ids, step: int, cause: EvictionCause | None) -> int:
         """Remove rows that are there at this step of the table; how many they are.
 
-        cause: Why they go; None: they are no evictions.
+        cause: Reason of the removal; None: they are no evictions.
         """
         if not len(ids):
             return 0
@@ -45,6 +211,7 @@ class RowScan:
             self._stream.add(ids, step, cause)
         self._ids = None
         self._history.add(removed=ids)
+        self.changed(ids)
         gone = self._index.remove(ids)
         self.dropped += gone
         return gone
@@ -52,6 +219,20 @@ class RowScan:
     def wrote(self, ids: Ids) -> None:
         """Rows were set otherwise than by an update."""
         self._history.add(written=ids)
+        self.changed(ids)
+
+    def updated(self, ids: Ids) -> None:
+        """An update has named these ids."""
+        self.changed(None if self._rests else ids)
+
+    def has(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return a mask of the ids that have a row."""
+        mask: NDArray[np.bool_] = self._index.locate(ids)[0] != 0
+        return mask
+
+    def of_segments(self, first: int, last: int) -> Ids:
+        """Ids of the rows of segments first to last - 1, in no good order."""
+        return self._index.aged(0, segments=(first, last))[0]
 
     def restamped(self) -> None:
         """The table's step was set: steps before it say nothing about order any more."""
@@ -63,9 +244,15 @@ class RowScan:
             self._ids = self._index.entries()[0]
         return self._ids
 
-    def mark(self, step: int) -> HistoryPoint:
+    def mark(self, step: int, *, bounded: bool = False) -> HistoryPoint:
         """See SparseTable.mark."""
-        return HistoryPoint(self._history.era, step, self._history.mark())
+        evicted = None if self._stream is None else self._stream.point
+        event = self._history.mark(bounded=bounded)
+        return HistoryPoint(self._history.era, step, event, evicted, bounded)
+
+    def knows(self, mark: HistoryPoint) -> bool:
+        """Return whether `changed_since` can look back to a held mark; a bounded one may be given up."""
+        return mark.event >= self._history.first
 
     def changed_since(self, mark: HistoryPoint, step: int) -> TableChanges:
         """See SparseTable.changed_since."""
@@ -76,8 +263,8 @@ class RowScan:
         changed = self._index.aged(step, most=most)[0]
         back = self._index.locate(written)[0] != 0
         gone = self._index.locate(removed)[0] == 0
-        return TableChanges(np.union1d(changed, written[back]), removed[gone])
+        return TableChanges(np.union1d(changed, written[back]), removed[gone], mark.evicted)
 
     def release(self, mark: HistoryPoint) -> None:
         """See SparseTable.release."""
-        self._history.release(mark.event)
+        self._history.release(mark.event, bounded=mark.bounded)

@@ -1,28 +1,181 @@
-"""Tables as a snapshot reads them: the columns of snapshot_columns.py, filled page by page."""
+"""The content of a table at one moment, while the table goes on: each row is read once.
+
+Either the reader comes to a row first, or it is kept just before it changes. So no row is copied
+at the moment itself, and a change costs more only the first time that it touches a row. A slot
+whose row was read or kept may change, go and be used again: nobody looks at it any more.
+
+A table has any number of such views; it calls `keep` before it changes, under its lock, and the
+view takes the lock for each page, so that a push waits for one page at most.
+"""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.kernels.generate import static_kernels
+from psfleet.kernels.initial_values import address_of
 from psfleet.schema.table import TableSpec
-from psfleet.tables.copy_on_write import FrozenArrays, FrozenRows
-from psfleet.tables.row_data import CandidateData, RowData, TableClock
-from psfleet.tables.snapshot_columns import (
+from psfleet.tables.row_data import (
     REMOVED,
+    CandidateData,
     Columns,
+    RowData,
+    TableClock,
     candidate_columns,
     column_groups,
     row_columns,
     row_group,
 )
-
-__all__ = ["FrozenDenseTable", "FrozenSparseTable", "FrozenTable"]
+from psfleet.tables.row_memory import EVERY, Listed, RowStore
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+PAGE = 2048
+"""Rows that are read at a time: a push waits no longer than that takes."""
+
+
+Page = tuple[Ids, Floats, Ids]
+"""Ids, whole rows as they are stored, and the step of each row's last push."""
+
+
+class FrozenRows:
+    """The rows that one memory had when this was made. Close it when it is read.
+
+    Args:
+        rows: The memory.
+        lock: Held during each change of it, and while this is made.
+        step: The table's step, now.
+        only: The ids of the rows that are asked for; None: all.
+
+    Attributes:
+        count: Number of rows that `pages` gives.
+    """
+
+    def __init__(
+        self, rows: RowStore, lock: threading.Lock, step: Callable[[], int], only: Ids | None = None
+    ) -> None:
+        self._rows = rows
+        self._lock = lock
+        self._step = step
+        self._only: Listed | None = None
+        self._kept: list[Page] = []
+        self._kernels = static_kernels("freezing")
+        self._size = rows.next_slot  # slots from here on had no row
+        # A bit for each slot: nothing is left to read there. Slot 0 is none.
+        self._done = np.zeros(self._size // 64 + 1, np.uint64)
+        self._done[0] = 1
+        if only is None:
+            free = rows.free_slots()
+            self._claim((free, free, free))
+            self.count = len(rows)
+        else:
+            self._only = rows.recall(only, step())
+            self.count = len(self._claim(self._only)[0])
+            np.invert(self._done, self._done)
+            self._done[0] |= np.uint64(1)
+        self._left = self.count
+        rows.views.append(self)
+
+    def close(self) -> None:
+        """The memory need not remember the moment any more. Safe to call twice."""
+        if self in self._rows.views:
+            self._rows.views.remove(self)
+
+    def keep(self, ids: Ids) -> None:
+        """Rows of these ids are about to change or to go. The caller has the lock."""
+        if self._left:
+            self._keep(self._rows.recall(ids, self._step()))
+
+    def keep_segments(self, first: int, last: int) -> None:
+        """Any row of these segments may be about to change. The caller has the lock."""
+        if self._left:
+            self._keep(self._rows.listed(first, last, self._step()))
+
+    def pages(self) -> Iterator[Page]:
+        """Every row once, in an order that means nothing."""
+        for ids, slots, touched in self._listed():
+            for start in range(0, len(ids), PAGE):
+                part = slice(start, start + PAGE)
+                with self._lock:
+                    self._keep((ids[part], slots[part], touched[part]))
+                    kept, self._kept = self._kept, []
+                yield from _joined(kept)
+        yield from _joined(self._kept)  # since the last page: there is nothing left to keep
+
+    def _listed(self) -> Iterator[Listed]:
+        """Yield the rows as they were, in parts; a row that has changed since was kept before."""
+        if self._only is not None:
+            yield self._only
+            return
+        count = self._rows.listed_at_once
+        while count < EVERY[1] and 2 * count * self._size <= PAGE * EVERY[1]:
+            count *= 2  # as many segments as have a page of rows
+        for first in range(*EVERY, count):
+            with self._lock:
+                last = first + count
+                rows = self._rows.listed(first, last, self._step())
+            yield rows
+
+    def _keep(self, listed: Listed) -> None:
+        """Read the unread ones of these rows."""
+        ids, slots, touched = self._claim(listed)
+        if len(ids):
+            self._left -= len(ids)
+            self._kept.append((ids, self._rows.gather(slots), touched))
+
+    def _claim(self, listed: Listed) -> Listed:
+        """Return the unclaimed ones."""
+        count = len(listed[0])
+        ids, slots, touched = (np.empty(count, np.int64) for _ in range(3))
+        size = self._kernels.claim(
+            address_of(self._done),
+            self._size,
+            count,
+            *map(address_of, listed),
+            *map(address_of, (ids, slots, touched)),
+        )
+        return ids[:size], slots[:size], touched[:size]
+
+
+def _joined(pages: list[Page]) -> Iterator[Page]:
+    """All of them, small ones put together: each costs its writer much the same."""
+    while pages:
+        group = [pages.pop()]
+        while pages and sum(len(page[0]) for page in group) < PAGE:
+            group.append(pages.pop())
+        ids, rows, touched = zip(*group, strict=True)
+        yield np.concatenate(ids), np.concatenate(rows), np.concatenate(touched)
+
+
+class FrozenArrays:
+    """The arrays that a dense table had when this was made: its weights, then its state slots.
+
+    Args:
+        copies: Copies the arrays, wherever they lie.
+        lock: Held during each change of them.
+    """
+
+    def __init__(self, copies: Callable[[], list[Floats]], lock: threading.Lock) -> None:
+        self._read = copies
+        self._lock = lock
+        self._copies: list[Floats] | None = None
+
+    def keep(self) -> None:
+        """The arrays are about to change. The caller has the lock."""
+        if self._copies is None:
+            self._copies = self._read()
+
+    def take(self) -> list[Floats]:
+        """The arrays as they were."""
+        with self._lock:
+            self.keep()
+        assert self._copies is not None
+        return self._copies
 
 
 class FrozenTable(Protocol):
@@ -33,7 +186,7 @@ class FrozenTable(Protocol):
     @property
     def clock(self) -> TableClock: ...
     def columns(self) -> Columns:
-        """What `pages` will fill."""
+        """Return the columns that `pages` fills."""
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         """Parts of columns, each to be put behind the one before."""
@@ -92,7 +245,7 @@ class FrozenSparseTable:
 
 
 class FrozenDenseTable:
-    """Of a dense table: one column for the weights ("value") and each state slot."""
+    """Snapshot of a dense table: one column for the weights ("value") and each state slot."""
 
     def __init__(
         self,

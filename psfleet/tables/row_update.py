@@ -10,19 +10,10 @@ from numpy.typing import NDArray
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.kernels.generate import pull_kernels, sparse_kernels
 from psfleet.kernels.initial_values import address_of, initializer_arguments
-from psfleet.kernels.row_format import RowFormat
+from psfleet.kernels.packed_text import RowFormat
 from psfleet.kernels.rule_text import scratch_for
 from psfleet.schema.table import TableSpec
 from psfleet.tables.host_rows import HostRowMemory
-
-__all__ = [
-    "DeviceValues",
-    "HostRowUpdate",
-    "RowUpdate",
-    "RowValues",
-    "host_kernels",
-    "host_pull_kernels",
-]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -65,7 +56,7 @@ class RowUpdate(Protocol):
         Args:
             ids: int64 [n], no id twice, any alignment.
             gradients: float32 [n, TableSpec.push_width], contiguous, any alignment.
-            scalars: Of psfleet.kernels.rule_text.scalars_of.
+            scalars: Scalars of psfleet.kernels.rule_text.scalars_of.
             step: Number of this update, from 1.
         """
 
@@ -137,7 +128,7 @@ class HostRowUpdate:
             len(ids),
             address_of(gradients),
             address_of(scalars),
-            self._turn(step),
+            (step - 1) % self._turns if self._turns else 0,
             step,
             *self._initial,
             address_of(self._ring),
@@ -149,12 +140,9 @@ class HostRowUpdate:
         self._kernels.rest(
             self._index.address,
             address_of(scalars),
-            self._turn(step),
+            (step - 1) % self._turns if self._turns else 0,
             step,
             address_of(self._zeros),
             self._initial[-1],
             address_of(self._scratch),
         )
-
-    def _turn(self, step: int) -> int:
-        return (step - 1) % self._turns if self._turns else 0

@@ -4,8 +4,6 @@ For snapshots: `rows`, `candidates` and `clock` hand out everything, `write`, `w
 `set_clock` take it back. What has changed meanwhile:
 
     mark = table.mark()                     # from now on the table remembers what it removes
-    whole = table.rows(table.ids())
-    ...                                     # pushes, evictions, shrinks
     changes = table.changed_since(mark)     # ids to write again, ids to delete
     delta = table.rows(changes.ids)
     table.release(mark)
@@ -19,34 +17,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ShapeError, UsageError
+from psfleet.errors import UsageError
 from psfleet.kernels.rule_text import scalars_of
-from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
+from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.schema.entry import EvictionStreamEntry, part_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.admission import AdmissionFilter, admission_rule
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.copy_on_write import FrozenRows
-from psfleet.tables.eviction_ranking import eviction_ranking
-from psfleet.tables.eviction_stream import EvictionStream
-from psfleet.tables.lifetime import RowLifetime
-from psfleet.tables.memory_accounting import MemoryAccount
+from psfleet.tables.budget import MemoryAccount, MemoryBudget
+from psfleet.tables.lifetime import RowLifetime, eviction_ranking
 from psfleet.tables.memory_choice import KINDS
-from psfleet.tables.packed_rows import PackedRows, check_rows
-from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableChanges, TableClock
-from psfleet.tables.row_limits import RowLimits
-from psfleet.tables.row_memory import EVERY
-from psfleet.tables.row_scan import RowScan
-from psfleet.tables.row_snapshot import FrozenSparseTable
-from psfleet.tables.row_traffic import RowTraffic
+from psfleet.tables.row_data import (
+    CandidateData,
+    HistoryPoint,
+    PackedRows,
+    RowData,
+    TableChanges,
+    TableClock,
+)
+from psfleet.tables.row_memory import EVERY, RowLimits, RowTraffic
+from psfleet.tables.row_scan import EvictionStream, RowScan
+from psfleet.tables.row_snapshot import FrozenRows, FrozenSparseTable
 from psfleet.tables.row_update import RowValues
-
-__all__ = ["SparseTable"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
-_NONE = np.zeros(0, np.int64)
 
 
 class SparseTable:
@@ -54,9 +48,11 @@ class SparseTable:
 
     Attributes:
         spec: The table's definition.
-        step: How many updates the table has had.
-        device: Whose memory holds its rows.
-        traffic: What was asked of it, for displays.
+        step: Number of updates that the table has had.
+        device: Memory that holds its rows.
+        traffic: Traffic of the table, for displays.
+        scan: Scan of its rows, which says what changes.
+        paging: Traffic with the disk, for displays; None: the rows are in memory.
         evictions: The ids that went last; None: the entry does not ask for them.
     """
 
@@ -74,9 +70,9 @@ class SparseTable:
         Args:
             spec: Its definition.
             max_rows: The most rows this part can hold, whatever the entry says.
-            servers: How many parts the table has; limits of the entry are dealt to them.
+            servers: Number of parts of the table, which share the limits of the entry.
             budget: The host memory that this table shares with others; None: it takes what there is.
-            device: Whose memory holds it.
+            device: Memory that holds it.
             device_budget: The same of the device.
 
         Raises:
@@ -91,14 +87,14 @@ class SparseTable:
         budget = MemoryBudget() if budget is None else budget
         own = device_budget or MemoryBudget()
         index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
-        self._index = index
+        self._index, self.paging = index, index.paging
         self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
         rule = admission_rule(spec, servers)
         self._waiting = waiting = None if rule is None else rule.candidates
         asked = part_of(spec.entry, EvictionStreamEntry)
         stream = None if asked is None else EvictionStream(spec.name, -(-asked.keep // servers))
         self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
-        self._scan = scan = RowScan(index, spec.every_row, stream)
+        self.scan = scan = RowScan(index, spec.every_row, stream)
         self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget, limits.pushed)
         self._admission = AdmissionFilter(index, scan, self._room, rule, ranking)
         self._lifetime = RowLifetime(spec, index, scan, waiting, packed.scores, ranking)
@@ -116,7 +112,7 @@ class SparseTable:
 
     @property
     def device_bytes(self) -> int:
-        """How much of that is a device's memory."""
+        """Bytes of that in a device's memory."""
         return self._index.device_bytes
 
     @property
@@ -127,33 +123,26 @@ class SparseTable:
     @property
     def dropped(self) -> int:
         """Rows that were evicted, shrunk or removed so far, for displays."""
-        return self._scan.dropped
+        return self.scan.dropped
 
     @property
     def admitted(self) -> int:
         """Rows that pushes have added so far, for displays."""
-        return len(self._index) + self._scan.dropped - self.traffic.restored
+        return len(self._index) + self.scan.dropped - self.traffic.restored
 
     @property
     def waiting(self) -> int:
         """Ids that have been pushed too seldom for a row, for displays."""
         return 0 if self._waiting is None else len(self._waiting.index)
 
-    @property
-    def evicts(self) -> bool:
-        """Whether rows go when others need their places."""
-        return self._room.evicts
-
     def pull_into(self, ids: Ids, out: Floats) -> None:
         """Write the weights of ids to `out`; of an unknown id its first values. Adds no row.
 
         Args:
             ids: int64 [n], repeats allowed, any alignment.
-            out: float32 [n, dim], any alignment.
+            out: float32 [n, dim], side by side, any alignment.
         """
-        ids = check_rows(self.spec.name, ids, out, self.spec.dim)
-        if not out.flags.c_contiguous:
-            raise ShapeError(f"table {self.spec.name!r}: the rows of `out` must lie side by side")
+        ids = np.ascontiguousarray(ids)
         with self._lock:
             self.traffic.pulled += len(ids)
             self.traffic.unknown += self._rule.pull_into(ids, out)
@@ -161,18 +150,19 @@ class SparseTable:
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update rows, adding those of unknown ids (that the entry admits) with their first values.
 
+        Whoever takes a gradient from outside checks that it fits, see ShardTables.check_gradient.
+
         Args:
             ids: int64 [n], no id twice, any alignment.
             gradients: float32 [n, dim], any alignment; in a table that counts shows and clicks
                 [n, dim + 2], with those behind each gradient.
-            learning_rate: Of this push.
+            learning_rate: Learning rate of this push.
 
         Raises:
             UsageError: The table is full; nothing was changed.
         """
-        ids = check_rows(self.spec.name, ids, gradients, self.spec.push_width)
         with self._lock:
-            self._push(ids, np.ascontiguousarray(gradients), learning_rate)
+            self._push(np.ascontiguousarray(ids), np.ascontiguousarray(gradients), learning_rate)
 
     def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
         """One update by the mean of several pushes, summed in their order; shows and clicks are summed.
@@ -182,16 +172,11 @@ class SparseTable:
         if len(parts) == 1:
             self.push(*parts[0], learning_rate)
             return
-        for ids, gradients in parts:
-            check_rows(self.spec.name, ids, gradients, self.spec.push_width)
         with self._lock:
             self._push(*self._rule.mean(parts), learning_rate)
 
     def _push(self, ids: Ids, gradients: RowValues, learning_rate: float) -> None:
-        if self.spec.entry is None:
-            self._admission.check([ids], self.step)
-        else:
-            ids, gradients = self._admission.admit(ids, gradients, self.step)
+        ids, gradients = self._admission.admit(ids, gradients, self.step)
         self._update(ids, gradients, learning_rate)
         self._lifetime.age(self.step)
 
@@ -207,9 +192,15 @@ class SparseTable:
         if self._counts:
             self._ranking.use(ids, self.step)
         self._rule.push(ids, gradients, scalars, self.step)
+        self.scan.updated(ids)
         self._room.account()
         if self.spec.every_row:
             self._rule.rest(scalars_of(rule, decay, learning_rate, self.step, True), self.step)
+
+    @property
+    def evicts(self) -> bool:
+        """True if rows are evicted when others need their places."""
+        return self._room.evicts
 
     # -- who gets a row ------------------------------------------------------------------------
 
@@ -245,7 +236,7 @@ class SparseTable:
         if memory suffices, if the table does not let rows go, or if letting all others go were not enough.
         """
         if not self._room.evicts_for_memory or self._room.surely_fit(sum(map(len, parts))):
-            return _NONE
+            return np.zeros(0, np.int64)
         with self._lock:
             return self._admission.surplus(parts, self.step)
 
@@ -260,20 +251,20 @@ class SparseTable:
     def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
         """Forget rows; returns how many were there. Their ids start anew when next updated.
 
-        cause: Why they go; None: they are no evictions.
+        cause: Reason of the removal; None: they are no evictions.
         """
         ids = np.ascontiguousarray(ids)
         with self._lock:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
-            slots, _ = self._index.locate(ids)
-            return self._scan.drop(np.unique(ids[slots != 0]), self.step, cause)
+            there = ids[self._index.locate(ids)[0] != 0]
+            return self.scan.drop(np.unique(there), self.step, cause)
 
     def evict(self, count: int) -> int:
         """Remove the `count` rows that go first; returns how many went."""
         with self._lock:
             first = self._ranking.first(self.step, count, 0)
-            return self._scan.drop(first, self.step, EvictionCause.CAPACITY)
+            return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
 
     def evicted(self, position: int, limit: int) -> EvictedIds:
         """Up to `limit` of the evictions from a position on.
@@ -297,7 +288,7 @@ class SparseTable:
 
     @property
     def tick_every(self) -> float:
-        """How many seconds should lie between calls of `tick`; 0: the table knows no time."""
+        """Wanted seconds between calls of `tick`; 0: the table does not depend on time."""
         return self._lifetime.tick_every
 
     def tick(self, seconds: float) -> int:
@@ -321,9 +312,14 @@ class SparseTable:
     # -- reading and writing -------------------------------------------------------------------
 
     def ids(self) -> Ids:
-        """Of every row, ascending: int64 [n]."""
+        """Return the ids of all rows, ascending: int64 [n]."""
         with self._lock:
-            return self._scan.ascending().copy()
+            return self.scan.ascending().copy()
+
+    def segment_ids(self, first: int, last: int) -> Ids:
+        """Ids of the rows of these segments, in no good order. A row never leaves its segment."""
+        with self._lock:
+            return self.scan.of_segments(first, last)
 
     def rows(self, ids: Ids) -> RowData:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
@@ -346,15 +342,14 @@ class SparseTable:
         touched = np.ascontiguousarray(rows.touched, np.int64)
         index = self._index
         with self._lock:
-            slots, _ = index.locate(ids)
-            new = ids[slots == 0]
+            new = ids[index.locate(ids)[0] == 0]
             self._room.check(len(ids), new, len(new), written=True)
             if len(new) > index.max_rows - len(index):
                 later = max(self.step, int(touched.max(initial=0))) + 1
                 self._admission.make_places(len(ids), later, index.max_rows)
             slots = index.place(ids, touched)
             index.scatter(slots, packed)
-            self._scan.wrote(ids)
+            self.scan.wrote(ids)
             self.traffic.restored += len(new)
             self._room.account()
 
@@ -377,7 +372,7 @@ class SparseTable:
 
     @property
     def clock(self) -> TableClock:
-        """What the table knows of time."""
+        """Clock of the table."""
         return self._lifetime.clock(self.step)
 
     def set_clock(self, clock: TableClock) -> None:
@@ -389,13 +384,13 @@ class SparseTable:
     def page(self, offset: int, limit: int) -> RowData:
         """Some of `rows`, in ascending order of id."""
         with self._lock:
-            ids = self._scan.ascending()[offset : offset + limit].copy()
+            ids = self.scan.ascending()[offset : offset + limit].copy()
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
         """A page of ids and `RowData.values`, in ascending order of id."""
         with self._lock:
-            ids = self._scan.ascending()[offset : offset + limit].copy()
+            ids = self.scan.ascending()[offset : offset + limit].copy()
             rows = self._index.gather(self._index.locate(ids)[0])
         return ids, self._packed.values(rows)
 
@@ -413,36 +408,41 @@ class SparseTable:
         """Set how many updates the table has had, and nothing else of its clock."""
         self.set_clock(dataclasses.replace(self.clock, step=step))
 
-    def freeze(self, only: Ids | None = None, removed: Ids | None = None) -> FrozenSparseTable:
-        """The rows as they are now (of the ids `only`), to be read while the table goes on.
+    def freeze(self, changes: TableChanges | None = None) -> FrozenSparseTable:
+        """The table as it is now (or these `changes` of it), to be read while it goes on.
 
-        Costs one byte a row now; see psfleet.tables.copy_on_write. Close it when it is read.
+        Costs one byte a row now; see psfleet.tables.row_snapshot. Close it when it is read.
         """
         with self._lock:
             waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
             stores, clock = self._index.stores, self.clock
+            only = None if changes is None else changes.ids
             rows = [FrozenRows(one, self._lock, lambda: self.step, only) for one in stores]
-            evictions = {} if self.evictions is None else self.evictions.columns()
-        unpack = self._packed.unpack
-        return FrozenSparseTable(self.spec, clock, rows, waiting, removed, evictions, unpack)
+            since = None if changes is None else changes.evicted
+            evictions = {} if self.evictions is None else self.evictions.columns(since)
+        rest = None if changes is None else changes.removed, evictions, self._packed.unpack
+        return FrozenSparseTable(self.spec, clock, rows, waiting, *rest)
 
     # -- what has changed ----------------------------------------------------------------------
 
-    def mark(self) -> HistoryPoint:
-        """A point to which `changed_since` looks back; until its release, removed ids are kept."""
-        with self._lock:
-            return self._scan.mark(self.step)
+    def mark(self, *, bounded: bool = False) -> HistoryPoint:
+        """A point to which `changed_since` looks back; until its release, removed ids are kept.
 
-    def changed_since(self, mark: HistoryPoint) -> TableChanges:
-        """Which rows are new or may differ since the mark, and which are there no more.
-
-        Costs one look at the index (13 ns a row, measured on a busy machine), and nothing while the table
-        trains. Candidates and the clock are not part of it: they are small, and written whole.
+        bounded: Not when there are more than 4 million of them; `scan.knows` says that.
         """
         with self._lock:
-            return self._scan.changed_since(mark, self.step)
+            return self.scan.mark(self.step, bounded=bounded)
+
+    def changed_since(self, mark: HistoryPoint) -> TableChanges:
+        """Return the ids of rows that are new or may differ since the mark, and of those removed since.
+
+        Costs one look at the index (13 ns a row), and nothing while the table trains. Candidates and the
+        clock are not part of it: they are small, and written whole.
+        """
+        with self._lock:
+            return self.scan.changed_since(mark, self.step)
 
     def release(self, mark: HistoryPoint) -> None:
-        """Nobody will ask for changes since this mark again."""
+        """Drop a mark: changes since it are not needed any more."""
         with self._lock:
-            self._scan.release(mark)
+            self.scan.release(mark)

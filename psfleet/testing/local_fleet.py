@@ -1,6 +1,7 @@
-"""A real fleet on this machine, for tests and notebooks: server processes, and runtimes for workers."""
+"""A real fleet on this machine, for tests and notebooks: servers, and runtimes for workers."""
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -12,52 +13,59 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from psfleet.errors import ServerUnavailable, UsageError
-from psfleet.formats.ready_file import read_ready
+from psfleet.formats import read_ready
 from psfleet.mode_runtimes.switch import connect
 from psfleet.platform.sockets import make_private_folder
 from psfleet.runtime.interface import Runtime
-from psfleet.settings.environment import Environment
+from psfleet.settings.environment import Environment, read_environment
 from psfleet.strategy import Settings
-from psfleet.wire.certificates import make_credentials
+from psfleet.testing.server_thread import EndCheck, ServerThread
+from psfleet.wire.connections.certificates import make_credentials
 
 __all__ = ["LocalFleet"]
 
 _LOOK = 0.01  # seconds between looks for a ready file
+_SERVERS = "psfleet.server"  # logger of all servers of this process
 
 
 class LocalFleet:
-    """Servers as processes of their own; leaving the `with` block ends them all.
+    """Servers as processes of their own, or as threads; leaving the `with` block ends them all.
 
         with LocalFleet(servers=2, workers=1) as fleet:
             runtime = fleet.connect(0, "sync")
 
+    With `in_process` the servers are threads of this process, ready in milliseconds. They have sockets,
+    logs and snapshots as ever, but cannot be killed or stopped. The `with` block then raises if a thread,
+    a socket, a pipe or named memory that came inside is left, such as those of a worker that is not closed.
+
     Where a block does not fit, as in the cells of a notebook, `start` and `close` do the same; a
-    fleet that nobody holds any more, or that is there when the process ends, closes itself.
+    fleet without references, or that is there when the process ends, closes itself.
 
     Args:
-        servers: How many servers.
-        workers: How many workers will come.
+        servers: Number of servers.
+        workers: Number of workers.
         transport: "unix" sockets in a private folder, "tcp" on free ports with credentials of its
             own, or "plain tcp" without.
         start_within: Seconds until every server must be ready.
         dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
-        durability: What servers keep; with a log `reviving` starts those that die again.
-        crashes: Of some servers where each of its processes dies, one after the other
-            (psfleet.faults.crash_points.CrashFaults).
+        durability: Durability of servers; with a log `reviving` starts those that die again.
+        crashes: For some servers the crash point of each process, one after the other
+            (psfleet.faults.CrashFaults).
         credentials: Folders of the credentials of servers and workers, in place of its own.
-        limits: What a server takes at most, as PSFLEET_LIMITS says it.
-        snapshot_every: How often server 0 takes a snapshot, as PSFLEET_SNAPSHOT_EVERY says it.
+        limits: Limits of a server, as in PSFLEET_LIMITS.
+        snapshot_every: Interval of server 0's snapshots, as in PSFLEET_SNAPSHOT_EVERY.
         resume: A snapshot that the servers start from.
         replicas: Servers are made for standbys, which a test starts with `spawn`.
         rules: Modules of rules that the servers import.
+        in_process: Servers are threads of this process.
 
     Attributes:
-        endpoints: Of the servers, once entered.
-        processes: Of the servers, in order.
-        restarts: How often a server was started again.
+        endpoints: Endpoints of the servers, once entered.
+        processes: Processes of the servers, in order; with `in_process` their threads.
+        restarts: Number of times that a server was started again.
         deaths: Points at which servers have died and were started again, as `crashes` says them.
     """
 
@@ -76,6 +84,7 @@ class LocalFleet:
         resume: str = "",
         replicas: int = 0,
         rules: Sequence[str] = (),
+        in_process: bool = False,
     ) -> None:
         self.servers = servers
         self.workers = workers
@@ -91,15 +100,24 @@ class LocalFleet:
         self.resume = resume
         self.replicas = replicas
         self.rules = rules
+        self.in_process = in_process
         self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
         self._deadly: dict[int, str] = {}  # where the present process of a server is to die
         self.endpoints: tuple[str, ...] = ()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Any] = []
         self._folder = Path()
+        self._end_check: EndCheck | None = None
         self._end: weakref.finalize[..., LocalFleet] | None = None
 
     def __enter__(self) -> "LocalFleet":
-        return self.start()
+        if not self.in_process:
+            return self.start()
+        self._end_check = EndCheck()
+        try:
+            return self.start()
+        except BaseException:
+            self._end_check.drop()
+            raise
 
     def start(self) -> "LocalFleet":
         """Start the servers and return this fleet, once all of them are ready.
@@ -111,7 +129,10 @@ class LocalFleet:
         if self.processes:
             raise UsageError("this LocalFleet has been started before; make another one")
         self._folder = make_private_folder()
-        self._end = weakref.finalize(self, _end, self.processes, self._folder)
+        lines = logging.FileHandler(self._folder / "serverlog", delay=True)
+        if self.in_process:
+            logging.getLogger(_SERVERS).addHandler(lines)
+        self._end = weakref.finalize(self, _end, self.processes, self._folder, lines)
         if self.transport == "tcp" and not self.credentials:
             self.credentials = make_credentials(self._folder / "tls")
         try:
@@ -130,6 +151,11 @@ class LocalFleet:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+        if self._end_check is not None:
+            if error is None:
+                self._end_check.check()
+            else:
+                self._end_check.drop()
 
     def close(self) -> None:
         """End every server, by force where asking does not help, and remove the folder.
@@ -147,7 +173,7 @@ class LocalFleet:
         self._end()
 
     def environment(self, worker: int) -> Environment:
-        """What the environment of that worker's process would say."""
+        """Return the environment of that worker's process."""
         return Environment(
             "worker",
             worker,
@@ -165,16 +191,17 @@ class LocalFleet:
 
         Args:
             worker: Its seat.
-            mode: When pushes take effect.
-            settings: Of that mode, as in a strategy file's [consistency].
+            mode: Consistency mode.
+            settings: Settings of that mode, as in a strategy file's [consistency].
         """
         wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         return connect(self.environment(worker), wanted.consistency)
 
     def kill(self, server: int) -> None:
-        """Kill one server as a crash would."""
-        self.processes[server].send_signal(signal.SIGKILL)
-        self.processes[server].wait()
+        """Kill one server as a crash would, which must be a process."""
+        process = self.processes[server]
+        process.send_signal(signal.SIGKILL)
+        process.wait()  # not for the one that `reviving` may have put in its place
 
     @contextlib.contextmanager
     def reviving(self) -> Iterator[None]:
@@ -203,45 +230,53 @@ class LocalFleet:
 
     @property
     def snapshots(self) -> Path:
-        """Where the fleet keeps its snapshots."""
+        """Folder of the fleet's snapshots."""
         return self._folder / "snapshots"
 
     def log(self, server: int) -> str:
-        """What one server has printed."""
-        return (self._folder / f"serverlog.{server}").read_text()
+        """Return the output of one server, or what all servers in this process log."""
+        path = self._folder / ("serverlog" if self.in_process else f"serverlog.{server}")
+        return path.read_text() if path.exists() else ""
 
-    def spawn(
-        self, index: int, standby: int = 0, follows: bool = True
-    ) -> "subprocess.Popen[bytes]":
-        """Start a process of a server.
+    def spawn(self, index: int, standby: int = 0, follows: bool = True) -> Any:
+        """Start a process of a server, or its thread.
 
         Args:
             index: The server.
             standby: Ordinal of this standby among the server's standbys, starting at 1; 0: not a standby.
             follows: False: that standby has taken over, and starts again from its log.
         """
+        variables = self._variables(index, standby, follows)
+        if self.in_process:
+            return ServerThread(read_environment(variables))
+        if crashes := self._crashes.get(index):
+            variables["PSFLEET_CRASH"] = self._deadly[index] = crashes.pop(0)
+        variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        with (self._folder / f"serverlog.{index}").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "psfleet_server"],
+                stdin=subprocess.PIPE if self.replicas else subprocess.DEVNULL,
+                bufsize=0,
+                stdout=log,
+                stderr=log,
+                env=variables,
+            )
+
+    def _variables(self, index: int, standby: int, follows: bool) -> dict[str, str]:
+        """Return the environment variables of a server."""
         asked = self.endpoints or [
             f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
             for number in range(self.servers)
         ]
-        command = [
-            sys.executable,
-            "-m",
-            "psfleet_server",
-            "--index",
-            str(index),
-            "--servers",
-            ",".join(asked),
-            "--workers",
-            str(self.workers),
-            "--ready-file",
-            str(self.ready_file(index, standby)),
-        ]
-        path = os.pathsep.join(entry for entry in sys.path if entry)
         # What this process has settled for its own gRPC is not for the servers.
         inherited = {name: said for name, said in os.environ.items() if name != "GRPC_VERBOSITY"}
-        settled = {
-            "PYTHONPATH": path,
+        return {
+            **inherited,
+            "PSFLEET_ROLE": "server",
+            "PSFLEET_RANK": str(index),
+            "PSFLEET_SERVERS": ",".join(asked),
+            "PSFLEET_WORKERS": str(self.workers),
+            "PSFLEET_READY_FILE": str(self.ready_file(index, standby)),
             "PSFLEET_DURABILITY": self.durability,
             "PSFLEET_DEAD_AFTER": str(self.dead_after),
             "PSFLEET_LOG_FOLDER": str(self._log_folder(index, standby)),
@@ -255,26 +290,16 @@ class LocalFleet:
             "PSFLEET_RESUME": self.resume,
             "PSFLEET_RULES": ",".join(self.rules),
         }
-        if crashes := self._crashes.get(index):
-            settled["PSFLEET_CRASH"] = self._deadly[index] = crashes.pop(0)
-        with (self._folder / f"serverlog.{index}").open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE if self.replicas else subprocess.DEVNULL,
-                bufsize=0,
-                stdout=log,
-                stderr=log,
-                env={**inherited, **settled},
-            )
 
     def _endpoint(self, index: int) -> str:
-        """Where the server listens, once it says so."""
+        """Return the endpoint of the server, once it is printed."""
         deadline = time.monotonic() + self.start_within
         while not self.ready_file(index).exists():
             if self.processes[index].poll() is not None:
                 raise ServerUnavailable(
                     f"server {index} ended with code "
-                    f"{self.processes[index].returncode}: {self.log(index)}"
+                    f"{self.processes[index].returncode}: "
+                    f"{getattr(self.processes[index], 'error', self.log(index))}"
                 )
             if time.monotonic() > deadline:
                 raise ServerUnavailable(
@@ -285,7 +310,7 @@ class LocalFleet:
         return read_ready(self.ready_file(index))[0]
 
     def ready_file(self, index: int, standby: int = 0) -> Path:
-        """What a process of a server writes when it is ready."""
+        """Return the file that a process of a server writes when it is ready."""
         return self._folder / (f"ready.{index}.{standby}" if standby else f"ready.{index}")
 
     def _log_folder(self, index: int, standby: int) -> Path:
@@ -294,10 +319,12 @@ class LocalFleet:
         return folder
 
 
-def _end(processes: Sequence["subprocess.Popen[bytes]"], folder: Path) -> None:
+def _end(processes: Sequence[Any], folder: Path, lines: logging.Handler) -> None:
     """End the processes by force, and remove the folder: quick enough for a process that is to end."""
     for process in processes:
         process.kill()
     for process in processes:
         process.wait()
+    logging.getLogger(_SERVERS).removeHandler(lines)
+    lines.close()
     shutil.rmtree(folder, ignore_errors=True)

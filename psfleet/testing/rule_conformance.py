@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.kernels.cuda_text import CudaSource
-from psfleet.kernels.reference import twin_push
+from psfleet.kernels.device.cuda_text import CudaSource
+from psfleet.kernels.rule_text import twin_push
 from psfleet.rules import make_rule, reference_of
 from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule
@@ -18,8 +18,6 @@ from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-
-__all__ = ["check_dense", "check_rows", "check_rule", "check_split", "gradients"]
 
 Floats = NDArray[np.float32]
 
@@ -115,7 +113,7 @@ def check_split(rule: Rule, cuts: list[int], seed: int = 0, size: int = 300) -> 
         whole.push(gradient, _RATE)
         for part, (a, b) in zip(parts, pairwise(ends), strict=True):
             part.push(gradient[a:b], _RATE)
-    joined = [np.concatenate(pieces) for pieces in zip(*(p.state() for p in parts), strict=True)]
+    joined = [np.concatenate(slices) for slices in zip(*(p.state() for p in parts), strict=True)]
     _same(rule, "array cut over servers", joined, whole.state())
 
 
@@ -195,7 +193,7 @@ def _check_cuda(rule: Rule) -> None:
     from numba import cuda
 
     if cuda.is_available():  # type: ignore[no-untyped-call]
-        from psfleet.kernels.cuda_ptx import compile_ptx
+        from psfleet.kernels.device.cuda_ptx import compile_ptx
 
         for dim in (0, 16):
             for name, ptx in compile_ptx(rule, dim).items():

@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ConfigError(
             f"psfleet.torch.{name} needs PyTorch, which is not installed; "
-            "run: pip install psfleet[torch]"
+            "run: pip install '.[torch]' in psfleet's checkout"
         ) from None
     return getattr(importlib.import_module(_HOMES[name]), name)
 

@@ -1,24 +1,34 @@
 """convert(): a plain torch model and its optimizers, moved to the servers."""
 
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from psfleet.errors import ConfigError, PsfleetError, UsageError
-from psfleet.runtime.interface import Runtime
-from psfleet.schema.table import InitializerSpec
+from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
+from psfleet.parameters.parameter_client import ParameterClient
+from psfleet.prediction.predictors import MakePredictor
+from psfleet.runtime.interface import Read, Runtime
+from psfleet.runtime.validation import as_ids
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.parameter_plan import Optimizers, listed
-
-__all__ = ["convert", "converted", "with_tables"]
+from psfleet.torch.table_weight import TableWeight
+from psfleet.validation.annotations import checked
 
 M = TypeVar("M", bound=nn.Module)
 Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
+_MOST_SHAPES = 64
+_MODES = ["sum", "mean", "max"]  # in the order of torch's numbers
 
+
+@checked
 def convert(
     model: M,
     optimizers: Optimizers,
@@ -62,23 +72,23 @@ def converted(
     runtime: Runtime | None,
     servers: Mapping[str, int] | None = None,
 ) -> tuple[M, Kind]:
-    """As convert(), with an optimizer of this kind."""
-    given = listed(optimizers)
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is {model!r}; it must be a torch.nn.Module")
-    trained = {id(p) for o in given for group in o.param_groups for p in group["params"]}
-    _check_all_in(model, given)
+    """Convert as convert() does, with an optimizer of this kind."""
+    listed_optimizers = listed(optimizers)
+    trained = {
+        id(p) for o in listed_optimizers for group in o.param_groups for p in group["params"]
+    }
+    _check_all_in(model, listed_optimizers)
     modules = {
         path: module
         for path, module in model.named_modules()
         if _is_table(module) and module.weight.requires_grad and id(module.weight) in trained
     }
     _check_named(servers or {}, modules)
-    swap = _ModuleExchange(model, given, _counterparts(model, modules, servers))
+    swap = _ModuleExchange(model, listed_optimizers, _counterparts(model, modules, servers))
     swap.there()
     try:
         root = swap.root()
-        return cast(M, root), kind(root, given, name=name, runtime=runtime)
+        return cast(M, root), kind(root, listed_optimizers, name=name, runtime=runtime)
     except PsfleetError:
         swap.back()
         raise
@@ -156,12 +166,12 @@ def _counterparts(
     model: nn.Module, modules: dict[str, nn.Module], servers: Mapping[str, int] | None = None
 ) -> dict[int, tuple[nn.Module, TableModule]]:
     """Each module with the one on the servers; those that share a weight share a table."""
-    wanted = {id(modules[path].weight): count for path, count in (servers or {}).items()}
+    counts = {id(modules[path].weight): count for path, count in (servers or {}).items()}
     pairs: dict[int, tuple[nn.Module, TableModule]] = {}
     first: dict[int, TableModule] = {}
     for path, module in modules.items():
         _check_tied(model, path, module, modules)
-        made = _counterpart(path or "embedding", module, wanted.get(id(module.weight)))
+        made = _counterpart(path or "embedding", module, counts.get(id(module.weight)))
         made.share(first.setdefault(id(module.weight), made))
         pairs[id(module)] = module, made
     return pairs
@@ -199,7 +209,7 @@ def _counterpart(path: str, module: Any, servers: int | None) -> TableModule:
             "torch.nn.Embedding and torch.nn.EmbeddingBag only"
         )
     for option in ("max_norm", "scale_grad_by_freq"):
-        if getattr(module, option):
+        if getattr(module, option) is not None and getattr(module, option) is not False:
             raise ConfigError(
                 f"{path!r} has {option}={getattr(module, option)!r}, which rows on servers "
                 "cannot follow; build it without"
@@ -248,3 +258,161 @@ def _check_all_in(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
                         f"torch.optim.{type(optimizer).__name__} has a parameter of shape "
                         f"{tuple(parameter.shape)} that is not in the model"
                     )
+
+
+def module_predictor(model: nn.Module) -> MakePredictor:
+    """Return a predictor that computes as the model does, with the values of a runtime's tables.
+
+    Parameters and embeddings have the tables that `DistributedOptimizer` gives them: those of their names in
+    the model. Buffers, and parameters without gradients that have no table, stay as they are in the model.
+    """
+    copied = _unbound(model)
+
+    return lambda runtime: ModulePredictor(copied, runtime)
+
+
+class ModulePredictor:
+    """A predictor that computes as a module does, with the values of a runtime's tables.
+
+    Args:
+        direct: Call modules without torch's search for hooks, for speed; they cannot be traced then.
+
+    Attributes:
+        module: The module.
+    """
+
+    def __init__(self, model: nn.Module, runtime: Runtime, *, direct: bool = True) -> None:
+        self._runtime = runtime
+        self.module = _bound(model, runtime, direct=direct).eval()
+
+    def __call__(self, inputs: Any) -> Any:
+        with torch.inference_mode():
+            return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
+
+    def refresh(self) -> None:
+        """Take the dense values that the tables have now."""
+        specs = {spec.name: spec for spec in self._runtime.specs().values()}
+        _fill(self.module, self._runtime, specs)
+
+
+def _unbound(model: nn.Module) -> nn.Module:
+    """A copy whose embeddings have no table."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        if isinstance(module, TableModule) and module.table.bound:
+            memo[id(module)] = _unbound_table(module, memo)
+    return copy.deepcopy(model, memo)
+
+
+def _unbound_table(module: TableModule, memo: dict[int, Any]) -> TableModule:
+    rows = memo.get(id(module.table))
+    if rows is None:
+        rows = memo[id(module.table)] = copy.deepcopy(module.table, memo)
+    made = module.__class__.__new__(module.__class__)
+    made.__dict__.update({**module.__dict__, "table": rows, "_parameters": {"weight": rows.weight}})
+    return made
+
+
+def _bound(model: nn.Module, runtime: Runtime, *, direct: bool) -> nn.Module:
+    """The model with the values of the runtime's tables."""
+    specs = {spec.name: spec for spec in runtime.specs().values()}
+    model, client = with_tables(model, specs), ParameterClient(runtime)
+    for path, module in model.named_modules():
+        if isinstance(module, TableModule) and not module.table.bound:
+            name = module.table.name or path or "embedding"
+            module.table.read_from(client, _spec(specs, name, "sparse", (module.table.dim,)))
+    _fill(model, runtime, specs)
+    for module in model.modules():
+        lean = _lean(module, runtime) if isinstance(module, Embedding | EmbeddingBag) else None
+        if direct:
+            _call_directly(module, lean)
+        elif lean is not None:
+            module.forward = lean
+    return model
+
+
+def _call_directly(module: nn.Module, function: Callable[..., Any] | None = None) -> None:
+    """Let a call of a module be one of its `forward`, or of this function, without torch's search for hooks.
+
+    Parameters and modules become plain attributes: torch's `__getattr__` takes longer than a small layer.
+    """
+    kind, own = type(module), module.__dict__
+    hooks = "forward", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl"
+    is_plain = kind.__call__ is nn.Module.__call__ and not isinstance(
+        module, torch.jit.ScriptModule
+    )
+    if is_plain and not any(own.get(name) for name in hooks):
+        own.update({**module._parameters, **module._modules})
+        called = kind.forward if function is None else staticmethod(function)
+        shown = {"__call__": called, "__module__": kind.__module__}
+        module.__class__ = type(kind.__name__, (kind,), shown)
+
+
+def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., Tensor]:
+    """The module's function without what only training needs."""
+    key, count, dim = module.table.key, module.num_embeddings, module.embedding_dim
+    owner, padding = f"embedding {module.table.name!r}", module.padding_idx
+    bags: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # places and starts by shape of ids
+
+    def look_up(ids: Tensor, *scores: Any) -> Tensor:
+        numbers = as_ids(ids.numpy() if ids.is_cpu else ids.numpy(force=True), owner)
+        if (
+            count is not None
+            and np.maximum.reduce(numbers.view(np.uint64), None, initial=0) >= count
+        ):
+            module.table._check(numbers)
+        rows = torch.from_numpy(runtime.pull([Read(key, numbers)])[0])
+        return rows if ids.is_cpu else rows.to(ids.device)
+
+    def pool(
+        ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *scores: Any
+    ) -> Tensor:
+        assert isinstance(module, EmbeddingBag)
+        rows, shape = look_up(ids).reshape(-1, dim), tuple(ids.shape)
+        if shape not in bags:
+            places = torch.arange(ids.numel(), device=ids.device)
+            bags[shape] = places, places[:: shape[-1] or 1].contiguous()
+            if len(bags) > _MOST_SHAPES:
+                del bags[next(iter(bags))]
+        places, starts = bags[shape]
+        if len(shape) == 2 and offsets is None and weights is None and padding is None:
+            mode = _MODES.index(module.mode)
+            return torch.embedding_bag(rows, places, starts, False, mode, False, None, False)[0]
+        own, first = module._without_padding(ids, places.reshape(shape))
+        return functional.embedding_bag(
+            own,
+            rows,
+            offsets,
+            mode=module.mode,
+            per_sample_weights=weights,
+            include_last_offset=module.include_last_offset,
+            padding_idx=first,
+        )
+
+    return pool if isinstance(module, EmbeddingBag) else look_up
+
+
+def _fill(model: nn.Module, runtime: Runtime, specs: dict[str, TableSpec]) -> None:
+    """Give parameters the values of their tables."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, TableWeight) or (
+            name not in specs and not parameter.requires_grad
+        ):
+            continue
+        spec = _spec(specs, name, "dense", tuple(parameter.shape))
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(runtime.pull([Read(spec.key)])[0]))
+
+
+def _spec(specs: dict[str, TableSpec], name: str, kind: str, shape: tuple[int, ...]) -> TableSpec:
+    spec = specs.get(name)
+    if spec is None:
+        raise CheckpointError(
+            f"the checkpoint has no table {name!r} of the model; it has {', '.join(specs) or 'none'}"
+        )
+    if (spec.kind, spec.shape) != (kind, shape):
+        raise CheckpointError(
+            f"table {name!r} of the checkpoint is {spec.kind} of shape {spec.shape}, and the model's is "
+            f"{kind} of shape {shape}"
+        )
+    return spec

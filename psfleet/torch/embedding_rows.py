@@ -20,11 +20,8 @@ from psfleet.runtime.pooled_ids import Asked, PooledIds
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry, ShowClickEntry, part_of
 from psfleet.schema.table import InitializerSpec, RowPrecision, TableSpec
-from psfleet.torch.gradient_bags import GradientBags
 from psfleet.torch.rule_mapping import RuleMapping
-from psfleet.torch.table_weight import GradientIds, TableWeight, as_tensor, look_up
-
-__all__ = ["EmbeddingRows", "LookupObserver", "living_rows", "pooled_of"]
+from psfleet.torch.table_weight import GradientBags, GradientIds, TableWeight, as_tensor, look_up
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -34,7 +31,7 @@ _living: "weakref.WeakSet[EmbeddingRows]" = weakref.WeakSet()
 
 
 class LookupObserver(Protocol):
-    """Is told of lookups, and knows which will come in the next step (see prefetching)."""
+    """Observer of lookups that knows those of the next step (see prefetching)."""
 
     def note(self, rows: "EmbeddingRows", ids: Tensor) -> None:
         """A lookup of these ids is being made."""
@@ -56,18 +53,20 @@ class EmbeddingRows:
     """Rows of float32 by id on the servers, as one embedding uses them.
 
     Attributes:
-        name: Of the table; None: the optimizer derives it from the module's place in the model.
+        name: Name of the table; None: the optimizer derives it from the module's place in the
+            model.
         count: Ids are 0 to count - 1; None: any int64.
         dim: Width of a row.
         padding: An id whose row begins as zeros; None: there is none.
         initializer, seed: First values of the rows.
-        entry: Which unknown ids of a push get a row; None: all.
-        precision: How the servers store them.
-        servers: How many servers hold the table; None: all.
+        entry: Rule by which unknown ids of a push get a row; None: all.
+        precision: Precision in which the servers store them.
+        servers: Number of servers that hold the table; None: all.
         weight: The stand-in that torch's optimizers see.
         content: Rows to begin with, float32 [count, dim], instead of the initializer's.
-        watcher: Told of each lookup.
+        watcher: Observer of each lookup.
         bags: Gradients of what was pooled of the rows.
+        counts: True if the table counts shows and clicks.
     """
 
     def __init__(
@@ -99,6 +98,7 @@ class EmbeddingRows:
         self._held: list[_CachedLookup] = []
         self._client: ParameterClient | None = None
         self._spec: TableSpec | None = None
+        self.counts = part_of(entry, ShowClickEntry) is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingRows":
         copied = EmbeddingRows(
@@ -123,13 +123,8 @@ class EmbeddingRows:
 
     @property
     def bound(self) -> bool:
-        """Whether there is a table."""
+        """True if there is a table."""
         return self._client is not None
-
-    @property
-    def counts(self) -> bool:
-        """Whether the table counts shows and clicks."""
-        return part_of(self.entry, ShowClickEntry) is not None
 
     @property
     def client(self) -> ParameterClient:
@@ -143,12 +138,12 @@ class EmbeddingRows:
 
     @property
     def runtime(self) -> Runtime:
-        """Where the table is."""
+        """Runtime that has the table."""
         return self.client.runtime
 
     @property
     def spec(self) -> TableSpec:
-        """Of the table."""
+        """Definition of the table."""
         assert self._spec is not None
         return self._spec
 
@@ -202,7 +197,7 @@ class EmbeddingRows:
 
         Args:
             values: float32 [count, dim], or [n, dim] with ids.
-            ids: Of a table for any id: int64 [n], among them every id that has a row.
+            ids: Ids to store of a table for any id: int64 [n], among them every id that has a row.
 
         Raises:
             UsageError: A row would be left as it was.
@@ -255,7 +250,7 @@ class EmbeddingRows:
         """Set optimizer state; the rows' values stay. Call it within `exclusively`.
 
         Args:
-            step: Of the table; None: it stays.
+            step: Step of the table; None: it stays.
             slots: One array for each slot, float32 [count, dim], or [n, dim] with ids. Rows that are
                 not named get the slots' first values.
             ids: int64 [n].
@@ -315,28 +310,28 @@ class EmbeddingRows:
             keep: Hand out equal values for equal ids until the next step, so that a recomputed
                 forward pass sees what the first one saw.
             padding: An id that gets no gradient; None: there is none.
-            scores: How often each id was shown and clicked, float32 [n, 2]; None: once and never.
+            scores: Shows and clicks of each id, float32 [n, 2]; None: one show and no click.
 
         Raises:
             IdError: An id is not below `count`.
         """
-        wanted = as_ids(ids.detach().cpu().numpy(), f"embedding {self.name!r}")
-        self._check(wanted)
+        numbers = as_ids(ids.detach().cpu().numpy(), f"embedding {self.name!r}")
+        self._check(numbers)
         if self.watcher is not None:
             self.watcher.note(self, ids)
-        held = self._find(wanted)
-        values = self._values_of(held) if held else self.runtime.pull([self.read(wanted)])[0]
+        held = self._find(numbers)
+        values = self._values_of(held) if held else self.runtime.pull([self.read(numbers)])[0]
         if scores is None and self.counts:
-            scores = np.tile(np.array([1, 0], np.float32), (wanted.size, 1))
-        out = look_up(self.weight, values, wanted, self._ledger, padding, ids.device, scores)
+            scores = np.tile(np.array([1, 0], np.float32), (numbers.size, 1))
+        out = look_up(self.weight, values, numbers, self._ledger, padding, ids.device, scores)
         if held and held.used is None:
             held.rows, held.used = out.detach(), out._version
         elif keep and held is None and len(self._held) < _MOST_HELD:
-            self._held.append(_CachedLookup(wanted, out.detach(), out._version))
+            self._held.append(_CachedLookup(numbers, out.detach(), out._version))
         return out
 
     def read(self, ids: Ids) -> Read:
-        """What to pull for a lookup."""
+        """Return the read of a lookup."""
         return Read(self.key, ids)
 
     def expected(self) -> list[Ids]:
@@ -352,7 +347,7 @@ class EmbeddingRows:
         self._held.clear()
 
     def gradient(self) -> SparseGrad | None:
-        """What the backward passes have collected since the last zero_grad; None: nothing."""
+        """Gradient of the backward passes since the last zero_grad; None: there was none."""
         return self.bags.gradient() if self.bags else self._ledger.gradient()
 
     def _find(self, ids: Asked) -> _CachedLookup | None:
@@ -379,7 +374,7 @@ class EmbeddingRows:
 
 
 def pooled_of(lookups: Sequence[tuple[EmbeddingRows, PooledIds]], keep: bool) -> list[Floats]:
-    """What is pooled of several tables, float32 [bags, dim]: what is held, and the others in one pull.
+    """Pool rows of several tables, float32 [bags, dim]: the held ones, and the others in one pull.
 
     Args:
         lookups: Tables of one runtime, with what is asked of each.
@@ -388,12 +383,12 @@ def pooled_of(lookups: Sequence[tuple[EmbeddingRows, PooledIds]], keep: bool) ->
     held = [rows._find(asked) for rows, asked in lookups]
     missing = [pair for pair, known in zip(lookups, held, strict=True) if known is None]
     pulled = iter(_pull(missing))
-    found = []
+    pooled = []
     for (rows, asked), known in zip(lookups, held, strict=True):
-        found.append(next(pulled) if known is None else rows._values_of(known))
+        pooled.append(next(pulled) if known is None else rows._values_of(known))
         if keep and known is None and len(rows._held) < _MOST_HELD:
-            rows.hold(asked, found[-1])
-    return found
+            rows.hold(asked, pooled[-1])
+    return pooled
 
 
 def _pull(lookups: Sequence[tuple[EmbeddingRows, PooledIds]]) -> list[Floats]:

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.optimizer.standalone import check_outside
+from psfleet.optimizer.wrapping_optimizers import check_outside
 from psfleet.parameters.initializer import Initializer, starting
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.show_click import scores_of
-from psfleet.validation.annotations import check
-
-__all__ = ["Embedding", "EmbeddingBag", "TableModule"]
+from psfleet.torch.untraced import untraced
+from psfleet.validation.annotations import check, checked
 
 Mode = Literal["sum", "mean", "max"]
 
 
+@checked
 class TableModule(nn.Module):
-    """What both embeddings share: the rows, their stand-in `weight`, and loading and saving.
+    """Base of both embeddings: the rows, their stand-in `weight`, and loading and saving.
 
     Attributes:
         num_embeddings: Ids are 0 to num_embeddings - 1; None: any int64.
@@ -35,7 +35,7 @@ class TableModule(nn.Module):
         weight: Stands for the rows in `parameters()`; reading it gives NaN.
         optimizer: A psfleet optimizer that updates these rows; None: the torch optimizer whose
             parameter groups hold `weight`.
-        table: Where the rows are.
+        table: Rows of the embedding.
     """
 
     weight: Tensor
@@ -164,6 +164,7 @@ class TableModule(nn.Module):
         self.table.forget()
 
 
+@checked
 class Embedding(TableModule):
     """torch.nn.Embedding with its rows on the servers.
 
@@ -174,14 +175,14 @@ class Embedding(TableModule):
         padding_idx: This id's row is zero and gets no gradient.
         name: The table's name in the fleet; None: the module's name in the model.
         initializer: First values, of psfleet.initializer; default uniform in [-0.01, 0.01).
-        seed: Of the initializer, if it has none of its own.
+        seed: Seed of the initializer, if it has none of its own.
         optimizer: A psfleet optimizer for these rows; None: the torch optimizer that is given
             `weight`.
         entry: With `num_embeddings` None: which unknown ids of a push get a row, see psfleet.entry.
-        precision: How rows are stored on the servers: "float32", "bfloat16" (the weights),
+        precision: Storage of rows on the servers: "float32", "bfloat16" (the weights),
             "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
-        servers: How many servers hold the table, so that a step calls fewer; None: all. A table that is there
-            stays where it is.
+        servers: Number of servers that hold the table, so that a step calls fewer; None: all. A
+            table that is there stays where it is.
     """
 
     def __init__(
@@ -217,6 +218,8 @@ class Embedding(TableModule):
         plain.weight = weight
         return plain
 
+    @untraced
+    @checked
     def forward(
         self, input: Tensor, shows: Tensor | None = None, clicks: Tensor | None = None
     ) -> Tensor:
@@ -231,6 +234,7 @@ class Embedding(TableModule):
         return self._look_up(input, shows, clicks)
 
 
+@checked
 class EmbeddingBag(TableModule):
     """torch.nn.EmbeddingBag with its rows on the servers.
 
@@ -289,6 +293,8 @@ class EmbeddingBag(TableModule):
         plain.weight = weight
         return plain
 
+    @untraced
+    @checked
     def forward(
         self,
         input: Tensor,
@@ -301,7 +307,7 @@ class EmbeddingBag(TableModule):
 
         Args:
             input: Ids: [bags, n], or [n] with `offsets`.
-            offsets: Where each bag begins in a flat `input`.
+            offsets: Start of each bag in a flat `input`.
             per_sample_weights: Mode "sum" only: a factor for each id, float32 like `input`.
             shows, clicks: As for Embedding; one value for each id or each bag.
         """
@@ -326,7 +332,7 @@ class EmbeddingBag(TableModule):
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
     def _ends(self, offsets: Tensor, count: int) -> Tensor:
-        """Where each bag begins and, last, where they end."""
+        """Return the start of each bag and, last, the end of the last one."""
         return offsets if self.include_last_offset else F.pad(offsets, (0, 1), value=count)
 
     def _without_padding(self, ids: Tensor, places: Tensor) -> tuple[Tensor, int | None]:

@@ -13,8 +13,8 @@ from psfleet.feature_sets.feature_lookup import FeatureLookup
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
 from psfleet.torch.embedding_rows import EmbeddingRows, pooled_of
 from psfleet.torch.embeddings import TableModule
-
-__all__ = ["FeatureEmbedding"]
+from psfleet.torch.untraced import untraced
+from psfleet.validation.annotations import checked
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -43,6 +43,7 @@ class FeatureTable(TableModule):
         )
 
 
+@checked
 class FeatureEmbedding(nn.Module):
     """The values of all features of a set, with their rows on the servers.
 
@@ -53,21 +54,23 @@ class FeatureEmbedding(nn.Module):
     The rows of all tables come in one call to each server, and `step()` pushes the gradients of all in one.
 
     Args:
-        features: What the features are. A table without an optimizer is updated by the torch optimizer
-            that is given its `weight`: `torch.optim.SparseAdam(embed.parameters())`.
+        features: Features of the model. A table without an optimizer is updated by the torch
+            optimizer that is given its `weight`: `torch.optim.SparseAdam(embed.parameters())`.
 
     Attributes:
-        features: As passed.
+        features: Features, as passed.
         tables: By name, the stand-ins for the tables' weights.
     """
 
     def __init__(self, features: FeatureSet) -> None:
         super().__init__()
         self.features = features
-        self.tables = nn.ModuleDict(
-            {table.name: FeatureTable(table) for table in features.tables.values()}
-        )
+        self.tables = nn.ModuleDict()
+        for table in features.tables.values():
+            # Not through add_module, which refuses the names of a module's methods, such as "items".
+            self.tables._modules[table.name] = FeatureTable(table)
 
+    @untraced
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """The features' values, by name in the order of the set.
 
@@ -83,11 +86,11 @@ class FeatureEmbedding(nn.Module):
         names = list(self.tables)
         lookup = FeatureLookup(self.features, batch, {name: name for name in names})
         tables = [_rows(self.tables[name]) for name in names]
-        wanted = [(table, lookup.pooled[name]) for table, name in zip(tables, names, strict=True)]
-        found = dict(zip(names, pooled_of(wanted, keep=self.training), strict=True))
+        lookups = [(table, lookup.pooled[name]) for table, name in zip(tables, names, strict=True)]
+        pooled = dict(zip(names, pooled_of(lookups, keep=self.training), strict=True))
         weights = [table.weight for table in tables]
         device = _device(batch)
-        values = _PooledFeatures.apply(self, lookup, found, device, *weights)  # type: ignore[no-untyped-call]
+        values = _PooledFeatures.apply(self, lookup, pooled, device, *weights)  # type: ignore[no-untyped-call]
         return dict(zip(self.features.features, values, strict=True))
 
 
@@ -115,14 +118,14 @@ class _PooledFeatures(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         names = ctx.module.features.features
-        given = {
+        outputs = {
             name: grad.detach().cpu().numpy()
             for name, grad in zip(names, grads, strict=True)
             if grad is not None
         }
-        found = ctx.lookup.pooled_gradients(given)
+        gradients = ctx.lookup.pooled_gradients(outputs)
         sparse = (
-            None if name not in found else _rows(table).bags.sparse(found[name])
+            None if name not in gradients else _rows(table).bags.sparse(gradients[name])
             for name, table in ctx.module.tables.items()
         )
         return None, None, None, None, *sparse
@@ -140,7 +143,7 @@ def _device(batch: Any) -> torch.device:
     if callable(getattr(batch, "values", None)) and callable(getattr(batch, "lengths", None)):
         return _device(batch.values())  # of TorchRec
     parts = batch.values() if isinstance(batch, Mapping) else ()
-    found = (
+    devices = (
         part for part in parts if isinstance(part, Tensor | Mapping) or hasattr(part, "lengths")
     )
-    return next((_device(part) for part in found), torch.device("cpu"))
+    return next((_device(part) for part in devices), torch.device("cpu"))

@@ -14,14 +14,14 @@ from psfleet.errors import UsageError
 from psfleet.runtime.validation import as_ids
 from psfleet.torch.embedding_rows import EmbeddingRows, living_rows
 from psfleet.torch.embeddings import TableModule
-
-__all__ = ["prefetch"]
+from psfleet.validation.annotations import checked
 
 B = TypeVar("B")
 Ids = NDArray[np.int64]
 Chooser = Callable[[Any], Mapping[TableModule, Tensor]]
 
 
+@checked
 def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Generator[B, None, None]:
     """The loader's batches. Each `step()` also brings the rows that the next batch looks up.
 
@@ -57,8 +57,8 @@ class _Part:
         path: Keys and indices from the batch to the tensor.
         columns: The tensor's shape but for the first axis.
         offset: From the first element of a row of the tensor to the first id in it.
-        shape: Of the ids, without its first axis.
-        strides: Of the ids; empty where they are the whole tensor in another shape.
+        shape: Shape of the ids, without its first axis.
+        strides: Strides of the ids; empty where they are the whole tensor in another shape.
         rows: From where to where, if not all: the ids of a micro-batch.
     """
 
@@ -71,7 +71,7 @@ class _Part:
 
     @staticmethod
     def find(batch: Any, ids: Tensor) -> "_Part | None":
-        """Where in the batch the ids are; None: nowhere."""
+        """Find the ids in the batch; None: they are not in it."""
         for path, tensor in _tensors(batch, ()):
             if tensor.dtype != ids.dtype or tensor.dim() == 0 or ids.dim() == 0 or ids.numel() == 0:
                 continue

@@ -1,6 +1,7 @@
 """DistributedOptimizer for torch: one push and one pull for each step."""
 
 import functools
+import operator
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,15 +14,14 @@ from torch import Tensor, nn
 
 from psfleet import fleet
 from psfleet.errors import UsageError
-from psfleet.optimizer.amp import GradientScaler
-from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
+from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
 from psfleet.parameters.binding import watch
 from psfleet.parameters.gradients import Grad, gradient_of
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Gradient, Runtime, is_trained
+from psfleet.runtime.process_runtime import active
 from psfleet.strategy import Settings
 from psfleet.torch import state_dicts
 from psfleet.torch.embedding_rows import EmbeddingRows
@@ -33,17 +33,16 @@ from psfleet.torch.parameter_plan import (
     array_of,
     listed,
 )
-from psfleet.torch.recompute_blocks import recompute
-from psfleet.torch.rule_mapping import formula_of
-from psfleet.torch.strategy_support import check_strategy
-from psfleet.torch.table_weight import as_tensor
-
-__all__ = ["DistributedOptimizer"]
+from psfleet.torch.strategy_support import check_strategy, recompute
+from psfleet.torch.untraced import refuse_graph, untraced
+from psfleet.validation.annotations import checked
 
 Pair = tuple[DenseBinding | SparseBinding, Grad]
 Ids = NDArray[np.int64]
+_key_of = operator.attrgetter("spec.key")
 
 
+@checked
 class DistributedOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose parameters live on the servers.
 
@@ -60,7 +59,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             to the servers too; they cannot step any more. None: every embedding has its own psfleet
             optimizer.
         name: Goes before the names of the tables, to tell two models apart.
-        runtime: Where the tables live; default the fleet's.
+        runtime: Runtime that has the tables; default the fleet's.
 
     Raises:
         ConfigError: An optimizer or option has no exact rule, or the strategy asks for what torch's
@@ -86,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         begun = {p: state for optimizer in given for p, state in _begun(optimizer.state)}
         plan = ParameterPlan(model, groups, kinds, name, begun)
         self._prepare(model, settings)
-        self._client = ParameterClient(runtime or runtimes.active())
+        self._client = ParameterClient(runtime or active())
         self.runtime = self._client.runtime
         super().__init__(groups or [{"params": []}], _shared_defaults(given))
         self._plan = plan
@@ -95,7 +94,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._merger: GradientMerger[DenseBinding | SparseBinding] | None = (
             GradientMerger(merge) if merge is not None else None
         )
-        self._shortener = GradientScaler(amp) if amp is not None else None
+        self._scaler = GradientScaler(amp) if amp is not None else None
         self._dense, self._sparse = self._make(plan, begun)
         for optimizer in given:
             _retire(optimizer)
@@ -114,9 +113,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             part.register_load_state_dict_post_hook(self._loaded_part)  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(self._freshen)
         model.register_state_dict_pre_hook(self._freshen)  # type: ignore[no-untyped-call]
+        model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
-        """What the strategy changes in the model."""
+        """Change the model as the strategy says."""
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 
@@ -155,6 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # -- training ------------------------------------------------------------------------------
 
+    @untraced
     @torch.no_grad()
     def step(
         self,
@@ -167,7 +168,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: Computes the loss anew, as for any torch optimizer.
-            samples, loss: Of this step, for the fleet's progress display.
+            samples, loss: Samples and loss of this step, for the fleet's progress display.
 
         Returns:
             What the closure returned.
@@ -177,7 +178,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 value = closure()
         self._wake()
-        self._upload_parts()
+        if self._changed:
+            self.upload()
         self._check_groups()
         merged = self._merged(samples)
         if merged is None:
@@ -191,7 +193,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch; also of the embeddings that have an optimizer of their own."""
+        """Reset gradients as torch does; also of the embeddings that have an optimizer of their own."""
         super().zero_grad(set_to_none)
         for sparse in self._sparse:
             sparse.rows.weight.grad = None
@@ -221,7 +223,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.refresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch, but not after the tables were made."""
+        """Add a group as torch does, but not after the tables were made."""
         if hasattr(self, "_dense"):
             raise UsageError(
                 "add_param_group was called on a distributed optimizer, whose tables are "
@@ -230,7 +232,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with the state that the fleet has now: torch's optimizers can load it too.
+        """Return the fleet's present state in torch's form: torch's optimizers can load it too.
 
         `tables` has the state of embeddings for any id and of those with an optimizer of their own,
         `loss_scaling` that of amp, `psfleet` the version of this layout.
@@ -246,16 +248,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self.state.update(state_dicts.entries(self.runtime, self._dense, self._sparse))
         try:
-            found = super().state_dict()
+            state = super().state_dict()
         finally:
             self.state.clear()
-        found[state_dicts.HEADER] = state_dicts.version()
+        state[state_dicts.HEADER] = state_dicts.version()
         tables = state_dicts.table_entries(self._sparse)
         if tables:
-            found["tables"] = tables
-        if self._shortener is not None:
-            found["loss_scaling"] = self._shortener.state_dict()
-        return found
+            state["tables"] = tables
+        if self._scaler is not None:
+            state["loss_scaling"] = self._scaler.state_dict()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict()` gave, or that of the torch optimizer this was made of.
@@ -285,8 +287,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             schedule = tables.get(table.spec.name, {}).get("schedule")
             if schedule is not None and isinstance(table.owner, FleetOptimizer):
                 table.owner.set_state_dict(schedule)
-        if self._shortener is not None and "loss_scaling" in state_dict:
-            self._shortener.set_state_dict(state_dict["loss_scaling"])
+        if self._scaler is not None and "loss_scaling" in state_dict:
+            self._scaler.set_state_dict(state_dict["loss_scaling"])
         self._client.exclusively(lambda: _all(writes))
         self.refresh()
 
@@ -307,39 +309,49 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
         """The gradients to push and their samples; None: they are kept for a later step."""
+        pairs: list[Pair] = []
         own: list[DenseBinding | SparseBinding] = [*self._own, *self._own_rows]
-        found = [(each, each.gradient()) for each in own]
-        pairs = [(each, grad) for each, grad in found if grad is not None]
+        for each in own:
+            grad = each.gradient()
+            if grad is not None:
+                pairs.append((each, grad))
         if self._merger is None:
             return pairs, samples
         # zero_grad() may set the memory of these gradients to zero.
         return self._merger.take([(each, _copied(grad)) for each, grad in pairs], samples)
 
     def _gradients(self, pairs: Sequence[Pair]) -> list[Gradient]:
-        """What to push of these gradients."""
-        gradients = [(each, gradient_of(each.spec.key, grad, each.rate())) for each, grad in pairs]
-        if self._shortener is not None:
-            gradients = self._shortener.take(gradients)
-        return [gradient for _, gradient in gradients]
+        """Return the gradients to push."""
+        gradients = []
+        for each, grad in pairs:
+            gradients.append(gradient_of(each.spec.key, grad, each.rate()))
+        if self._scaler is None:
+            return gradients
+        taken = self._scaler.take(
+            [(each, one) for (each, _), one in zip(pairs, gradients, strict=True)]
+        )
+        return [gradient for _, gradient in taken]
 
     @torch.no_grad()
     def _bring(
         self, wanted: Sequence[DenseBinding], ahead: Sequence[tuple[EmbeddingRows, Ids]]
     ) -> None:
         """Pull dense parameters, and rows for lookups to come, in one call."""
-        keys = [dense.spec.key for dense in wanted]
+        keys = [*map(_key_of, wanted)]
         values, rows = self._client.pull(keys, [(each.key, ids) for each, ids in ahead])
         for dense, array in zip(wanted, values, strict=True):
-            dense.parameter.copy_(as_tensor(array))
+            dense.set(array)
         for (each, ids), array in zip(ahead, rows, strict=True):
             each.hold(ids, array)
 
     def _ahead(self) -> list[tuple[EmbeddingRows, Ids]]:
         """The lookups of the next step, as far as they are known. What is held is out of date."""
-        rows = [sparse.rows for sparse in self._own_rows]
-        for each in rows:
-            each.forget()
-        return [(each, ids) for each in rows for ids in each.expected()]
+        ahead: list[tuple[EmbeddingRows, Ids]] = []
+        for sparse in self._own_rows:
+            sparse.rows.forget()
+            for ids in sparse.rows.expected():
+                ahead.append((sparse.rows, ids))
+        return ahead
 
     def _check_groups(self, loaded: Sequence[dict[str, Any]] | None = None) -> None:
         """Refuse options that are not those the tables were made with.
@@ -348,25 +360,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             loaded: Parameter groups that are to take the place of these; None: these.
         """
         for made in self._plan.groups:
-            group = made.group
-            if loaded is not None:
-                place = next(i for i, own in enumerate(self.param_groups) if own is group)
-                group = group | loaded[place]
-            if formula_of(made.kind, group, rows=made.rows) != made.formula:
-                where = "" if loaded is None else " of the state dict"
-                raise UsageError(
-                    f"torch.optim.{made.kind.__name__}{where}: {made.changes(group)}; on the servers "
-                    "only 'lr' may change, so give the others their values before convert() "
-                    "(OneCycleLR and CyclicLR: set cycle_momentum=False)"
-                )
+            if loaded is None:
+                made.check(made.group)
+                continue
+            place = next(i for i, own in enumerate(self.param_groups) if own is made.group)
+            made.check(made.group | loaded[place], " of the state dict")
 
     # -- values --------------------------------------------------------------------------------
 
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
         """Before the whole model computes or is saved: what others have changed is brought."""
-        if self._model() is not module:
-            return  # a copy, which has the same hooks and values of its own
-        self._upload_parts()
+        if self._model() is module:  # not a copy, which has the same hooks and values of its own
+            self._exchange()
+
+    @untraced
+    def _exchange(self) -> None:
+        if self._changed:
+            self.upload()
         if self._stale:
             self._bring(self._dense, [])
             self._stale = False
@@ -391,11 +401,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _loaded_part(self, module: nn.Module, keys: Any) -> None:
         self._changed = self._changed or module in self._parts
-
-    def _upload_parts(self) -> None:
-        """Before the model is used: values that were loaded into a part of it are the fleet's."""
-        if self._changed:
-            self.upload()
 
 
 def _all(writes: Iterable[Callable[[], None]]) -> None:

@@ -1,6 +1,6 @@
-"""What a distributed optimizer is going to do, checked before any table is made."""
+"""Plan of a distributed optimizer, checked before any table is made."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,48 +9,63 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from psfleet.errors import UsageError
+from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
-from psfleet.parameters.parameter import SparseGrad
+from psfleet.parameters.parameter import SparseGrad, note_dense_rows
 from psfleet.parameters.parameter_client import ParameterClient
 from psfleet.runtime.interface import Runtime
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.embeddings import TableModule
-from psfleet.torch.rule_mapping import RuleMapping, formula_of
-from psfleet.torch.state_layout import slots_of
-from psfleet.torch.table_weight import TableWeight
-
-__all__ = [
-    "DenseBinding",
-    "GroupSettings",
-    "Optimizers",
-    "ParameterPlan",
-    "SparseBinding",
-    "array_of",
-    "listed",
-]
+from psfleet.torch.rule_mapping import RuleMapping, formula_of, slots_of
+from psfleet.torch.table_weight import TableWeight, as_tensor
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class DenseBinding:
-    """A dense parameter, its table, and the group that has its rate."""
+    """A dense parameter, its table, and the group that has its rate.
+
+    Attributes:
+        parameter, spec, group: As passed.
+        version: Torch's count of changes of the parameter when it last had the fleet's values.
+    """
 
     parameter: nn.Parameter
     spec: TableSpec
     group: dict[str, Any]
+    version: int = -1
+
+    def set(self, values: NDArray[np.float32]) -> None:
+        """Give the parameter the fleet's values."""
+        self.parameter.copy_(as_tensor(values))
+        self.version = self.parameter._version
 
     def rate(self) -> float:
         """The learning rate of the next update."""
         return float(self.group["lr"])
 
     def gradient(self) -> NDArray[np.float32] | None:
-        """What the backward passes have collected since the last zero_grad; None: nothing."""
+        """Return the gradient of the backward passes since the last zero_grad; None: there was none.
+
+        Raises:
+            UsageError: The servers cannot apply it, or the parameter has other values than theirs.
+        """
         grad = self.parameter.grad
+        if self.parameter._version != self.version:
+            raise UsageError(
+                f"parameter {self.spec.name!r} was changed in place since the last step, which the servers "
+                "did not see: leave max_norm out of embeddings; after a change by hand call opt.upload() to "
+                "make the values the fleet's, or opt.refresh() to bring the fleet's"
+            )
         if grad is None:
             return None
+        if grad.is_sparse:
+            raise UsageError(
+                f"parameter {self.spec.name!r} has a dense table and got a sparse gradient; look its rows up "
+                "with nn.Embedding(sparse=True), which becomes a table of rows, or with sparse=False"
+            )
         if grad.dtype != torch.float32:
             raise UsageError(
                 f"parameter {self.spec.name!r} has become {grad.dtype}, and servers hold torch.float32; "
@@ -69,11 +84,11 @@ class SparseBinding:
 
     @property
     def spec(self) -> TableSpec:
-        """Of the rows' table."""
+        """Definition of the rows' table."""
         return self.rows.spec
 
     def gradient(self) -> SparseGrad | None:
-        """As DenseBinding.gradient."""
+        """Return the gradient, as DenseBinding.gradient does."""
         return self.rows.gradient()
 
     def rate(self) -> float:
@@ -84,7 +99,7 @@ class SparseBinding:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What a parameter group was when its tables were made."""
+    """Settings of a parameter group at the time when its tables were made."""
 
     kind: type[torch.optim.Optimizer]
     group: dict[str, Any]
@@ -92,13 +107,24 @@ class GroupSettings:
     formula: RuleMapping
     options: dict[str, Any]
 
-    def changes(self, group: dict[str, Any]) -> str:
-        """Which options of a group differ from what they were."""
-        return ", ".join(
-            f"{key} changed from {was!r} to {group[key]!r}"
+    def check(self, group: dict[str, Any], where: str = "") -> None:
+        """Refuse options of the group by which the servers would have to compute otherwise."""
+        if group == {**self.options, "params": group["params"], "lr": group["lr"]}:
+            return
+        changed = {
+            key: was
             for key, was in self.options.items()
             if key not in ("params", "lr") and group[key] != was
-        )
+        }
+        if changed and formula_of(self.kind, group, rows=self.rows) != self.formula:
+            changes = (
+                f"{key} changed from {was!r} to {group[key]!r}" for key, was in changed.items()
+            )
+            raise UsageError(
+                f"torch.optim.{self.kind.__name__}{where}: {', '.join(changes)}; on the servers "
+                "only 'lr' may change, so give the others their values before convert() "
+                "(OneCycleLR and CyclicLR: set cycle_momentum=False)"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +148,8 @@ class ParameterPlan:
         begun: Mapping[Tensor, Any],
     ) -> None:
         self._modules = _tables_of(model)
+        self._renormed = dict(_renormed(model))
+        self._untied = _untied(model)
         self._names = {id(p): _joined(prefix, name) for name, p in model.named_parameters()}
         self._prefix = prefix
         self._group_of: dict[int, tuple[dict[str, Any], RuleMapping]] = {}
@@ -156,6 +184,8 @@ class ParameterPlan:
         self, parameter: nn.Parameter, group: dict[str, Any], kind: type[torch.optim.Optimizer]
     ) -> None:
         """Have the parameter trained with its group's options."""
+        if id(parameter) in self._renormed:
+            raise ConfigError(self._renormed[id(parameter)])
         rows = isinstance(parameter, TableWeight)
         made = next((g for g in self.groups if g.group is group and g.rows == rows), None)
         if made is None:
@@ -179,6 +209,8 @@ class ParameterPlan:
         Raises:
             UsageError: One has sparse gradients; its rows belong into a table of rows.
         """
+        if not self._resting:
+            return False
         known = {id(parameter) for parameter in begun}
         awake = [r for r in self._resting if r.parameter.requires_grad or id(r.parameter) in known]
         for resting in awake:
@@ -243,6 +275,10 @@ class ParameterPlan:
                 formula.decay,
             )
             runtime.create(spec, array_of(parameter))
+            if id(parameter) in self._untied:
+                instead = "with sparse=True, trained by SparseAdam, Adagrad or SGD"
+                name = self._names[id(parameter)]
+                note_dense_rows(f"embedding {name!r}", len(parameter), instead)
             dense.append(DenseBinding(parameter, spec, group))
         return dense
 
@@ -256,6 +292,25 @@ class ParameterPlan:
         group, formula = self._group_of[id(module.weight)]
         rows.bind(client, name, formula)
         return SparseBinding(rows, group)
+
+
+def _renormed(model: nn.Module) -> Iterator[tuple[int, str]]:
+    """The weights that a forward pass shortens, by their ids, with the sentence that refuses each."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            yield (
+                id(module.weight),
+                f"{path or 'embedding'!r} has max_norm={module.max_norm!r}, which shortens rows in the "
+                "worker, where the servers do not see it; build it without",
+            )
+
+
+def _untied(model: nn.Module) -> set[int]:
+    """The ids of the weights that embeddings alone use, and could have as rows."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    others = (module for module in model.modules() if not isinstance(module, kinds))
+    tied = {id(parameter) for module in others for parameter in module._parameters.values()}
+    return {id(m.weight) for m in model.modules() if isinstance(m, kinds)} - tied
 
 
 def _tables_of(model: nn.Module) -> dict[str, TableModule]:

@@ -1,20 +1,232 @@
-"""One step of a pipeline, as one stage takes it: micro-batches through its chunks, and back."""
+"""One step of a pipeline, as one stage takes it: messages, micro-batches through its chunks, and back."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from psfleet.errors import ShapeError
+from psfleet.errors import ShapeError, UsageError
+from psfleet.program.operation import Array
 from psfleet.stages import links as ways
 from psfleet.stages.links import here
-from psfleet.stages.pipeline_engine import PipelineEngine
-from psfleet.stages.schedule import Action, Schedule
-from psfleet.torch.sequential_chunks import StageModules, StepSeeds, contiguous
-from psfleet.torch.stage_messages import detached, from_arrays, micro_batch, tensors_of, to_arrays
+from psfleet.stages.schedule import Action, PipelineEngine, Schedule
+from psfleet.torch.strategy_support import grouped
 
-__all__ = ["Loss", "PipelineStep"]
+_PLAIN = {torch.bfloat16: torch.int16}  # what NumPy has no name for travels as
+_KINDS = {str(kind): kind for kind in _PLAIN}
+
+
+def tensors_of(value: Any, maker: str) -> list[Tensor]:
+    """The tensors of what a module gives: a tensor, or a tuple of them.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    parts = list(value) if isinstance(value, tuple) else [value]
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise UsageError(
+                f"{maker} gives a {type(part).__name__}; what goes from one stage to the next must "
+                "be a tensor or a tuple of tensors"
+            )
+    return parts
+
+
+def detached(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Leaves with the same values; they require gradients where the tensors do."""
+    return [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in tensors]
+
+
+def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:
+    """Contiguous tensors, some of which may be missing, as arrays that share their memory."""
+    header = [
+        None if t is None else [str(t.dtype) if t.dtype in _PLAIN else "", t.requires_grad]
+        for t in tensors
+    ]
+    arrays = [_plain(t.detach()).cpu().numpy() for t in tensors if t is not None]
+    return [np.frombuffer(json.dumps(header).encode(), np.uint8), *arrays]
+
+
+def from_arrays(arrays: Sequence[Array]) -> list[Tensor | None]:
+    """Return the sent values, in memory of their own; they require gradients where the sender's did."""
+    header, found = json.loads(arrays[0].tobytes()), iter(arrays[1:])
+    return [None if about is None else _tensor(next(found), *about) for about in header]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    kind = _PLAIN.get(tensor.dtype)
+    return tensor if kind is None else tensor.view(kind)
+
+
+def _tensor(array: Array, kind: str, needs_gradient: bool) -> Tensor:
+    tensor = torch.tensor(array)  # in memory that is aligned as torch's kernels like it
+    return (tensor.view(_KINDS[kind]) if kind else tensor).requires_grad_(needs_gradient)
+
+
+def samples_of(batch: Any) -> int:
+    """Return the number of samples of a batch: the length of every tensor in it but for single numbers.
+
+    Raises:
+        ShapeError: They differ, or there is none.
+    """
+    lengths = sorted({len(tensor) for tensor in _tensors(batch)})
+    if len(lengths) != 1:
+        raise ShapeError(
+            f"the tensors of a batch have the lengths {lengths}; a pipeline cuts all of them into "
+            "the same micro-batches, so they must have one"
+        )
+    return lengths[0]
+
+
+def micro_batch(batch: Any, start: int, end: int) -> Any:
+    """The samples from start to end of every tensor, at any depth of tuples, lists and dicts."""
+    if isinstance(batch, Tensor):
+        return batch[start:end] if batch.dim() else batch
+    if isinstance(batch, Mapping):
+        return {key: micro_batch(part, start, end) for key, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(micro_batch(part, start, end) for part in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(micro_batch(part, start, end) for part in batch)
+    return batch
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch] if batch.dim() else []
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(batch, Mapping | list | tuple):
+        return [tensor for part in parts for tensor in _tensors(part)]
+    return []
+
+
+class StageModules:
+    """The model's chunks, and which of them this stage trains."""
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        chunks: Sequence[range],
+        stages: int,
+        recomputes: bool,
+        queue_size: int,
+    ) -> None:
+        self.chunks = chunks
+        self.queue_size = queue_size
+        self._model = model
+        self._stages = stages
+        self._recomputes = recomputes
+        self.own = [model[i] for c in self._of(here().stage) for i in chunks[c]]
+        self._buffers = [
+            (chunk % stages, buffer)
+            for chunk, places in enumerate(chunks)
+            for i in places
+            for buffer in _buffers(model[i])
+        ]
+        self._told: dict[int, Tensor] = {}
+        self.changed()
+
+    def _of(self, stage: int) -> range:
+        return range(stage, len(self.chunks), self._stages)
+
+    def forward(self, chunk: int, value: Any, micro: int, seeds: "StepSeeds") -> Any:
+        """Return the output of a chunk for a micro-batch."""
+        places = self.chunks[chunk]
+        if not (self._recomputes and torch.is_grad_enabled()):
+            return self._through(places, value, micro, seeds)
+        for run in grouped(len(places)):
+            part = places[run.start : run.stop]
+            value = checkpoint(
+                self._through,
+                part,
+                value,
+                micro,
+                seeds,
+                use_reentrant=False,
+                preserve_rng_state=False,  # the seeds do it
+            )
+        return value
+
+    def _through(self, places: range, value: Any, micro: int, seeds: "StepSeeds") -> Any:
+        for place in places:
+            with seeds.of(micro, place):
+                value = _smooth(self._model[place](value), place)
+        return value
+
+    def changed(self) -> list[tuple[int, Tensor]]:
+        """Buffers of this stage that have changed since the last call, with their numbers."""
+        buffers = []
+        for number, (stage, holder) in enumerate(self._buffers):
+            if stage != here().stage:
+                continue
+            # By value: not every kernel of torch counts its changes in the tensor's version.
+            buffer, told = holder(), self._told.get(number)
+            if told is None or not torch.equal(buffer, told):
+                self._told[number] = buffer.clone()
+                buffers.append((number, self._told[number]))
+        return buffers
+
+    @torch.no_grad()
+    def set_buffer(self, number: int, value: Tensor) -> None:
+        """Take over a buffer of another stage."""
+        self._buffers[number][1]().copy_(value)
+
+
+class StepSeeds:
+    """Seeds of one step's random numbers: of each module and micro-batch its own, in any stage.
+
+    Random numbers that the script draws itself are what they were.
+    """
+
+    def __init__(self, seed: int, worker: int, step: int) -> None:
+        self._begin = f"{seed}/{worker}/{step}"
+
+    def of(self, micro: int, place: int) -> "_SeededRandom":
+        """A context in which a module computes."""
+        text = f"{self._begin}/{micro}/{place}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return _SeededRandom(int.from_bytes(digest, "little") >> 1)
+
+
+class _SeededRandom:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        self._before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        torch.default_generator.set_state(self._before)
+
+
+def _buffers(module: nn.Module) -> Iterator[Callable[[], Any]]:
+    """Yield a getter of each buffer, which its module may replace."""
+    for part in module.modules():
+        for key, buffer in part._buffers.items():
+            if buffer is not None:
+                yield partial(part._buffers.__getitem__, key)
+
+
+def _smooth(value: Any, place: int) -> Any:
+    """Lay out a module's output as if it and its gradient were sent, so that bits do not depend on cuts."""
+    tensors = [contiguous(tensor) for tensor in tensors_of(value, f"module {place}")]
+    for tensor in tensors:
+        if tensor.requires_grad:
+            tensor.register_hook(contiguous)
+    return tuple(tensors) if isinstance(value, tuple) else tensors[0]
+
+
+def contiguous(tensor: Any) -> Any:
+    """The tensor with its values side by side; None is None."""
+    return None if tensor is None else tensor.contiguous()
+
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -28,7 +240,7 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
 
     def __init__(
         self,
-        pieces: StageModules,
+        parts: StageModules,
         schedule: Schedule,
         sizes: Sequence[int],
         inputs: Any,
@@ -37,9 +249,9 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         seeds: StepSeeds,
     ) -> None:
         place = here()
-        links = ways.links(pieces.queue_size) if place.processes > 1 else None
+        links = ways.links(parts.queue_size) if place.processes > 1 else None
         super().__init__(schedule, sizes, place, links, ways.next_step())
-        self._pieces = pieces
+        self._parts = parts
         self._inputs = inputs
         self._targets = targets
         self._loss = loss
@@ -52,7 +264,7 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         """Forward and back through this stage's chunks; the loss of the whole batch."""
         self._take_actions()
         self._share()
-        return sum(self._shares[micro] * loss for micro, loss in sorted(self._losses.items()))
+        return sum(self._fractions[micro] * loss for micro, loss in sorted(self._losses.items()))
 
     def _of_micro(self, batch: Any, micro: int) -> Any:
         start = sum(self._sizes[:micro])
@@ -64,17 +276,17 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         leaves: list[Tensor] = []
         value = self._of_micro(self._inputs, micro)
         if chunk:
-            letter = self._take("forward", chunk, micro, chunk - 1)
-            leaves = _all(letter)
+            message = self._take("forward", chunk, micro, chunk - 1)
+            leaves = _all(message)
             # Copies are no leaves, so that a module may change its input in place.
             copies = tuple(leaf.clone() for leaf in leaves)
-            value = copies if letter[0] is None else copies[0]
-        value = self._pieces.forward(chunk, value, micro, self._seeds)
+            value = copies if message[0] is None else copies[0]
+        value = self._parts.forward(chunk, value, micro, self._seeds)
         if chunk + 1 == self._schedule.chunks:
             out = [self._loss_of(value, micro)]
         else:
-            out = tensors_of(value, f"module {self._pieces.chunks[chunk][-1]}")
-            # A tuple is told from a tensor by an empty place in front.
+            out = tensors_of(value, f"module {self._parts.chunks[chunk][-1]}")
+            # A tuple differs from a tensor by an empty place in front.
             self._give("forward", chunk + 1, micro, [None, *out] if type(value) is tuple else out)
         self._runs[chunk, micro] = leaves, out
 
@@ -86,7 +298,7 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
                 "over the samples"
             )
         self._losses[micro] = float(loss.detach())
-        share = self._shares[micro]
+        share = self._fractions[micro]
         return loss if share == 1 else loss * share
 
     def _backward(self, action: Action) -> None:
@@ -106,15 +318,15 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         """Tell the other stages the losses and the buffers that have changed; take in theirs."""
         if self._links is None:
             return
-        changed = self._pieces.changed()
+        changed = self._parts.changed()
         numbers = torch.tensor([number for number, _ in changed])
         losses = torch.tensor(list(self._losses.items()), dtype=torch.float64)
         mine = to_arrays([losses, numbers, *(buffer for _, buffer in changed)])
-        for letter in self._exchange("end", range(self._place.processes), mine):
-            told, order, *buffers = _all(from_arrays(letter))
+        for message in self._exchange("end", range(self._place.processes), mine):
+            told, order, *buffers = _all(from_arrays(message))
             self._losses |= {int(micro): loss for micro, loss in told.tolist()}
             for number, buffer in zip(order.tolist(), buffers, strict=True):
-                self._pieces.set_buffer(int(number), buffer)
+                self._parts.set_buffer(int(number), buffer)
 
 
 def _all(tensors: Sequence[Tensor | None]) -> list[Tensor]:

@@ -1,25 +1,28 @@
-"""Which rule of psfleet is the arithmetic of a torch optimizer, option by option."""
+"""Mapping of torch optimizers to rules of the same arithmetic, and of their state to torch's layout."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.rules import RULES
-from psfleet.rules.optimizer_spec import TorchSpec
-from psfleet.rules.rule import Rule
+from psfleet.rules.adam import NAdam, TorchSparseAdam
+from psfleet.rules.momentum import Momentum
+from psfleet.rules.rmsprop import TorchRMSprop
+from psfleet.rules.rule import Rule, TorchSpec
 from psfleet.schema.table import DecaySpec
-
-__all__ = ["Group", "RuleMapping", "formula_of"]
 
 Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMapping:
-    """How the servers update a parameter. Attributes as in psfleet.schema.table.TableSpec."""
+    """Update rule of a parameter on the servers. Attributes as in psfleet.schema.table.TableSpec."""
 
     rule: Rule
     decay: DecaySpec = field(default_factory=DecaySpec)
@@ -91,3 +94,101 @@ def _require(
             f"torch.optim.{kind.__name__}: {option} is {value!r}, for which psfleet has "
             f"no exact rule; it must be {wanted!r}" + (f" ({hint})" if hint else "")
         )
+
+
+Floats = NDArray[np.float32]
+
+_DERIVED = ("step", "mu_product")  # beside the slots
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """A table's state but for its weights.
+
+    Attributes:
+        step: Number of updates that the table has had; None: unknown.
+        values: One array per slot of the rule, float32 in the parameter's shape.
+    """
+
+    step: int | None
+    values: list[Floats]
+
+
+def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
+    """Return the state that torch's optimizer would keep of a parameter; empty for a rule without state.
+
+    Args:
+        rule: Rule of the parameter's table.
+        step: Number of updates that the table has had.
+        values: One array per slot.
+    """
+    entry: dict[str, Any] = {}
+    if rule.slots and not isinstance(rule, Momentum):
+        counted = step if isinstance(rule, TorchSparseAdam) else torch.tensor(float(step))
+        entry["step"] = counted
+    if isinstance(rule, NAdam):
+        entry["mu_product"] = torch.tensor(rule.product(step))
+    entry |= {
+        name: torch.from_numpy(array) for name, array in zip(_names(rule), values, strict=False)
+    }
+    return entry
+
+
+def slots_of(
+    name: str, rule: Rule, shape: tuple[int, ...], entry: Mapping[str, Any] | None
+) -> StateSlots:
+    """The state that an entry of torch's optimizer stands for; None: of a parameter never updated.
+
+    Args:
+        name: Name of the parameter, for messages.
+        rule: Rule of its table.
+        shape: Shape of the parameter.
+        entry: Its part of an optimizer's state.
+
+    Raises:
+        UsageError: The entry is of another optimizer. ShapeError: It is of another parameter.
+    """
+    names = _names(rule)
+    if entry is None:
+        return StateSlots(0, [np.full(shape, slot.initial, np.float32) for slot in rule.slots])
+    said = {key for key, value in entry.items() if value is not None}
+    foreign = sorted(said - {*names, *_DERIVED})
+    missing = sorted(set(names) - said - _needless(rule))
+    if foreign or missing:
+        lack = f"lacks {missing[0]!r}" if missing else f"has {foreign[0]!r}"
+        raise UsageError(
+            f"the optimizer state of {name!r} {lack}; it was saved by another optimizer, and the "
+            f"rule here is {rule}"
+        )
+    values = [
+        np.full(shape, slot.initial, np.float32) if key not in said else _array(name, entry, key)
+        for key, slot in zip(names, rule.slots, strict=True)
+    ]
+    for key, array in zip(names, values, strict=True):
+        if array.shape != shape:
+            raise ShapeError(
+                f"the optimizer state of {name!r} has {key!r} of shape {array.shape}; it must be "
+                f"{shape}"
+            )
+    return StateSlots(int(entry["step"]) if "step" in said else None, values)
+
+
+def _names(rule: Rule) -> list[str]:
+    """Return torch's names of the rule's slots, in their order."""
+    return rule.torch[0].state.split()[: len(rule.slots)] if rule.slots else []
+
+
+def _needless(rule: Rule) -> set[str]:
+    """Return the slots that torch does not keep where nothing depends on them."""
+    return {"momentum_buffer"} if isinstance(rule, TorchRMSprop) and not rule.momentum else set()
+
+
+def _array(name: str, entry: Mapping[str, Any], key: str) -> Floats:
+    value = entry[key]
+    if not isinstance(value, Tensor):
+        raise UsageError(
+            f"the optimizer state of {name!r} has {key} {value!r}; it must be a tensor"
+        )
+    dense = value.detach().to_dense() if value.is_sparse else value.detach()
+    array: Floats = dense.to("cpu", torch.float32).contiguous().numpy()
+    return array

@@ -1,13 +1,18 @@
 """Pipeline: an nn.Sequential trained in micro-batches, by as many stages as the launcher starts."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from psfleet import fleet
-from psfleet.pipeline.cutting import check_share
+from psfleet.errors import ConfigError, UsageError
+from psfleet.program.pipeline.balance import balanced_edges
+from psfleet.program.pipeline.cutting import check_share
 from psfleet.runtime.interface import Runtime
 from psfleet.stages.links import here
 from psfleet.stages.schedule import Schedule, even_sizes, make_schedule
@@ -15,18 +20,145 @@ from psfleet.strategy import Settings
 from psfleet.torch.conversion import converted
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.parameter_plan import Optimizers
-from psfleet.torch.pipeline_step import Loss, PipelineStep
-from psfleet.torch.recompute_blocks import blocks_of, check_repeatable, recompute
-from psfleet.torch.sequential_chunks import StageModules, StepSeeds
-from psfleet.torch.sequential_cuts import check_cuts, chunks_of, refuse_shared
-from psfleet.torch.stage_messages import micro_batch, samples_of
-from psfleet.torch.strategy_support import check_strategy, pipeline_of
+from psfleet.torch.pipeline_step import (
+    Loss,
+    PipelineStep,
+    StageModules,
+    StepSeeds,
+    micro_batch,
+    samples_of,
+    tensors_of,
+)
+from psfleet.torch.strategy_support import (
+    blocks_of,
+    check_repeatable,
+    check_strategy,
+    pipeline_of,
+    recompute,
+)
+from psfleet.torch.table_weight import TableWeight
+from psfleet.validation.annotations import checked
 
-__all__ = ["Pipeline"]
+
+def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:
+    """The model, if it can be cut, and there.
+
+    Raises:
+        UsageError: It is no nn.Sequential, or a cut is not between two of its modules.
+    """
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        raise UsageError(
+            f"a pipeline cuts an nn.Sequential between its modules; the model is a "
+            f"{type(model).__name__}"
+        )
+    edges = [0, *(cuts or ()), len(model)]
+    if any(a >= b for a, b in pairwise(edges)):
+        raise UsageError(
+            f"cuts is {list(cuts or ())}; it must name, in ascending order, modules from 1 to "
+            f"{len(model) - 1} that begin a piece"
+        )
+    return model
+
+
+def chunks_of(
+    model: nn.Sequential, cuts: Sequence[int] | None, count: int, batch: Any
+) -> list[range]:
+    """The modules of each chunk, by their places.
+
+    Without cuts the chunks are about equal in work, measured on a batch by what each module's
+    parameters and results count for one sample; then by what crosses the cuts. As no clock is asked,
+    all stages find the same.
+
+    Args:
+        cuts: Modules that begin a chunk; None: `count` chunks.
+        batch: Input of the model, a few samples.
+
+    Raises:
+        ConfigError: The model has fewer modules than that.
+    """
+    if cuts is not None:
+        return [range(a, b) for a, b in pairwise([0, *cuts, len(model)])]
+    if len(model) < count:
+        raise ConfigError(
+            f"the nn.Sequential has {len(model)} modules, too few for {count} pieces of a "
+            "pipeline; use fewer stages"
+        )
+    if count == 1:
+        return [range(len(model))]
+    work, crossing = _measured(model, batch)
+    return [range(a, b) for a, b in pairwise(balanced_edges(work, crossing, count))]
+
+
+def refuse_shared(model: nn.Sequential, chunks: Sequence[range]) -> None:
+    """Refuse a weight that two chunks use.
+
+    Raises:
+        UsageError: There is one.
+    """
+    users = Counter(
+        parameter
+        for chunk in chunks
+        for parameter in {p for i in chunk for p in model[i].parameters()}
+    )
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, count in users.items():
+        if count > 1:
+            raise UsageError(
+                f"{names[parameter]!r} is used in {count} pieces of the pipeline, and a weight "
+                "belongs to one stage; name cuts that keep its users together"
+            )
+
+
+@torch.no_grad()
+def _measured(model: nn.Sequential, batch: Any) -> tuple[list[float], list[int]]:
+    """Work of each module, and how many values cross before it and at the end, for one sample."""
+    samples = samples_of(batch)
+    work, crossing, value = [], [0], batch
+    modes = {module: module.training for module in model.modules()}
+    model.eval()  # neither masks nor running statistics are touched
+    try:
+        for place, child in enumerate(model):
+            value, multiplications = _watched(child, value)
+            size = sum(tensor.numel() for tensor in tensors_of(value, f"module {place}"))
+            work.append((multiplications + size) / samples)
+            crossing.append(math.ceil(size / samples))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return work, [*crossing[:-1], 0]
+
+
+def _watched(child: nn.Module, value: Any) -> tuple[Any, float]:
+    """Return the module's output, and its number of multiplications by parameters."""
+    costs: list[float] = []
+
+    def watch(module: nn.Module, _: Any, out: Any) -> None:
+        costs.append(_multiplications(module, out))
+
+    hooks = [module.register_forward_hook(watch) for module in child.modules()]
+    value = child(value)
+    for hook in hooks:
+        hook.remove()
+    return value, sum(costs)
+
+
+def _multiplications(module: nn.Module, out: Any) -> float:
+    """By a module's own dense parameters, on the whole batch."""
+    own = [p for p in module._parameters.values() if p is not None]
+    size = sum(p.numel() for p in own if not isinstance(p, TableWeight))
+    first = out[0] if isinstance(out, tuple) and out else out
+    if not size or not isinstance(first, Tensor):
+        return size
+    width = 1
+    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        width = module.weight.shape[0]  # each of these results has used every parameter once
+    elif first.dim():
+        width = math.prod(first.shape[1:])
+    return size * first.numel() / max(width, 1)
 
 
 class _PipelineOptimizer(DistributedOptimizer):
-    """Of a model that is trained in pieces."""
+    """Optimizer of a model that is trained in pieces."""
 
     _cut = True
 
@@ -35,6 +167,7 @@ class _PipelineOptimizer(DistributedOptimizer):
             recompute(model, settings.recompute)
 
 
+@checked
 class Pipeline:
     """Trains an nn.Sequential, cut into the stages that `psfleet-launch --stages` starts.
 
@@ -51,12 +184,12 @@ class Pipeline:
 
     Args:
         model: Is changed in place. Its modules give a tensor or a tuple of tensors.
-        optimizers: As for convert().
-        loss: Of the model's output and the targets: a mean over the samples.
+        optimizers: Optimizers as for convert().
+        loss: Loss of the model's output and the targets: a mean over the samples.
         cuts: Places of the modules that begin a piece, such as [2, 5]; None: pieces of about equal
             work, found with the first batch.
         name, runtime: As for DistributedOptimizer.
-        servers: As for convert().
+        servers: Number of servers as for convert().
 
     Attributes:
         model: The converted model.
@@ -86,11 +219,11 @@ class Pipeline:
         check_cuts(model, cuts)
         if cuts is not None:
             check_share(len(cuts) + 1, here().stages)
-        wish = settings.recompute
-        self._recomputes = wish is not None and not wish.checkpoints
-        if wish is not None and wish.checkpoints:
-            blocks_of(model, wish)
-        elif wish is not None:
+        recompute = settings.recompute
+        self._recomputes = recompute is not None and not recompute.checkpoints
+        if recompute is not None and recompute.checkpoints:
+            blocks_of(model, recompute)
+        elif recompute is not None:
             check_repeatable("", model)
         self.model, self.optimizer = converted(
             check_cuts(model, cuts),
@@ -102,14 +235,14 @@ class Pipeline:
         )
         self._seed = torch.initial_seed()
         self._steps = 0
-        self._pieces: StageModules | None = None
+        self._parts: StageModules | None = None
 
     def step(self, inputs: Any, targets: Any) -> Tensor:
         """Train on one batch: all micro-batches forward and back, then one update.
 
         Args:
-            inputs: Of the first module: tensors of equal length, in tuples, lists and dicts.
-            targets: Of the loss, likewise.
+            inputs: Inputs of the first module: tensors of equal length, in tuples, lists and dicts.
+            targets: Targets of the loss, likewise.
 
         Returns:
             The loss of the batch before the update, float32 []; the same in every stage.
@@ -119,12 +252,12 @@ class Pipeline:
         """
         samples = samples_of((inputs, targets))
         sizes = even_sizes(samples, self._asked.micro_batches)
-        if self._pieces is None:
-            self._pieces = self._cut(micro_batch(inputs, 0, sizes[0]))
+        if self._parts is None:
+            self._parts = self._cut(micro_batch(inputs, 0, sizes[0]))
         self.optimizer.zero_grad()
-        schedule = self._schedule(self._pieces, len(sizes))
+        schedule = self._schedule(self._parts, len(sizes))
         seeds = StepSeeds(self._seed, here().worker, self._steps)
-        run = PipelineStep(self._pieces, schedule, sizes, inputs, targets, self._loss, seeds)
+        run = PipelineStep(self._parts, schedule, sizes, inputs, targets, self._loss, seeds)
         loss = run.complete()
         self._steps += 1
         self.optimizer.step(samples=0 if here().process else samples, loss=loss)
@@ -134,12 +267,12 @@ class Pipeline:
         stages = max(self._asked.stages, here().stages)
         chunks = chunks_of(self.model, self._cuts, stages * self._asked.per_stage, batch)
         refuse_shared(self.model, chunks)
-        pieces = StageModules(
+        parts = StageModules(
             self.model, chunks, here().stages, self._recomputes, self._asked.queue_size
         )
-        self.optimizer.narrow(pieces.own)
-        return pieces
+        self.optimizer.narrow(parts.own)
+        return parts
 
-    def _schedule(self, pieces: StageModules, micro_batches: int) -> Schedule:
-        per_stage = len(pieces.chunks) // here().stages
+    def _schedule(self, parts: StageModules, micro_batches: int) -> Schedule:
+        per_stage = len(parts.chunks) // here().stages
         return make_schedule(self._asked.schedule, here().stages, micro_batches, per_stage)

@@ -7,21 +7,19 @@ from torch import Tensor
 from psfleet.errors import ShapeError
 from psfleet.program.ops.embedding import spread
 
-__all__ = ["scores_of"]
-
 Floats = NDArray[np.float32]
 
 
 def scores_of(
     ids: Tensor, shows: Tensor | None, clicks: Tensor | None, ends: Tensor | None = None
 ) -> Floats:
-    """How often each id was shown and clicked: float32 [n, 2].
+    """Return the shows and clicks of each id: float32 [n, 2].
 
     Args:
-        ids: Of a lookup, any shape.
+        ids: Ids of a lookup, any shape.
         shows: In the shape of the ids, or one number for each sample (bag); None: once.
         clicks: Likewise; None: never.
-        ends: Of flat ids: where each bag begins, and the number of ids.
+        ends: For flat ids: start of each bag, and the number of ids.
 
     Raises:
         ShapeError: They are neither.

@@ -8,25 +8,13 @@ import torch
 from torch import Tensor
 
 from psfleet.errors import UsageError
-from psfleet.formats.document import Format, exact, reading
+from psfleet.formats import Format, exact, reading
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.runtime.interface import Runtime, TableState
 from psfleet.runtime.validation import as_ids
 from psfleet.strategy import Settings
 from psfleet.torch.parameter_plan import DenseBinding, SparseBinding
-from psfleet.torch.state_layout import StateSlots, entry_of, slots_of
-
-__all__ = [
-    "HEADER",
-    "Write",
-    "begun",
-    "check_saved",
-    "check_version",
-    "entries",
-    "prepared",
-    "table_entries",
-    "version",
-]
+from psfleet.torch.rule_mapping import StateSlots, entry_of, slots_of
 
 HEADER = "psfleet"  # under this name a state dict has the version of its layout
 _FORMAT = Format("torch optimizer")
@@ -55,7 +43,7 @@ def check_saved(settings: Settings, workers: int) -> None:
 
 
 def version() -> int:
-    """Of the layout; under HEADER it tells a state dict of psfleet from one of torch."""
+    """Return the version of the layout; under HEADER it tells a state dict of psfleet from one of torch."""
     return _FORMAT.version
 
 
@@ -63,7 +51,7 @@ def check_version(state_dict: Mapping[str, Any]) -> None:
     """Refuse a state dict of psfleet that is of another version; torch's own have none.
 
     Raises:
-        UsageError: As said.
+        UsageError: Errors named above.
     """
     if HEADER in state_dict:
         with reading("the state dict", UsageError):
@@ -112,13 +100,13 @@ def prepared(
     found: Mapping[Tensor, Entry],
     tables: Mapping[str, Entry],
 ) -> list[Write]:
-    """What is to be done to make a loaded state that of the tables; everything is checked first.
+    """Return the writes by which the tables get a loaded state; everything is checked first.
 
     Args:
-        runtime: Where the tables are.
+        runtime: Runtime that has the tables.
         dense, sparse: The tables.
         found: Entries of torch's layout. A parameter without one begins anew, as in torch.
-        tables: What `table_entries` gave.
+        tables: Result of `table_entries`.
 
     Raises:
         UsageError, ShapeError: The state is of another model or of other optimizers.
@@ -152,7 +140,7 @@ def begun(
     sparse: Sequence[SparseBinding],
     found: Mapping[Tensor, Entry],
 ) -> list[Write]:
-    """As `prepared`, of the parameters that torch's optimizers have updated before the conversion."""
+    """Return `prepared` writes of parameters that torch's optimizers updated before the conversion."""
     writes = []
     for each in dense:
         if each.parameter in found:
@@ -164,7 +152,7 @@ def begun(
 
 
 def _in_layout(table: SparseBinding) -> bool:
-    """Whether torch's layout has a place for the table's state."""
+    """Return whether torch's layout has a place for the table's state."""
     return table.rows.count is not None and not isinstance(table.owner, FleetOptimizer)
 
 
@@ -187,11 +175,11 @@ def _rows_write(table: SparseBinding, slots: StateSlots) -> Write:
 
 
 def _table_write(table: SparseBinding, entry: Entry) -> Write:
-    """Of a table that torch's layout has no place for."""
+    """Return the write of a table for which torch's layout has no place."""
     rows, name = table.rows, table.spec.name
-    wanted = ["step", *(["ids"] if rows.count is None else [])]
-    wanted += [slot.name for slot in table.spec.rule.slots]
-    missing = _missing(wanted, entry)
+    keys = ["step", *(["ids"] if rows.count is None else [])]
+    keys += [slot.name for slot in table.spec.rule.slots]
+    missing = _missing(keys, entry)
     if missing:
         raise UsageError(
             f"the optimizer state of {name!r} lacks {missing!r}; it was saved by another optimizer, "

@@ -8,9 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from psfleet.kernels.bags import RowBags
+from psfleet.parameters.gradients import PooledGradient
 from psfleet.parameters.parameter import SparseGrad
-
-__all__ = ["GradientIds", "TableWeight", "as_tensor", "look_up"]
+from psfleet.runtime.pooled_ids import PooledIds, joined_ids
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -38,8 +39,8 @@ class TableWeight(nn.Parameter):
 
     def detach(self) -> Tensor:
         """The rows that the servers have now, float32 [rows, dim]; NaN while there is no table."""
-        found = self.source()
-        return super().detach() if found is None else found
+        value = self.source()
+        return super().detach() if value is None else value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TableWeight":
         if id(self) not in memo:
@@ -52,7 +53,7 @@ class TableWeight(nn.Parameter):
 
 
 class GradientIds:
-    """Which id stands behind each index of a weight's sparse gradient.
+    """Id behind each index of a weight's sparse gradient.
 
     With a known number of rows the index is the id, as in torch. For "any id" torch has no index
     wide enough (ids are any int64), so the index is the number of the lookup and the ledger keeps
@@ -70,7 +71,7 @@ class GradientIds:
         """The indices under which gradients of these ids, int64 [n], go into the sparse gradient.
 
         Args:
-            scores: Of a table that counts shows and clicks: float32 [n, 2].
+            scores: Scores of a table that counts shows and clicks: float32 [n, 2].
         """
         if self._bounded:
             return ids
@@ -82,7 +83,7 @@ class GradientIds:
         return np.arange(first, self._count, dtype=np.int64)
 
     def gradient(self) -> SparseGrad | None:
-        """What the weight's `.grad` holds; None where it has none.
+        """Return the weight's `.grad`; None where it has none.
 
         Ids that the gradient no longer names are forgotten.
         """
@@ -149,12 +150,12 @@ def look_up(
 
     Args:
         weight: The stand-in.
-        rows: What was pulled; the result shares its memory.
+        rows: Pulled rows; the result shares their memory.
         ids: The rows' ids; those equal to `padding` get no gradient.
         ledger: The weight's.
         padding: An id or None.
-        device: Of the result.
-        scores: How often each id was shown and clicked, float32 [n, 2]; None: the table does not count.
+        device: Device of the result.
+        scores: Shows and clicks of each id, float32 [n, 2]; None: the table does not count.
     """
     out: Tensor = _LookUp.apply(weight, rows, ids, ledger, padding, device, scores)  # type: ignore[no-untyped-call]
     return out
@@ -168,3 +169,69 @@ def as_tensor(array: Floats) -> Tensor:
 def _values(grad: Tensor) -> Floats:
     values: Floats = grad._values().detach().cpu().numpy()
     return values
+
+
+_MOST = 2**30  # numbers of bags begin anew before they get there
+
+
+class GradientBags:
+    """Bag behind each index of a weight's sparse gradient.
+
+    As GradientIds, but for what was pooled of the rows of a table for any id: an index is a number of a bag.
+    """
+
+    def __init__(self, weight: TableWeight) -> None:
+        self._weight = weight
+        self._of: list[PooledIds] = []
+        self._first = 0  # the number of the first bag
+
+    def __bool__(self) -> bool:
+        """Return whether there has been a gradient since the last one that was forgotten."""
+        return bool(self._of)
+
+    def sparse(self, gradient: PooledGradient) -> Tensor:
+        """The gradient of the weight that this one makes up."""
+        first = self._first + sum(map(len, self._of))
+        self._of.append(gradient.of)
+        return _sparse(self._weight, first, gradient.values)
+
+    def gradient(self) -> PooledGradient | None:
+        """Return the weight's `.grad`; None where it has none.
+
+        Bags that the gradient no longer names are forgotten.
+        """
+        grad = self._weight.grad
+        if grad is None:
+            self._of, self._first = [], 0
+            return None
+        indices = grad._indices()[0].cpu().numpy()
+        values = grad._values().detach().cpu().numpy()
+        lowest = indices.min(initial=_MOST)
+        while len(self._of) > 1 and lowest >= self._first + len(self._of[0]):
+            self._first += len(self._of.pop(0))  # of an earlier step
+        pooled = PooledGradient(joined_ids(self._of), values)
+        ends = self._first, self._first + len(pooled.of)
+        if not np.array_equal(indices, np.arange(*ends)):
+            pooled = _chosen(pooled, indices - self._first)
+        elif ends[1] < _MOST:
+            return pooled
+        self._of, self._first = [pooled.of], 0
+        self._weight.grad = _sparse(self._weight, 0, pooled.values)
+        return pooled
+
+
+def _chosen(found: PooledGradient, indices: NDArray[np.int64]) -> PooledGradient:
+    """Some of the bags, whose numbers are given with the values: the gradients of their rows."""
+    of, named = found.of, np.zeros(len(found.of), np.bool_)
+    named[indices] = True
+    whole = np.zeros((len(of), found.values.shape[1]), np.float32)
+    np.add.at(whole, indices, found.values)
+    lengths = np.concatenate([part.lengths for part in of.parts])
+    kept = np.repeat(named, lengths)
+    ids, rows = of.ids[kept], PooledGradient(of, whole).rows[kept]
+    return PooledGradient(PooledIds(ids, (RowBags(np.ones(len(ids), np.int64)),)), rows)
+
+
+def _sparse(weight: TableWeight, first: int, values: Floats) -> Tensor:
+    indices = torch.arange(first, first + len(values))[None]
+    return torch.sparse_coo_tensor(indices, as_tensor(values), weight.shape, check_invariants=False)

@@ -19,8 +19,6 @@ from psfleet.errors import FrameError
 from psfleet.wire.frame import ALIGNMENT, Part
 from psfleet.wire.v1.state_pb2 import Array
 
-__all__ = ["described", "dtype_of", "flat", "pack", "parse", "read_alone", "read_arrays", "unpack"]
-
 _LENGTH = struct.Struct("<Q")
 _KINDS = "biuf"  # of dtypes: bool, int, unsigned, float
 
@@ -55,7 +53,7 @@ def read_alone(kind: type[Stored], body: memoryview) -> Stored:
     """The message of a body without arrays.
 
     Raises:
-        FrameError: As `unpack`, or something follows the message.
+        FrameError: Errors of `unpack`, or there are bytes after the message.
     """
     message, payload = unpack(kind, body)
     read_arrays((), payload)
@@ -98,19 +96,19 @@ def read_arrays(descriptions: Iterable[Array], payload: memoryview) -> list[NDAr
     Raises:
         FrameError: They are not as described, or something follows them.
     """
-    found, at = [], 0
+    arrays, at = [], 0
     for each in descriptions:
         dtype, count = dtype_of(each.dtype), math.prod(each.shape)
         if count * dtype.itemsize > len(payload) - at:
             raise FrameError(
                 f"an array of {count} {dtype.name} is announced, but {len(payload) - at} bytes follow"
             )
-        found.append(np.frombuffer(payload, dtype, count, at).reshape(tuple(each.shape)))
-        at += found[-1].nbytes
+        arrays.append(np.frombuffer(payload, dtype, count, at).reshape(tuple(each.shape)))
+        at += arrays[-1].nbytes
         at += -at % ALIGNMENT
     if at != len(payload):
         raise FrameError(f"the arrays take {at} bytes of {len(payload)}")
-    return found
+    return arrays
 
 
 def dtype_of(code: str) -> np.dtype[Any]:

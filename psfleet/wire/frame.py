@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
-from psfleet.platform.unwritten_bytes import unwritten_bytes
+from psfleet.platform.memory import unwritten_bytes
 from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, field, next_field, opened
 from psfleet.wire.v1.frame_pb2 import Header
 
@@ -24,6 +24,7 @@ __all__ = [
     "MAX_MESSAGE",
     "decode",
     "encode",
+    "encode_header",
     "read_header",
     "reserve",
     "split",
@@ -36,6 +37,8 @@ MAX_HEADER = 2**20
 Part = bytes | memoryview | NDArray[Any]
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
+_HEADER_TAG = _HEADER << 3 | BYTES
+_SHORT_FIELDS = [bytes((_HEADER_TAG, size)) for size in range(128)]  # what comes before a header
 _NOTHING = memoryview(b"")
 _MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version, or given in parts
 
@@ -50,7 +53,7 @@ def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> b
         FrameError: The message would be longer than gRPC can carry.
     """
     if not parts:  # an empty payload is left out, as protobuf does
-        return _headers(header, layout)
+        return encode_header(header, layout)
     views = [part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts]
     return b"".join((_head(header, sum(view.nbytes for view in views), layout), *views))
 
@@ -58,7 +61,7 @@ def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> b
 def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, NDArray[np.uint8]]:
     """A message with this header whose payload is still to be written, and the place to write it.
 
-    Whoever asks must fill the whole payload before anybody else sees the message. So a tensor goes
+    The caller must fill the whole payload before the message is used elsewhere. So a tensor goes
     from where it lies into the message without a copy between.
 
     Raises:
@@ -87,7 +90,7 @@ def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
     """The header in two parts and the payload: the first part is the layout that `encode` was given, if any.
 
     Raises:
-        FrameError: As `decode`, of which `read_header` does the rest.
+        FrameError: Errors of `decode`, of which `read_header` does the rest.
     """
     layout = head = b""
     payload = _NOTHING
@@ -97,9 +100,14 @@ def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
         fields += 1
         if fields > _MOST_FIELDS:
             raise FrameError(f"the frame has more than {_MOST_FIELDS} fields; it needs two")
-        number, kind, start, at = next_field(message, at)
+        start = at + 2
+        if message[at] == _HEADER_TAG and start <= end and message[at + 1] < min(128, end - at - 1):
+            number, kind, at = _HEADER, BYTES, start + message[at + 1]  # a short one
+        else:
+            number, kind, start, at = next_field(message, at)
         if number == _HEADER and kind == BYTES:
-            _check_header(len(layout) + len(head) + at - start)
+            if len(layout) + len(head) + at - start > MAX_HEADER:
+                raise _too_long(len(layout) + len(head) + at - start)
             layout += head  # protobuf: a field given twice is merged
             head = message[start:at]
         elif number == _PAYLOAD and kind == BYTES:
@@ -126,18 +134,25 @@ def _head(header: Header, length: int, layout: bytes) -> bytes:
             f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
             "use more servers or smaller batches"
         )
-    return opened(_headers(header, layout), _PAYLOAD, length, _PADDING)
+    return opened(encode_header(header, layout), _PAYLOAD, length, _PADDING)
 
 
-def _headers(header: Header, layout: bytes) -> bytes:
+def encode_header(header: Header, layout: bytes) -> bytes:
+    """The message with this header and an empty payload; see `encode`."""
     written: bytes = header.SerializeToString()
-    _check_header(len(layout) + len(written))
-    return (field(_HEADER, layout) if layout else b"") + field(_HEADER, written)
+    if len(layout) + len(written) > MAX_HEADER:
+        raise _too_long(len(layout) + len(written))
+    size, layout_size = len(written), len(layout)
+    head = _SHORT_FIELDS[size] + written if size < 128 else field(_HEADER, written)
+    if not layout:
+        return head
+    if layout_size < 128:
+        return _SHORT_FIELDS[layout_size] + layout + head
+    return field(_HEADER, layout) + head
 
 
-def _check_header(length: int) -> None:
-    if length > MAX_HEADER:
-        raise FrameError(
-            f"the frame's header has {length} bytes, the limit is {MAX_HEADER}; "
-            "name fewer tables in one call"
-        )
+def _too_long(length: int) -> FrameError:
+    return FrameError(
+        f"the frame's header has {length} bytes, the limit is {MAX_HEADER}; "
+        "name fewer tables in one call"
+    )

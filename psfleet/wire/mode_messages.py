@@ -12,23 +12,14 @@ from numpy.typing import NDArray
 from psfleet.consistency import MODES, ConsistencyMode, find_mode
 from psfleet.errors import ConfigError, FrameError, ShapeError
 from psfleet.settings.mode_names import Mode
+from psfleet.wire.message_converter import SpreadCodec
 from psfleet.wire.v1 import shard_pb2
-
-__all__ = [
-    "combined_changes",
-    "mode_fields",
-    "read_change",
-    "read_mode",
-    "read_mode_fields",
-    "write_change",
-    "write_mode",
-]
 
 Change = NDArray[np.int64]
 
 
 class ModeFields(Protocol):
-    """What a message says of a mode."""
+    """Mode fields of a message."""
 
     mode: Any
     staleness: int
@@ -62,8 +53,16 @@ def read_mode_fields(message: ModeFields) -> ConsistencyMode:
     return _with(message.mode, [message.staleness, *message.mode_settings])
 
 
+MODE = SpreadCodec(
+    ConsistencyMode,
+    frozenset({"mode", "staleness", "mode_settings"}),
+    mode_fields,
+    read_mode_fields,
+)
+
+
 def write_change(mode: ConsistencyMode, last: int) -> Change:
-    """What a worker brings to a change of the mode.
+    """Return a worker's part in a change of the mode.
 
     Args:
         mode: In which it wants to go on: a number m, and settings s (0 if it has none).
@@ -73,8 +72,8 @@ def write_change(mode: ConsistencyMode, last: int) -> Change:
         [m, s..., -m, -s..., n]. Of the maxima over the workers the first half and the second are opposite if
         all want the same.
     """
-    wanted = [mode.number, *(mode.agreed_settings.values() or (0,))]
-    return np.array([*wanted, *(-each for each in wanted), last], np.int64)
+    numbers = [mode.number, *(mode.agreed_settings.values() or (0,))]
+    return np.array([*numbers, *(-each for each in numbers), last], np.int64)
 
 
 def combined_changes(one: Change, other: Change) -> Change:
@@ -85,7 +84,7 @@ def combined_changes(one: Change, other: Change) -> Change:
 
 def _widened(change: Change, size: int) -> Change:
     half, more = len(change) // 2, (size - len(change)) // 2
-    no_setting = np.full(more, -1)  # below every setting: whoever has one wants something else
+    no_setting = np.full(more, -1)  # below every setting: a worker that has one wants another mode
     parts = (change[:half], no_setting, change[half:-1], -no_setting, change[-1:])
     return np.concatenate(parts).astype(np.int64)
 

@@ -2,8 +2,6 @@
 
 from psfleet.errors import FrameError
 
-__all__ = ["ALIGNMENT", "BYTES", "extent", "field", "next_field", "opened", "tag"]
-
 ALIGNMENT = 8
 
 BYTES = 2  # the wire type of a field with a length
@@ -12,7 +10,10 @@ _VARINT, _FIXED64, _FIXED32 = 0, 1, 5
 
 def field(number: int, content: bytes) -> bytes:
     """A whole field of bytes."""
-    return bytes([number << 3 | BYTES]) + _varint(len(content)) + content
+    length = len(content)
+    if length < 128:  # as in most
+        return bytes((number << 3 | BYTES, length)) + content
+    return bytes((number << 3 | BYTES,)) + _varint(length) + content
 
 
 def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
@@ -51,12 +52,12 @@ def tag(view: bytes | memoryview, at: int) -> tuple[int, int, int]:
     Raises:
         FrameError: The message ends before, or it is no number.
     """
-    found, at = _read_varint(view, at)
-    return found >> 3, found & 7, at
+    key, at = _read_varint(view, at)
+    return key >> 3, key & 7, at
 
 
 def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Where the content of a field starts and ends.
+    """Find the start and the end of a field's content.
 
     Raises:
         FrameError: It is longer than the message, or of an unknown wire type.

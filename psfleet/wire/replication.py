@@ -9,20 +9,18 @@ from psfleet.wire.body import parse
 from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, extent, opened, tag
 from psfleet.wire.v1.replica_pb2 import FollowReply
 
-__all__ = ["decode", "encode"]
-
 _BODY, _PADDING = 3, 8
-_PIECE = 4 << 20  # bytes of a body in one message: gRPC likes them so
+_CHUNK_BYTES = 4 << 20  # bytes of a body in one message: gRPC likes them so
 
 
 def encode(number: int, kind: int, body: bytes) -> Iterator[bytes]:
     """The messages that bring a record, each with a piece of its body."""
     view = memoryview(body)
-    for start in range(0, max(len(view), 1), _PIECE):
-        piece = view[start : start + _PIECE]
-        head = FollowReply(number=number, kind=kind, more=start + _PIECE < len(view))
-        opening = opened(head.SerializeToString(), _BODY, len(piece), _PADDING)
-        yield b"".join((opening, piece))
+    for start in range(0, max(len(view), 1), _CHUNK_BYTES):
+        part = view[start : start + _CHUNK_BYTES]
+        head = FollowReply(number=number, kind=kind, more=start + _CHUNK_BYTES < len(view))
+        opening = opened(head.SerializeToString(), _BODY, len(part), _PADDING)
+        yield b"".join((opening, part))
 
 
 def decode(message: bytes) -> tuple[FollowReply, memoryview]:

@@ -13,23 +13,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
-from psfleet.kernels.float16 import Half, decode
-from psfleet.kernels.initial_values import address_of
-from psfleet.kernels.streaming import STREAM_FROM, copy_over
-from psfleet.runtime.interface import Format, Gradient, Precision, Read
+from psfleet.kernels.initial_values import STREAM_FROM, address_of, copy_over
+from psfleet.runtime.interface import Gradient, Precision, Read
 from psfleet.schema.table import TableSpec
+from psfleet.settings.choices import Format
 from psfleet.shard.events import PartState
 from psfleet.wire import frame
-from psfleet.wire.compression import CompressedValues
 from psfleet.wire.protobuf_fields import field as field_bytes
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
+from psfleet.wire.wire_formats import FORMATS, NUMBERED, CompressedValues
 
 __all__ = [
     "PRECISIONS",
@@ -63,23 +62,9 @@ STATE = frame_pb2.CONTENT_STATE
 ELEMENTS = frame_pb2.CONTENT_ELEMENTS
 _GRADIENTS = (ID_ROWS, VALUES, ELEMENTS)
 _READS = (IDS, WHOLE)
-_INT64, _UINT32, _UINT16 = np.dtype("<i8"), np.dtype("<u4"), np.dtype("<u2")
+_INT64, _UINT32 = np.dtype("<i8"), np.dtype("<u4")
 _FLOAT32, _BYTE = np.dtype("<f4"), np.dtype("u1")
-PRECISIONS: dict[Precision | Format, frame_pb2.Precision] = {
-    "float32": frame_pb2.PRECISION_FLOAT32,
-    "bfloat16": frame_pb2.PRECISION_BFLOAT16,
-    "float16": frame_pb2.PRECISION_FLOAT16,
-    "int8": frame_pb2.PRECISION_INT8,
-}
-_FORMATS: dict[int, Format] = {
-    frame_pb2.PRECISION_FLOAT32: "float32",
-    frame_pb2.PRECISION_BFLOAT16: "bfloat16",
-    frame_pb2.PRECISION_INT8: "int8",
-}
-_HALVES: dict[int, Half] = {
-    frame_pb2.PRECISION_BFLOAT16: "bfloat16",
-    frame_pb2.PRECISION_FLOAT16: "float16",
-}
+PRECISIONS = {name: form.number for name, form in FORMATS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +82,7 @@ def field_of(
     count: int,
     learning_rate: float = 0.0,
     offset: int = 0,
-    answer: int = 0,
+    reply: int = 0,
     precision: frame_pb2.Precision = frame_pb2.PRECISION_FLOAT32,
 ) -> bytes:
     """A segment as a field of its header. The next step mostly has the same ones."""
@@ -108,7 +93,7 @@ def field_of(
             count=count,
             learning_rate=learning_rate,
             offset=offset,
-            answer=answer,
+            reply=reply,
             precision=precision,
         )
     )
@@ -119,11 +104,11 @@ def written(segment: Segment) -> bytes:
     return field_bytes(Header.SEGMENTS_FIELD_NUMBER, segment.SerializeToString())
 
 
-def message(header: Header, pieces: Iterable[OutgoingSegment]) -> bytes:
+def message(header: Header, segments: Iterable[OutgoingSegment]) -> bytes:
     """The frame that carries the pieces; `header` gets their segments."""
-    pieces = list(pieces)
-    header.segments.extend(piece.segment for piece in pieces)
-    return joined(header, [piece.arrays for piece in pieces])
+    segments = list(segments)
+    header.segments.extend(segment.segment for segment in segments)
+    return joined(header, [segment.arrays for segment in segments])
 
 
 def joined(
@@ -149,7 +134,7 @@ def _is_large(parts: Iterable[Any]) -> bool:
 
 
 def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: bytes) -> bytes:
-    """As frame.encode, with large arrays written past the caches: gRPC copies them afterwards."""
+    """Encode as frame.encode does, with large arrays written past the caches: gRPC copies them afterwards."""
     views = [
         part.reshape(-1).view(np.uint8)
         if isinstance(part, np.ndarray)
@@ -205,13 +190,13 @@ def write_state(state: PartState) -> OutgoingSegment:
 
 @dataclass(slots=True)
 class TensorRequest:
-    """What a call brings and asks for; arrays are views into its payload.
+    """Push and pull of a call; arrays are views into its payload.
 
     Attributes:
-        gradients: Of its push.
+        gradients: Gradients of its push.
         gradient_bytes: That they take in the payload.
-        reads: Of its pull.
-        places: Of each read where its values go, in the memory of the call's lane.
+        reads: Reads of its pull.
+        places: Place of each read's values in the memory of the call's lane.
     """
 
     gradients: list[Gradient] = field(default_factory=list)
@@ -222,24 +207,24 @@ class TensorRequest:
 
 def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorRequest:
     """The request of a push, a pull or both. The answer's size is checked too, before it is made."""
-    found, answer = TensorRequest(), 0
+    request, reply = TensorRequest(), 0
     for segment, spec, cursor in _segments(header, payload, spec_of):
         if segment.content in _READS:
             read = _read(segment, spec, cursor)
-            found.reads.append(read)
-            found.places.append(segment.answer)
-            answer += 0 if read.ids is None else len(read.ids) * spec.dim * 4
-        elif found.reads:
+            request.reads.append(read)
+            request.places.append(segment.reply)
+            reply += 0 if read.ids is None else len(read.ids) * spec.dim * 4
+        elif request.reads:
             raise FrameError("the frame has a gradient after a read; gradients come first")
         else:
-            found.gradients.append(_gradient(segment, spec, cursor))
-            found.gradient_bytes = cursor.taken
-    if answer > frame.MAX_MESSAGE:  # rows that would not fit into a message
+            request.gradients.append(_gradient(segment, spec, cursor))
+            request.gradient_bytes = cursor.taken
+    if reply > frame.MAX_MESSAGE:  # rows that would not fit into a message
         raise FrameError(
-            f"the pull asks for {answer} bytes of rows, the limit of a message is "
+            f"the pull asks for {reply} bytes of rows, the limit of a message is "
             f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
         )
-    return found
+    return request
 
 
 def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
@@ -290,13 +275,14 @@ def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
 
 def _format(segment: Segment, spec: TableSpec) -> Format:
     """The form in which values travel to a worker."""
-    form = _FORMATS.get(segment.precision)
-    if form is None:
+    form = NUMBERED.get(segment.precision)
+    if form is None or not form.is_for_pulls:
+        known = [f"{each.name} ({each.number})" for each in FORMATS.values() if each.is_for_pulls]
         raise FrameError(
             f"table {spec.name!r}: values cannot travel in precision {segment.precision}; "
-            f"choose one of {', '.join(f'{name} ({number})' for number, name in _FORMATS.items())}"
+            f"choose one of {', '.join(known)}"
         )
-    return form
+    return cast(Format, form.name)
 
 
 def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
@@ -320,31 +306,18 @@ def _short_values(
     segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
 ) -> Floats:
     """The values of a gradient that travel in fewer bytes."""
-    if segment.precision == frame_pb2.PRECISION_INT8 and segment.content != ELEMENTS:
-        packed = cursor.packed("int8", shape)
-        wrong = packed.scales[~(np.isfinite(packed.scales) & (packed.scales >= 0))]
-        if wrong.size:
-            raise FrameError(
-                f"table {spec.name!r}: a step of the gradient is {wrong[0]}; "
-                "it must be a finite number of at least 0"
-            )
-        return packed.unpack()
-    half, scale = _HALVES.get(segment.precision), segment.scale or 1.0
-    if half is None:
+    form = NUMBERED.get(segment.precision)
+    if form is None or (segment.content == ELEMENTS and not form.has_elements):
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
-    if not 2.0**-126 <= scale < 2.0**127:
-        raise FrameError(
-            f"table {spec.name!r}: the scale of a gradient is {segment.scale}; "
-            "it must be between 2^-126 and 2^127"
-        )
-    return decode(cursor.halves(*shape), half, scale)
+    packed = cursor.packed(form.name, shape)
+    return form.decode_gradient(packed, segment.scale or 1.0, spec.name)
 
 
 class _Cursor:
     """Takes arrays from a payload, one after the other.
 
     Attributes:
-        at: Where the next one begins.
+        at: Position at which the next one begins.
         taken: Bytes of all arrays.
     """
 
@@ -358,16 +331,12 @@ class _Cursor:
         """The next `count` positions, as int64."""
         return self.take(count, _UINT32).astype(np.int64)
 
-    def halves(self, *shape: int) -> NDArray[np.uint16]:
-        """The next array of 16-bit patterns of that shape."""
-        return self.take(math.prod(shape), _UINT16).reshape(shape)
-
     def floats(self, *shape: int) -> Floats:
         """The next float32 array of that shape."""
         values = self.take(math.prod(shape), _FLOAT32)
         return values if len(shape) == 1 else values.reshape(shape)
 
-    def packed(self, form: Format, shape: Sequence[int]) -> CompressedValues:
+    def packed(self, form: Precision | Format, shape: Sequence[int]) -> CompressedValues:
         """The next values of that shape, in that form."""
         buffer = self.take(CompressedValues.size_of(form, shape), _BYTE)
         if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing

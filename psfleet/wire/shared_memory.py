@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from psfleet.errors import FrameError
 from psfleet.platform.memory import available_memory
 
-__all__ = ["FIRST", "BlockAllocator", "MemoryHandle", "SharedMemory"]
-
 FIRST = 64
 """Offset of the first byte that calls may use."""
 
@@ -39,7 +37,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """Where a memory is found.
+    """Location of a memory.
 
     Attributes:
         boot: The kernel's boot id, which differs on another host.
@@ -160,12 +158,12 @@ class BlockAllocator:
 
     @property
     def taken(self) -> int:
-        """How many places are in use."""
+        """Number of places in use."""
         return len(self._sizes)
 
 
 def _is_ours(descriptor: int, size: int) -> bool:
-    """Whether it is memory of this user, of that size, that cannot shrink."""
+    """Return whether it is memory of this user, of that size, that cannot shrink."""
     status = os.fstat(descriptor)
     seals = fcntl.fcntl(descriptor, _GET_SEALS)  # fails for anything but memory
     return (

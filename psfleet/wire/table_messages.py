@@ -1,18 +1,20 @@
 """Between the definitions of psfleet and their protobuf messages."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from psfleet.errors import ConfigError, FrameError
+from psfleet.formats import exact
 from psfleet.rules import make_rule, reference_of
-from psfleet.runtime.evicted_ids import EvictedIds
+from psfleet.runtime.evictions import EvictedIds
 from psfleet.schema.entry import make_entry
 from psfleet.schema.later_fields import arguments, later_values
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
-from psfleet.wire.v1 import shard_pb2
-
-__all__ = ["MAX_DENSE", "read_evictions", "read_spec", "write_evictions", "write_spec"]
+from psfleet.tables.row_data import TableClock
+from psfleet.wire.message_converter import Converter
+from psfleet.wire.v1 import log_pb2, shard_pb2
 
 MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
 
@@ -92,3 +94,34 @@ def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
     )
     causes = np.frombuffer(message.causes, np.uint8)
     return EvictedIds(ids, steps, causes, (message.next,), message.missed)
+
+
+_MOST = 2**62
+
+
+def clock_to_json(clock: TableClock) -> dict[str, Any]:
+    """The clock in a document."""
+    return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}
+
+
+def read_clock(said: Any) -> TableClock:
+    """The clock that a document holds.
+
+    Raises:
+        ValueError: It is none.
+    """
+    step, shrinks, ticks = exact(said, "clock", step=int, shrinks=list, ticks=list)
+    numbers = [step, *shrinks, *(int(at) for _, at in ticks), *(int(t) for t, _ in ticks)]
+    if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
+        raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")
+    return TableClock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))
+
+
+def furthest(clocks: Iterable[TableClock]) -> TableClock:
+    """Return the furthest of a table's clocks on several servers: by updates, then by shrinks, then by
+    time.
+    """
+    return max(clocks, key=lambda clock: (clock.step, clock.shrinks, clock.ticks))
+
+
+CLOCK = Converter(TableClock, log_pb2.TableClock)

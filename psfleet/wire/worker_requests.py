@@ -5,33 +5,23 @@ import math
 from psfleet.errors import FrameError
 from psfleet.runtime.interface import Gradient
 from psfleet.shard.events import Correction, Join, Leave, Push, Shrink
-from psfleet.wire.membership_messages import read_position
-from psfleet.wire.mode_messages import mode_fields, read_mode_fields
+from psfleet.wire.frame import encode, read_header, split
+from psfleet.wire.message_converter import Converter
+from psfleet.wire.mode_messages import MODE
 from psfleet.wire.segments import OutgoingSegment, write_gradient
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 
-__all__ = [
-    "read_join",
-    "read_leave",
-    "read_push",
-    "read_shrink",
-    "write_join",
-    "write_leave",
-    "write_push",
-    "write_shrink",
-]
-
 
 def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
     """The header of a push as it was accepted, and the pieces with its gradients."""
-    pieces = [write_gradient(gradient) for gradient in push.gradients]
+    segments = [write_gradient(gradient) for gradient in push.gradients]
     leases, lease_samples = push.position or (0, 0)
     header = Header(
         worker=push.worker,
         incarnation=push.incarnation,
         sequence=push.sequence,
-        segments=[piece.segment for piece in pieces],
+        segments=[segment.segment for segment in segments],
         samples=push.samples,
         loss=push.loss,
         clock=push.clock,
@@ -40,14 +30,30 @@ def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
         progress=push.progress,
         skipped=push.skipped,
         addressed=push.addressed,
+        withdrawn=push.withdrawn,
     )
-    return header, pieces
+    return header, segments
+
+
+def write_withdrawal(request: bytes) -> bytes:
+    """The message that takes back the push of a message: its number, without gradients and reads."""
+    header = read_header(split(request)[1])
+    for name in ("segments", "lane", "samples", "loss"):
+        header.ClearField(name)
+    header.withdrawn = True
+    return encode(header)
 
 
 def read_push(
     header: Header, gradients: tuple[Gradient, ...], cut: tuple[int, int] | None = None
 ) -> Push:
-    """The push that a header tells of. One that was accepted is of no cut."""
+    """The push that a header tells of. One that was accepted is of no cut.
+
+    Raises:
+        FrameError: It withdraws a push and has gradients.
+    """
+    if header.withdrawn and gradients:
+        raise FrameError("the header says that the push is withdrawn, and it has gradients")
     return Push(
         header.worker,
         header.incarnation,
@@ -57,82 +63,28 @@ def read_push(
         header.loss if header.HasField("loss") else None,
         header.clock,
         cut,
-        read_position(header),
-        _read_correction(header),
+        (header.leases, header.lease_samples) if header.leases or header.lease_samples else None,
+        _read_correction(header) if header.staleness_damping or header.delay_compensation else None,
         header.progress,
         header.skipped,
         tuple(header.addressed),
+        header.withdrawn,
     )
 
 
-def _read_correction(header: Header) -> Correction | None:
-    """How a call wants its push to be corrected. One that was accepted has been corrected.
+def _read_correction(header: Header) -> Correction:
+    """Read the correction that a call wants for its push; one that was accepted has been corrected.
 
     Raises:
         FrameError: By no number, or one below 0.
     """
     damping, compensation = header.staleness_damping, header.delay_compensation
-    if not damping and not compensation:
-        return None
     for name, value in ("staleness_damping", damping), ("delay_compensation", compensation):
         if not 0 <= value < math.inf:
             raise FrameError(f"the header says {name} = {value}; it must be a number from 0 on")
     return Correction(damping, compensation)
 
 
-def write_join(join: Join) -> shard_pb2.JoinRequest:
-    """The message of a join."""
-    return shard_pb2.JoinRequest(
-        worker=join.worker,
-        incarnation=join.incarnation,
-        switch=join.switch,
-        last=join.last,
-        **mode_fields(join.mode),
-    )
-
-
-def read_join(message: shard_pb2.JoinRequest) -> Join:
-    """The join that a message asks for."""
-    return Join(
-        worker=message.worker,
-        incarnation=message.incarnation,
-        mode=read_mode_fields(message),
-        switch=message.switch,
-        last=message.last,
-    )
-
-
-def write_leave(leave: Leave) -> shard_pb2.LeaveRequest:
-    """The message of a leave."""
-    return shard_pb2.LeaveRequest(
-        worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
-    )
-
-
-def read_leave(message: shard_pb2.LeaveRequest) -> Leave:
-    """The leave that a message asks for."""
-    return Leave(message.worker, message.incarnation, message.last, message.rest)
-
-
-def write_shrink(shrink: Shrink) -> shard_pb2.ShrinkRequest:
-    """The message of a shrink."""
-    return shard_pb2.ShrinkRequest(
-        table=shrink.table,
-        threshold=shrink.threshold,
-        unseen=shrink.unseen,
-        worker=shrink.worker,
-        incarnation=shrink.incarnation,
-        number=shrink.number,
-    )
-
-
-def read_shrink(message: shard_pb2.ShrinkRequest) -> Shrink:
-    """The shrink that a message asks for."""
-    return Shrink(
-        table=message.table,
-        threshold=message.threshold if message.HasField("threshold") else None,
-        unseen=message.unseen if message.HasField("unseen") else None,
-        worker=message.worker,
-        incarnation=message.incarnation,
-        number=message.number,
-    )
+JOIN = Converter(Join, shard_pb2.JoinRequest, MODE)
+LEAVE = Converter(Leave, shard_pb2.LeaveRequest)
+SHRINK = Converter(Shrink, shard_pb2.ShrinkRequest)

@@ -4,10 +4,10 @@ import os
 
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import ProcessSettings
-from psfleet.wire import grpc_process
+from psfleet.wire.connections import grpc_process
 
 # Who is turned away because of a certificate learns it from gRPC alone, and so does the log: it is
-# the only kind of line that gRPC has at this level in a server's life.
+# the only kind of line that gRPC has at this level in a server's incarnation.
 grpc_process.prepare(
     "INFO" if from_variable(ProcessSettings, "tls", os.environ) else "NONE"
 )  # before any module of this package imports gRPC

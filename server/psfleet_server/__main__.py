@@ -12,8 +12,6 @@ from psfleet.errors import PsfleetError
 from psfleet.settings.choices import DEVICE_PLACES
 from psfleet.settings.environment import read_environment
 
-__all__ = ["main"]
-
 _OPTIONS = {
     "index": "PSFLEET_RANK",
     "servers": "PSFLEET_SERVERS",
@@ -42,6 +40,7 @@ _UNUSED = ("scipy", "cffi")
 @click.option(
     "--insecure", is_flag=True, help="Listen on TCP in the clear: no certificates, no token."
 )
+@click.version_option(package_name="psfleet", prog_name="psfleet-server")
 @click.option("--load", type=click.Path(), help="Start from this checkpoint.")
 def main(load: str | None, insecure: bool, **options: str | None) -> None:
     """Hold one shard of the parameters until every worker has left.
@@ -69,7 +68,7 @@ def _kept_for_ever() -> Iterator[None]:
     """Do not look for garbage among what is made meanwhile, neither now nor later.
 
     Of 140,000 objects that imports make hardly any becomes garbage. To look takes a tenth of the imports'
-    time, and 50 to 70 ms (EPYC, Zen 1) in which a server answers nobody.
+    time, and 50 to 70 ms (EPYC, Zen 1) in which a server answers no call.
     """
     gc.disable()
     try:

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,53 +15,46 @@ import numpy as np
 from psfleet.chaos.injection import say_what_is_held
 from psfleet.checkpoint import load_shard
 from psfleet.errors import ConfigError
-from psfleet.faults.crash_points import CrashFaults
-from psfleet.formats.ready_file import write_ready
+from psfleet.faults import CrashFaults
+from psfleet.formats import write_ready
+from psfleet.http2.inbound_limits import InboundMessages
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.observability.tracing import open_tracing
+from psfleet.platform.logs import log_of, set_up_logs
 from psfleet.rules import import_rules
-from psfleet.settings.durations import SnapshotInterval
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import SnapshotInterval
 from psfleet.shard.shard import Shard
 from psfleet.tables.memory_choice import MemoryChoice
-from psfleet.wire.access import Access, is_tcp
-from psfleet.wire.channel import server_options
-from psfleet.wire.v1.membership_pb2 import BeatRequest
+from psfleet.wire.connections.access import Access, is_tcp
+from psfleet.wire.connections.channel import server_options
+from psfleet.wire.v1.membership_pb2 import HeartbeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.mode_requests import ModeRequestFile
-from psfleet_server.durability.journal import Journal, open_log
 from psfleet_server.durability.log import ServerLog
-from psfleet_server.durability.recovery import go_on_from
-from psfleet_server.engine.memory_budget import table_limit
-from psfleet_server.engine.server_heartbeat import ServerHeartbeat
+from psfleet_server.durability.recovery import Journal, go_on_from, open_log
+from psfleet_server.engine.memory_budget import spare, table_limit
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.engine.ticker import Ticker
+from psfleet_server.engine.ticker import ServerHeartbeat, Ticker
 from psfleet_server.engine.view_changes import ViewInstaller
-from psfleet_server.liveness import LivenessPipe
-from psfleet_server.observability.server_metrics import ServerMetrics
-from psfleet_server.observability.standby_metrics import standby_metrics
-from psfleet_server.replication.standby import Standby
-from psfleet_server.replication.takeover_commands import TakeoverCommands
 from psfleet_server.rpc import endpoint
 from psfleet_server.rpc.connection_limit import ConnectionLimit
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.rpc.http2_listener import Http2Listener
 from psfleet_server.rpc.inbound_limit import InboundLimit
 from psfleet_server.rpc.token_check import gates
+from psfleet_server.server_metrics import ServerMetrics, standby_metrics
 from psfleet_server.services.method_handlers import handlers, tensor_methods
 from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
-from psfleet_server.signals import stops_on_signals
-from psfleet_server.snapshots.restored_states import RestoredStates
-from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
+from psfleet_server.signals import LivenessPipe, stops_on_signals
+from psfleet_server.snapshots.snapshot_folder import RestoredStates, SnapshotFolder
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
+from psfleet_server.standby import Standby, TakeoverCommands
 
-if TYPE_CHECKING:
-    from psfleet.observability.spans import Tracing
-
-__all__ = ["Server", "serve"]
+_log = log_of(__name__)
 
 _INCOMING = 256  # messages that may be on their way at once
 _LINGER = 3.0  # seconds for workers that have left, and servers, to hear that all have left
@@ -72,16 +65,18 @@ class Server:
     """A shard that listens. `with Server(environment) as server: server.wait()`.
 
     Attributes:
-        endpoint: Where it listens, once entered.
+        endpoint: Endpoint at which it listens, once entered.
         recovered: Records of the log that it took when it was entered.
         term: With which it has taken over from another process; 0: it has not.
+        announce: Called with a line when it is ready. Who reads that may rely on what a launcher does for
+            a server that is ready.
     """
 
     def __init__(
         self,
         environment: Environment,
         load_path: str | None = None,
-        pulse: LivenessPipe | None = None,
+        liveness: LivenessPipe | None = None,
     ) -> None:
         if environment.role != "server":
             raise ConfigError(
@@ -92,39 +87,62 @@ class Server:
         self.endpoint = environment.listen or environment.servers[environment.rank]
         self.recovered = 0
         self.term = 0
+        self.announce: Callable[[str], object] = _log.info
         self._access = Access.of(environment)
         self._load_path = load_path
-        self._tell = (pulse or LivenessPipe()).tell
+        self._tell = (liveness or LivenessPipe()).tell
         self._log: ServerLog | None = None
         self._lingers = self._stopped = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
         coordinator = _coordinator_of(environment)
         self.host = ShardHost(self._shard, coordinator, self._deadlines, environment.limits)
-        self.host.parts.tell = self._tell
-        self._make_log: Callable[..., ServerLog] = ServerLog
-        self._trace(open_tracing(environment))
+        self.host.parts.tell = self.host.worker_reports.tell = self._tell
+        self.host.tracing = self.host.feed.tracing = open_tracing(environment)
         if environment.snapshot_folder:
-            self.host.wishes = ModeRequestFile(Path(environment.snapshot_folder).parent)
+            self.host.mode_requests = ModeRequestFile(Path(environment.snapshot_folder).parent)
         self._snapshots = None if coordinator is None else self._make_runner()
         self._schedule = self._make_schedule()
         self._ticker = Ticker(self.host)
-        self.beats = ServerHeartbeat(self._beat, environment.beat, self._access)
-        self.views = ViewInstaller(self.host, self._access, environment.beat)
-        self._door = ConnectionLimit(environment.limits) if is_tcp(self.endpoint) else None
+        self.heartbeats = ServerHeartbeat(
+            self._heartbeat, environment.heartbeat_seconds, self._access
+        )
+        self.views = ViewInstaller(self.host, self._access, environment.heartbeat_seconds)
+        self._connection_limit = (
+            ConnectionLimit(environment.limits) if is_tcp(self.endpoint) else None
+        )
+        self._messages = InboundMessages(environment.limits.incoming, _INCOMING)
         self._pool = self._make_pool()
         self.standby: Standby | None = None
         self._tensors: Http2Listener | None = None
         self._server: grpc.Server | None = None
 
-    def _trace(self, tracing: "Tracing | None") -> None:
-        self.host.tracing = tracing
-        if tracing is None:
-            return
-        from psfleet_server.durability.durability_spans import TracedLog, TracedShipping
+    def run(self, commands: int = 0) -> None:
+        """Follow, if it is a standby, and serve until every worker has left or `stop` is called.
 
-        self._make_log = functools.partial(TracedLog, tracing.tracer)
-        self.host.feed = TracedShipping(tracing.tracer, CrashFaults.wanted())
+        Args:
+            commands: File descriptor of takeover commands.
+        """
+        if self.environment.replicas:
+            TakeoverCommands(self.host.feed, lambda: self.standby, commands).start()
+        if self.environment.standby:
+            with stops_on_signals(self.stop):
+                if not self.follow():
+                    return
+        with self, stops_on_signals(self.stop):
+            self._say_ready(f"server {self.environment.rank} of {len(self.environment.servers)}")
+            self.wait()
+
+    def _say_ready(self, who: str) -> None:
+        """Write the ready file, which appears whole, and then announce it."""
+        environment = self.environment
+        if environment.ready_file:
+            write_ready(Path(environment.ready_file), environment.rank, self.endpoint, os.getpid())
+        self.announce(
+            f"{who} ready at {self.endpoint} (process {os.getpid()})"
+            + (f", back after {self.recovered} records of its log" if self.recovered else "")
+            + (f", took over with term {self.term}" if self.term else "")
+        )
 
     def follow(self) -> bool:
         """Be the standby of the server that now has this place; whether it is to take that place.
@@ -137,12 +155,13 @@ class Server:
         self.standby.metrics = functools.partial(standby_metrics, self.host, self.standby)
         self.standby.start()
         while (news := self.standby.wait()) == "required":
-            _announce(self, f"standby {self.environment.standby} of server {self._shard.index}")
+            self._say_ready(f"standby {self.environment.standby} of server {self._shard.index}")
         if news != "promoted":
             self.standby.close()
             return False
-        if self.host.keeper is not None:
-            self.host.keeper.lead()
+        _log.warning(f"takes over from its primary, with term {self.standby.term}")
+        if self.host.journal is not None:
+            self.host.journal.set_primary()
         if self.endpoint.startswith("unix:"):  # of the process that had this place
             endpoint.release(self.endpoint)
         return True
@@ -165,7 +184,9 @@ class Server:
             if not self._is_awaited():
                 self._begin()
             if self.environment.transport == "http2":
-                self._tensors = Http2Listener(self.endpoint, self._access, self.environment.limits)
+                self._tensors = Http2Listener(
+                    self.endpoint, self._access, self.environment.limits, self._messages
+                )
                 self.host.tensor_endpoint = self._tensors.start(tensor_methods(self.host))
         except BaseException:
             endpoint.release(self.endpoint)
@@ -179,14 +200,14 @@ class Server:
         return self
 
     def _is_awaited(self) -> bool:
-        """Whether workers may be waiting for this server to come back."""
+        """Return whether workers may be waiting for this server to come back."""
         return self.environment.keeps_log or self.standby is not None
 
     def _add_services(self, server: grpc.Server) -> None:
-        """What it answers, now that it knows its endpoint."""
+        """Add the services that need this server's endpoint, once it is known."""
         server.add_generic_rpc_handlers(handlers(self.host))
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
-        metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._door)
+        metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._connection_limit)
         server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
         if self.environment.replicas:
             server.add_generic_rpc_handlers([replica_handler(self.host)])
@@ -195,8 +216,8 @@ class Server:
 
     def _start_threads(self) -> None:
         """All that works beside the calls."""
-        if self._door is not None:
-            self._door.start(self.endpoint)
+        if self._connection_limit is not None:
+            self._connection_limit.start(self.endpoint)
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
@@ -206,12 +227,11 @@ class Server:
             self._schedule.start()
 
     def _interceptors(self) -> "list[grpc.ServerInterceptor[Any, Any]]":
-        """What stands before the handlers: over TCP whoever has no token is sent away first."""
-        found = gates(self._access, self.endpoint)
-        if self._door is not None:
-            incoming = self.environment.limits.incoming
-            found.append(InboundLimit(incoming, _INCOMING, self._door.proved))
-        return found
+        """Return the interceptors of all calls: over TCP a call without a token is refused first."""
+        interceptors = gates(self._access, self.endpoint)
+        if self._connection_limit is not None:
+            interceptors.append(InboundLimit(self._messages, self._connection_limit.proved))
+        return interceptors
 
     def _begin(self) -> None:
         """Become ready: from what the standby has, from the log, from a checkpoint or empty."""
@@ -226,7 +246,7 @@ class Server:
         if self.environment.replicas:
             feeds_standby(self.host)
         if self.host.coordinator is not None:
-            with self.host.changing():
+            with self.host.mutating():
                 self.host.coordinator.rebooted(0, self.host.boot)
                 self.host.coordinator.start()
         if self._snapshots is not None and self.environment.resume:
@@ -237,16 +257,18 @@ class Server:
     def _prepare(self) -> None:
         warm_up()
         self._shard.tables.choice = MemoryChoice.of_settings(self.environment)
-        self._shard.tables.budget.limit = table_limit(self.environment.memory)
-        self._log = open_log(self.environment, self._tell, self._make_log)
+        budget, memory = self._shard.tables.budget, self.environment.memory
+        budget.limit, budget.spare = table_limit(memory), spare(memory)
+        self._log = open_log(self.environment, self._tell)
         if self._log is not None:
+            self._log.tracing = self.host.tracing
             folder = Path(self.environment.snapshot_folder)
-            self.host.keeper = Journal(self._log, self._shard, self.host.coordinator, folder)
+            self.host.journal = Journal(self._log, self._shard, self.host.coordinator, folder)
 
     def _recover(self) -> None:
         self._prepare()
-        if self.host.keeper is not None:
-            self.recovered = self.host.keeper.start(self._load_path, self.environment.resume)
+        if self.host.journal is not None:
+            self.recovered = self.host.journal.start(self._load_path, self.environment.resume)
             # It may have died before the last worker heard that it may go.
             self._lingers = self._shard.rounds.is_over()
         elif self.environment.resume:
@@ -258,7 +280,7 @@ class Server:
         """The threads of calls. Calls that wait hold none, so a few are enough for any number of workers."""
         environment = self.environment
         threads = environment.workers + 2 + environment.replicas  # a standby that follows holds one
-        if self._door is not None:
+        if self._connection_limit is not None:
             threads += _INCOMING  # which calls hold whose message is on its way
         return ThreadPoolExecutor(threads, thread_name_prefix="rpc")
 
@@ -288,17 +310,17 @@ class Server:
     def _join_fleet(self) -> None:
         """Tell the coordinator of this process, or be the coordinator."""
         if self.host.coordinator is None:
-            self.host.aim = self.beats.aim
+            self.host.aim = self.heartbeats.aim
             if not self.environment.servers[0].endswith(":0"):
-                self.beats.aim(self.environment.servers[0])
-            self.beats.start()
+                self.heartbeats.aim(self.environment.servers[0])
+            self.heartbeats.start()
             return
         self.host.poke, self.host.find = self.views.poke, self.views.aim
         self.views.aim(self.environment.servers)
         self.views.start()
 
-    def _beat(self) -> BeatRequest:
-        return BeatRequest(
+    def _heartbeat(self) -> HeartbeatRequest:
+        return HeartbeatRequest(
             index=self._shard.index,
             server=True,
             boot=self.host.boot,
@@ -314,7 +336,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
-        self.beats.stop()
+        self.heartbeats.stop()
         self.host.parts.end()  # server 0 may be waiting for a cut, its own too
         if self._snapshots is not None:
             self._snapshots.stop()
@@ -331,8 +353,8 @@ class Server:
         ended.wait()
         if self._snapshots is not None:
             self._snapshots.close()
-        if self._door is not None:
-            self._door.stop()
+        if self._connection_limit is not None:
+            self._connection_limit.stop()
         self._deadlines.stop()
         self.host.lanes.stop()
         self.host.parts.stop()
@@ -346,7 +368,7 @@ class Server:
 
 
 def _coordinator_of(environment: Environment) -> Coordinator | None:
-    """That of the fleet, on server 0."""
+    """Return the fleet's coordinator, on server 0; None: this is another server."""
     if environment.rank:
         return None
     return Coordinator(environment.workers, len(environment.servers), environment.dead_after)
@@ -360,44 +382,19 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
             cannot be imported.
         CheckpointError: `load_path` is not a checkpoint.
     """
+    set_up_logs("server", environment.rank)
     faulthandler.enable(2)  # a crash of machine code leaves the stack of every thread in the log
     import_rules(environment.rules, environment.rules_folder)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a descriptor
-    with LivenessPipe(environment.pulse) as pulse:
-        _serve(Server(environment, load_path, pulse))
-
-
-def _serve(server: Server) -> None:
-    environment = server.environment
-    if environment.replicas:
-        TakeoverCommands(server.host.feed, lambda: server.standby).start()
-    if environment.standby:
-        with stops_on_signals(server.stop):
-            if not server.follow():
-                return
-    with server, stops_on_signals(server.stop):
-        _announce(server, f"server {environment.rank} of {len(environment.servers)}")
-        server.wait()
+    with LivenessPipe(environment.liveness) as liveness:
+        server = Server(environment, load_path, liveness)
+        if environment.log_format != "json":
+            server.announce = functools.partial(print, flush=True)
+        server.run()
 
 
 def warm_up() -> None:
     """Load the compiled kernels that every server uses, so that the first step does not wait."""
     ids = np.zeros(2, np.int64)
     merge_pushes([(ids, np.zeros((2, 1), np.float32))], 0.5)
-
-
-def _announce(server: Server, who: str) -> None:
-    """Say that the server is ready: the ready file, which appears whole, and then one line.
-
-    Who has read the line may rely on what the launcher does for a server that is ready.
-    """
-    environment = server.environment
-    if environment.ready_file:
-        write_ready(Path(environment.ready_file), environment.rank, server.endpoint, os.getpid())
-    print(
-        f"{who} ready at {server.endpoint} (process {os.getpid()})"
-        + (f", back after {server.recovered} records of its log" if server.recovered else "")
-        + (f", took over with term {server.term}" if server.term else ""),
-        flush=True,
-    )

@@ -1,14 +1,76 @@
-"""SIGTERM and SIGINT end a server in order."""
+"""Signals between a server and the process that started it: liveness on a pipe, SIGTERM and SIGINT.
+
+The bytes say that the process runs: that it is not stopped, nor kept from every processor. Nothing of the
+server's own is asked, for what takes it long is no reason to give it up. A process that ends in order
+closes the pipe first: Python ends its threads long before the kernel has taken the tables' memory back.
+"""
 
 import contextlib
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Self
 
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
 
-__all__ = ["stops_on_signals"]
+_log = log_of(__name__)
+
+_EVERY = 0.25  # seconds
+_SIGNAL = b"\0"
+_LONGEST = 1000  # bytes of a line: a pipe takes so many whole or not at all
+
+
+class LivenessPipe:
+    """Send liveness signals inside the `with` block, until the reader closes the pipe.
+
+    Args:
+        pipe: File descriptor to write to; this object's from now on. 0: no launcher reads it.
+    """
+
+    def __init__(self, pipe: int = 0) -> None:
+        self._pipe = pipe
+        self._over = threading.Event()
+        self._thread = ServiceThread(self._run, "liveness")
+
+    def __enter__(self) -> Self:
+        if not self._pipe:
+            return self
+        os.set_inheritable(self._pipe, False)
+        os.set_blocking(self._pipe, False)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._pipe:
+            self._thread.join()
+            os.close(self._pipe)
+
+    def tell(self, text: str) -> None:
+        """Send one line to the console, and write it to this process's log."""
+        _log.info(text)
+        if self._pipe and self._thread.is_alive():
+            line = text.replace("\n", " ").encode()[:_LONGEST] + b"\n"
+            with contextlib.suppress(OSError):  # who has not looked for hours finds it in the log
+                os.write(self._pipe, line)
+
+    def _run(self) -> None:
+        while self._write_signal() and not self._over.wait(_EVERY):
+            pass
+
+    def _write_signal(self) -> bool:
+        try:
+            os.write(self._pipe, _SIGNAL)
+        except (
+            BlockingIOError
+        ):  # the launcher has not read for hours; there are enough bytes to find
+            return True
+        except BrokenPipeError:
+            return False
+        return True
+
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -42,7 +104,7 @@ def stops_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _hear(pipe: int, stop: Callable[[], None]) -> None:
-    """Each signal with a handler writes its number; the pipe's end says that nobody listens any more."""
+    """Each signal with a handler writes its number; the pipe's end says that no reader is left."""
     while numbers := os.read(pipe, 64):
         if any(number in numbers for number in _ENDING):
             stop()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import uuid
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.machines import NAMES, Lab
+from tests.agents.machines import NAMES, Lab, has, laboratory
 from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES, RAY_VARIABLES, ray_cluster
 from tests.agents.slurm_cluster import cancel_all, slurm_cluster, slurm_variables
 from tests.agents.ssh_hosts import ssh_hosts, ssh_options
@@ -21,6 +22,9 @@ PSFLEET = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli"]
 _PATIENCE = 500.0  # seconds; pytest ends a test that hangs earlier, where its limit is lower
 _HOSTS = {"local": ("local", "local"), "ray": RAY_NODES}
 TWO = ("--servers", "2", "--workers", "2", "--no-progress")
+JOIN = ("--engine", "join", "--listen", "127.0.0.1")
+JOINED = pytest.mark.parametrize("engine", ["join"], indirect=True)
+"""With agents that join, which each test starts by itself."""
 
 
 class Site:
@@ -40,13 +44,17 @@ class Site:
         self.launchers: list[Launcher] = []
         self.agents: list[subprocess.Popen[str]] = []
 
-    def launch(self, *arguments: str, **variables: str) -> Launcher:
+    def launch(self, *arguments: str, agents: int = 2, **variables: str) -> Launcher:
         """Start a job and, where that is for somebody else to do, its agents."""
-        launcher = self.start(*self._machines(), *arguments, **variables)
+        launcher = self.start(*self._machines(agents), *arguments, **variables)
         if self.engine == "join":
-            for number, name in enumerate(self.hosts):
-                self.join(launcher, name, f"127.0.0.{number + 2}")
+            self.join_all(launcher, agents)
         return launcher
+
+    def join_all(self, launcher: Launcher, agents: int = 2, **variables: str) -> None:
+        """Start the agents of as many machines, each with an address of its own."""
+        for number, name in enumerate((*NAMES, "gamma")[:agents]):
+            self.join(launcher, name, f"127.0.0.{number + 2}", **variables)
 
     def start(self, *arguments: str, **variables: str) -> Launcher:
         """Start a launcher with exactly these arguments."""
@@ -72,10 +80,10 @@ class Site:
         self.launchers.append(Launcher(process, self.folder, mark))
         return self.launchers[-1]
 
-    def _machines(self) -> list[str]:
+    def _machines(self, agents: int) -> list[str]:
         match self.engine:
             case "join":
-                return ["--engine", "join", "--agents", "2", "--listen", "127.0.0.1"]
+                return [*JOIN, "--agents", str(agents)]
             case "ssh":
                 assert self.lab is not None
                 options = ["--ssh-options", ssh_options(self.lab)]
@@ -92,7 +100,7 @@ class Site:
         launcher.until(lambda: "agent --join" in self.said(), "command")
         found = re.search(r"psfleet (agent --join \S+ --credentials \S+)", self.said())
         assert found, self.said()
-        return found[1].split()
+        return shlex.split(found[1])
 
     def join(
         self, launcher: Launcher, name: str, address: str, *prefix: str, **variables: str
@@ -168,6 +176,22 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Nodes of Slurm, for all tests of the session."""
     with slurm_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Lab]:
+    """Two machines."""
+    has("join", (), "iproute2")
+    with laboratory(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Lab]:
+    """Three machines that may lose their power."""
+    has("join", (), "iproute2")
+    with laboratory(tmp_path, ("alpha", "beta", "gamma")) as made:
         yield made
 
 

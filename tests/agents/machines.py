@@ -14,8 +14,6 @@ import pytest
 
 from tests.programs import ended
 
-__all__ = ["NAMES", "NETWORK", "Lab", "has", "laboratory", "run"]
-
 NETWORK = "198.18.7"  # for benchmarks of networks (RFC 2544), and seen by these namespaces only
 NAMES = ("alpha", "beta")
 

@@ -17,8 +17,6 @@ from tests.agents.machines import NETWORK, Lab, has, laboratory
 from tests.programs import ended
 from tests.waiting import until
 
-__all__ = ["RAY_HEAD", "RAY_NODES", "RAY_VARIABLES", "ray_cluster"]
-
 RAY_NODES = (f"{NETWORK}.1", f"{NETWORK}.2")
 RAY_HEAD = f"{RAY_NODES[0]}:6379"
 RAY_VARIABLES = {"RAY_AUTH_MODE": "disabled"}  # a token in the home folder is none of ours
@@ -38,7 +36,7 @@ def ray_cluster() -> Iterator[Lab]:
         with laboratory(folder, ("second",)) as lab:
             token = uuid.uuid4().hex
             (folder / "state").mkdir()
-            keeper = guard.start(token, folder / "state")
+            journal = guard.start(token, folder / "state")
             nodes = []
             try:
                 head = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={made}")
@@ -53,7 +51,7 @@ def ray_cluster() -> Iterator[Lab]:
                 guard.sweep(token)
                 for node in nodes:
                     node.wait()
-                guard.dismiss(keeper)
+                guard.dismiss(journal)
 
 
 def _start(lab: Lab, token: str, number: int, *words: str) -> "subprocess.Popen[bytes]":

@@ -14,8 +14,6 @@ from tests.agents.machines import NAMES, NETWORK, Lab, has, laboratory
 from tests.programs import ended
 from tests.waiting import until
 
-__all__ = ["ask", "cancel_all", "slurm_cluster", "slurm_variables"]
-
 _PROGRAMS = ("sbatch", "srun", "scancel", "scontrol", "squeue", "slurmctld", "slurmd")
 
 _CONFIGURATION = """\
@@ -56,7 +54,7 @@ def slurm_cluster(folder: Path) -> Iterator[Lab]:
     with laboratory(folder) as lab:
         _configure(lab)
         token = uuid.uuid4().hex
-        keeper = guard.start(token, folder / "state")
+        journal = guard.start(token, folder / "state")
         daemons = []
         try:
             daemons.append(_start(lab, token, 0, "slurmctld", "-D", "-i"))
@@ -71,7 +69,7 @@ def slurm_cluster(folder: Path) -> Iterator[Lab]:
             guard.sweep(token)
             for daemon in daemons:
                 daemon.wait()
-            guard.dismiss(keeper)
+            guard.dismiss(journal)
 
 
 def cancel_all(lab: Lab) -> None:

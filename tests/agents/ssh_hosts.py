@@ -8,8 +8,6 @@ from pathlib import Path
 from tests.agents.machines import NAMES, NETWORK, Lab, has, laboratory, run
 from tests.waiting import until
 
-__all__ = ["ssh_hosts", "ssh_options"]
-
 _SSHD = "/usr/sbin/sshd"
 
 

@@ -1,25 +1,17 @@
 """A server counts as ready once every machine can connect to it; a firewall between two is named."""
 
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from psfleet_launch.engines.remote.addresses import why_unreachable
-from psfleet_launch.engines.remote.connection_checks import ConnectionChecks
+from psfleet_launch.engines.remote.job_opening import ConnectionChecks
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import ServerReady, ServerUnreachable
-from tests.agents.conftest import TRAINER, TWO, Site
-from tests.agents.machines import NETWORK, Lab, has, laboratory
+from tests.agents.conftest import JOINED, TRAINER, TWO, Site
+from tests.agents.machines import NETWORK, Lab
 
 S0, S1 = ServerReady(Member("server", 0), "a:1"), ServerReady(Member("server", 1), "b:2")
-
-
-@pytest.fixture(params=["join"], scope="session")
-def engine(request: pytest.FixtureRequest) -> tuple[str, None]:
-    """Agents that each test starts by itself."""
-    return request.param, None
 
 
 def begun() -> ConnectionChecks:
@@ -65,14 +57,7 @@ def test_a_server_that_starts_again_is_not_checked() -> None:
     assert not begun().begin(ServerReady(S0.member, "a:9"), "alpha", ["alpha"])
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Lab]:
-    """Two machines."""
-    has("join", (), "iproute2")
-    with laboratory(tmp_path) as made:
-        yield made
-
-
+@JOINED
 @pytest.mark.parametrize(
     ("rule", "why", "away"),
     [

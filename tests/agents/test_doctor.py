@@ -1,5 +1,6 @@
 """`psfleet doctor` says how a machine is, and what to change."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet_launch.agent.machine_checks import Finding, check_machine
-from psfleet_launch.agent.peer_checks import PeerCheck
+from psfleet_launch.agent.machine_checks import Finding, PeerCheck, check_machine
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.launch_engine import load_engine
 from tests.agents.conftest import PSFLEET
@@ -79,8 +79,8 @@ def test_a_missing_program(
     """What the engine calls must be on the path, or the exit code is 1."""
     monkeypatch.setenv("PATH", str(root))
     assert looked_at("slurm", root)["sbatch"].is_fatal
-    assert main(["doctor", "--engine", "kubernetes"]) == 1
-    assert "! engine kubernetes calls it: put it on the path" in capsys.readouterr().out
+    assert main(["doctor", "--engine", "ssh"]) == 1
+    assert "! engine ssh calls it: put it on the path" in capsys.readouterr().out
 
 
 def test_versions_of_cuda(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_versions_of_cuda(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSFLEET_DEVICE_MEMORY", "40G")
     assert looked_at("local", root)["GPU memory"].value.endswith("40.0 for the tables of a server")
     assert found["CUDA"].value == "driver 580.65.06, cuda-toolkit 13.5.0"
-    assert "pip install 'psfleet[cuda]'" in found["CUDA"].advice
+    assert "pip install '.[cuda]'" in found["CUDA"].advice
 
 
 def test_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +131,10 @@ def test_this_machine() -> None:
         *("versions", "clock", "open files", "memory", "huge pages", "kernel cache"),
         *("BLAS threads", "GPUs", "CUDA"),
     ]
+    done = ended([*PSFLEET, "doctor", "--json"], env=_environment())
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["name"] for one in found] == names
+    assert {*found[0]} == {"name", "value", "advice", "is_fatal"}
 
 
 @pytest.fixture

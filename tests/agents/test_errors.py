@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.wire.certificates import make_credentials
+from psfleet.wire.connections.certificates import make_credentials
 from psfleet_launch.engines.remote.agent_messages import invitation
-from tests.agents.conftest import PSFLEET, TRAINER, TWO, Site
+from tests.agents.conftest import JOIN, JOINED, PSFLEET, TRAINER, TWO, Site
+from tests.launch.conftest import ROOT, Launcher
 from tests.programs import ended
 
-JOIN = ("--engine", "join", "--agents", "2", "--listen", "127.0.0.1")
+pytestmark = JOINED
+AGENTS = (*JOIN, "--agents", "2")
 
 
 @pytest.fixture(params=["psfleet 9.9", "Python 3.99"])
@@ -41,12 +43,6 @@ def hidden(tmp_path: Path) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"]
 
 
-@pytest.fixture(params=["join"], scope="session")
-def engine(request: pytest.FixtureRequest) -> tuple[str, None]:
-    """Agents that join, where each test starts them by itself."""
-    return request.param, None
-
-
 def refused(site: Site, code: int = 2) -> str:
     """What the launcher has said at its end."""
     found, _, err = site.ends(site.launchers[0])
@@ -57,7 +53,7 @@ def refused(site: Site, code: int = 2) -> str:
 def test_another_version(site: Site, other_version: tuple[str, str]) -> None:
     """An agent of another version is sent away, and the launcher names its host and both versions."""
     theirs, folder = other_version
-    launcher = site.start(*JOIN, *TWO, TRAINER, "30")
+    launcher = site.start(*AGENTS, *TWO, TRAINER, "30")
     path = os.pathsep.join(map(str, [folder, *_paths()]))
     agent = site.join(launcher, "beta", "127.0.0.2", PYTHONPATH=path)
     expected = f"host beta: it has {theirs} and the launcher has "
@@ -68,8 +64,6 @@ def test_another_version(site: Site, other_version: tuple[str, str]) -> None:
 
 
 def _paths() -> list[Path]:
-    from tests.launch.conftest import ROOT
-
     return [ROOT, *(ROOT / name for name in ("server", "worker", "launch"))]
 
 
@@ -79,7 +73,7 @@ def test_a_script_that_is_missing_on_a_machine(
     """The launcher names the host that does not have the script."""
     script = tmp_path / "data" / "train.py"
     script.write_text("")
-    launcher = site.start(*JOIN, *TWO, str(script))
+    launcher = site.start(*AGENTS, *TWO, str(script))
     site.join(launcher, "alpha", "127.0.0.2")
     site.join(launcher, "beta", "127.0.0.3", *hidden)
     assert f"host beta: script '{script}' does not exist; name a Python file" in refused(site)
@@ -87,46 +81,47 @@ def test_a_script_that_is_missing_on_a_machine(
 
 def test_what_no_machine_has_room_for(site: Site) -> None:
     """Agents say what their machines have; a worker that fits on none is refused before anything starts."""
-    launcher = site.start(*JOIN, *TWO, "--worker-cores", "100000", TRAINER, "30")
-    for number, name in enumerate(("alpha", "beta")):
-        site.join(launcher, name, f"127.0.0.{number + 2}")
+    site.launch(*TWO, "--worker-cores", "100000", TRAINER, "30")
     said = "worker 0 needs 100000 cores, and no machine has room for it: 'alpha' has most left, "
     assert said in refused(site)
     assert not any(path.stat().st_size for path in site.folder.glob("psfleet-logs/*/*log.*"))
 
 
-def test_credentials_of_another_job(site: Site, tmp_path: Path) -> None:
-    """An agent with another job's credentials says so; the launcher does not hear of it and waits on."""
-    launcher = site.start(*JOIN, "--start-timeout", "60s", *TWO, TRAINER, "30")
-    _, _, endpoint, _, path = site.invitation(launcher)
-    Path(path).write_bytes(invitation(make_credentials(tmp_path / "other")["worker"]))
-    agent = site.join(launcher, "beta", "127.0.0.2")
-    out, _ = agent.communicate(timeout=60)
-    assert f"the launcher at {endpoint} and this agent do not know each other" in out
-    assert "it is of another job" in out
-    assert agent.returncode == 2
+def agent_says(site: Site, launcher: Launcher, code: int, name: str = "beta") -> str:
+    """What an agent says that ends at once with this exit code."""
+    agent = site.join(launcher, name, "127.0.0.2")
+    out, _ = agent.communicate(timeout=150)
+    assert agent.returncode == code, out
+    return out
 
 
-def test_another_token(site: Site) -> None:
-    """The certificate is this job's and the token is not: the launcher names the host, and the job ends."""
-    launcher = site.start(*JOIN, *TWO, TRAINER, "30")
-    path = Path(site.invitation(launcher)[4])
-    credentials = json.loads(path.read_text())
-    credentials["token"] = credentials["token"][::-1]
-    path.write_text(json.dumps(credentials))
-    agent = site.join(launcher, "beta", "127.0.0.2")
+def test_credentials_that_are_not_good(site: Site, tmp_path: Path) -> None:
+    """An agent does not use a file that is open to others, and says if it is of another job; the launcher
+    does not hear of either and waits on. With this job's certificate and another token the launcher names
+    the host, and the job ends."""
+    launcher = site.start(*AGENTS, *TWO, TRAINER, "30")
+    _, _, endpoint, _, file = site.invitation(launcher)
+    path, good = Path(file), Path(file).read_text()
+    path.chmod(0o644)
+    said = agent_says(site, launcher, 2)
+    assert "can be read by others than its owner; chmod 600 it" in said
+    path.chmod(0o600)
+    path.write_bytes(invitation(make_credentials(tmp_path / "other")["worker"]))
+    said = agent_says(site, launcher, 2)
+    assert f"the launcher at {endpoint} and this agent do not know each other" in said
+    assert "it is of another job" in said
+    credentials = json.loads(good)
+    path.write_text(json.dumps(credentials | {"token": credentials["token"][::-1]}))
+    assert "psfleet agent beta: its token is not this job's" in agent_says(site, launcher, 1)
     expected = (
         "the agent on host 127.0.0.1 has the certificate of this job with another token; copy"
     )
     assert expected in refused(site)
-    out, _ = agent.communicate(timeout=60)
-    assert "psfleet agent beta: its token is not this job's" in out
-    assert agent.returncode == 1
 
 
 AHEAD = """
 import datetime
-import psfleet.wire.certificates as certificates
+import psfleet.wire.connections.certificates as certificates
 certificates._SKEW -= datetime.timedelta(hours=2)
 """
 
@@ -136,43 +131,25 @@ def test_clocks_that_differ(site: Site, tmp_path: Path) -> None:
     (tmp_path / "ahead").mkdir()
     (tmp_path / "ahead" / "sitecustomize.py").write_text(AHEAD)
     path = os.pathsep.join(map(str, [tmp_path / "ahead", *_paths()]))
-    launcher = site.start(*JOIN, *TWO, TRAINER, "30", PYTHONPATH=path)
-    agent = site.join(launcher, "beta", "127.0.0.2")
-    out, _ = agent.communicate(timeout=60)
-    assert "do not know each other: the server's certificate is not good here: " in out
-    assert "it is not valid yet; compare the hosts' clocks" in out
-    assert agent.returncode == 2
+    said = agent_says(site, site.start(*AGENTS, *TWO, TRAINER, "30", PYTHONPATH=path), 2)
+    assert "do not know each other: the server's certificate is not good here: " in said
+    assert "it is not valid yet; compare the hosts' clocks" in said
 
 
 def test_workers_credentials_are_not_an_agents(site: Site) -> None:
     """Processes of the job cannot become agents: the control connection has an authority of its own."""
-    launcher = site.start(*JOIN, *TWO, TRAINER, "100000", "0.05")
-    for number, name in enumerate(("alpha", "beta")):
-        site.join(launcher, name, f"127.0.0.{number + 2}")
+    launcher = site.launch(*TWO, TRAINER, "100000", "0.05")
     launcher.until_logged("workerlog.1", "step 1")
     words = Path(f"/proc/{launcher.pid_of('worker', 0)}/environ").read_text().split("\0")
     tls = next(word.partition("=")[2] for word in words if word.startswith("PSFLEET_TLS="))
     _, _, _, _, path = site.invitation(launcher)
     Path(path).write_bytes(invitation(Path(tls)))
-    agent = site.join(launcher, "gamma", "127.0.0.4")
-    out, _ = agent.communicate(timeout=60)
-    assert agent.returncode == 2
-    assert "it is of another job" in out
-
-
-def test_ray_is_not_installed(site: Site, tmp_path: Path) -> None:
-    """Nothing starts, and the launcher says what to install."""
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "sitecustomize.py").write_text("import sys; sys.modules['ray'] = None\n")
-    folders = [tmp_path / "none", *_paths()]
-    path = os.pathsep.join(map(str, folders))
-    site.start("--engine", "ray", "--listen", "127.0.0.1", *TWO, TRAINER, "30", PYTHONPATH=path)
-    assert "--engine ray needs Ray; pip install 'psfleet[ray]'" in refused(site)
+    assert "it is of another job" in agent_says(site, launcher, 2, "gamma")
 
 
 def test_two_machines_of_one_name(site: Site) -> None:
     """The second agent of a name is sent away with a hint; the first one stays."""
-    launcher = site.start(*JOIN, *TWO, TRAINER, "30")
+    launcher = site.start(*AGENTS, *TWO, TRAINER, "30")
     site.join(launcher, "alpha", "127.0.0.2")
     launcher.until(lambda: len(launcher.family()) > 2, "agent")
     agents = [site.join(launcher, "alpha", "127.0.0.3"), site.agents[0]]
@@ -183,15 +160,15 @@ def test_two_machines_of_one_name(site: Site) -> None:
 
 def test_agents_that_do_not_come(site: Site) -> None:
     """The launcher gives up in time and says of whom it has heard."""
-    site.start(*JOIN, "--start-timeout", "2s", *TWO, TRAINER, "30")
+    site.start(*AGENTS, "--start-timeout", "2s", *TWO, TRAINER, "30")
     assert "2 agents were not there within 2 s; heard of: none" in refused(site)
 
 
-def test_a_launcher_that_is_not_there(tmp_path: Path) -> None:
+def test_a_launcher_that_is_not_there(site: Site) -> None:
     """The agent says in one sentence that nobody answers."""
-    path = tmp_path / "agent.json"
+    path = site.folder / "agent.json"
     path.touch(0o600)
-    path.write_bytes(invitation(make_credentials(tmp_path / "other")["worker"]))
+    path.write_bytes(invitation(make_credentials(site.folder / "other")["worker"]))
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # nobody listens
         endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
@@ -201,13 +178,3 @@ def test_a_launcher_that_is_not_there(tmp_path: Path) -> None:
     assert (
         f"psfleet: the launcher at {endpoint} cannot be reached; check the address" in done.stderr
     )
-
-
-def test_credentials_that_others_can_read(site: Site) -> None:
-    """An agent does not use a file that is open to others."""
-    launcher = site.start(*JOIN, *TWO, TRAINER, "30")
-    Path(site.invitation(launcher)[4]).chmod(0o644)
-    agent = site.join(launcher, "alpha", "127.0.0.2")
-    out, _ = agent.communicate(timeout=60)
-    assert "can be read by others than its owner; chmod 600 it" in out
-    assert agent.returncode == 2

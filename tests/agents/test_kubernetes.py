@@ -1,146 +1,115 @@
 """The files that are rendered for Kubernetes: strictly valid, without secrets, and of a job that trains."""
 
-import contextlib
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psfleet_launch.commands.launch_command import main
-from tests.agents.conftest import TRAINER
-from tests.agents.test_engines import DIGEST
+from psfleet_launch.commands.options import load_job_file
+from psfleet_launch.engines.launch_engine import EngineSettings
+from psfleet_launch.job import job_snapshots
+from psfleet_launch.job.job_request import JobRequest, Launch
+from tests.agents.conftest import JOINED, PSFLEET, TRAINER, Site
+from tests.agents.jobset_schema import JOBSET
+from tests.agents.machines import NETWORK, Lab
+from tests.agents.test_lost_machines import ALONE
 from tests.agents.test_pages import job_file
-from tests.launch.conftest import _environment, digest
-from tests.waiting import until
+from tests.launch.conftest import ROOT, _environment, digest
 
 VERSION = "1.33"
-IMAGE = ("--engine", "kubernetes", "--image", "registry.example/psfleet:1")
-LOGGED = ("--durability", "log", "--server-memory", "1G", "--storage-class", "fast")
+IMAGE = ("--image", "registry.example/psfleet:1", "--agents", "3", "--job", "ctr")
+KEPT = ("--durability", "log", "--snapshot-every", "2s", "--replicas", "1", "--storage-class", "x")
+OPTIONS: list[tuple[str, ...]] = [
+    (),
+    (*KEPT, "--watch", "0.0.0.0:9100"),
+    ("--chaos", "7", "--server-memory", "1G", "--worker-cores", "2"),
+]
 SECRETS = "secrets.json"
 
 
-def render(folder: Path, *options: str) -> dict[str, Any]:
-    """The files of a job of two servers and two workers, by name."""
-    words = [*IMAGE, "--render", str(folder), "--servers", "2", "--workers", "2", "--job", "ctr"]
-    assert main([*words, *options, TRAINER, "30"]) == 0
+def render(folder: Path, *options: str, script: tuple[str, ...] = (TRAINER, "30")) -> Any:
+    """The files of a job of two servers and a worker, by name."""
+    command = ["--render", "kubernetes", str(folder), *IMAGE, "--servers", "2", *options]
+    assert main([*command, *script]) == 0
     return {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
 
 
-def containers(files: dict[str, Any]) -> dict[str, Any]:
-    """The container of each role."""
-    templates = (files[f"{role}s.json"]["spec"]["template"] for role in ("server", "worker"))
-    return {one["name"]: one for made in templates for one in made["spec"]["containers"]}
+def jobs(files: dict[str, Any]) -> dict[str, Any]:
+    """The specification of the Job of each role."""
+    if made := files.get("jobset.json"):
+        return {one["name"]: one["template"]["spec"] for one in made["spec"]["replicatedJobs"]}
+    return {role: files[name]["spec"] for role, name in JOBS.items()}
 
 
-@pytest.mark.parametrize("options", [(), LOGGED, ("--sync", "--restart-workers", "3")])
+JOBS = {"launcher": "launcher.json", "agent": "agents.json"}
+
+
+def container(files: dict[str, Any], role: str) -> Any:
+    """The container of a role's pods."""
+    (found,) = jobs(files)[role]["template"]["spec"]["containers"]
+    return found
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_files_are_strictly_valid(options: tuple[str, ...], tmp_path: Path) -> None:
     """Kubernetes' own schemas take every object and know every field; a misspelt one is refused."""
     validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate")
     files = render(tmp_path, *options)
     objects = [one for made in files.values() for one in made.get("items", [made])]
-    kinds = [one["kind"] for one in objects]
-    assert sorted(kinds) == [
-        *("Job", "NetworkPolicy", "PodDisruptionBudget"),
-        *("Secret", "Secret", "Service", "StatefulSet"),
+    claim = ["PersistentVolumeClaim"] * ("log-volume.json" in files)
+    budgets = ["PodDisruptionBudget"] * 2
+    assert sorted(one["kind"] for one in objects) == [
+        *("ConfigMap", "Job", "Job", "NetworkPolicy", *claim, *budgets),
+        *("Secret", "Secret", "Service"),
     ]
     for one in objects:
         validator.validate(one, VERSION, strict=True)
-    workers = files["workers.json"]
-    workers["spec"]["completionMod"] = workers["spec"].pop("completionMode")
+    agents = files["agents.json"]
+    agents["spec"]["completionMod"] = agents["spec"].pop("completionMode")
     with pytest.raises(validator.ValidationError, match="completionMod"):
-        validator.validate(workers, VERSION, strict=True)
+        validator.validate(agents, VERSION, strict=True)
 
 
-JOBSETS = [("--jobset",), ("--jobset", *LOGGED), ("--jobset", "--sync", "--restart-workers", "3")]
-
-
-@pytest.mark.parametrize("options", JOBSETS)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_a_jobset_is_strictly_valid(options: tuple[str, ...], tmp_path: Path) -> None:
     """The models that are generated from JobSet's API know every field; its Jobs are those of Kubernetes."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="no kubeflow-trainer-api")
     validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate")
-    files = render(tmp_path, *options)
-    made = files.pop("jobset.json")
+    files = render(tmp_path, "--jobset", *options)
+    made = files["jobset.json"]
     assert models.JobsetV1alpha2JobSet.from_dict(made).to_dict() == made
-    replicated = made["spec"]["replicatedJobs"]
-    jobs = [one["template"] | {"apiVersion": "batch/v1", "kind": "Job"} for one in replicated]
-    rest = [one for file in files.values() for one in file.get("items", [file])]
-    for one in jobs + rest:
-        validator.validate(one, VERSION, strict=True)
-    kinds = sorted(one["kind"] for one in rest)
-    claim = ["PersistentVolumeClaim"] * ("--durability" in options)
-    assert kinds == ["NetworkPolicy", *claim, "PodDisruptionBudget", "Secret", "Secret"]
-    misspelt = json.loads(json.dumps(made).replace("dependsOn", "dependOn"))
+    for one in made["spec"]["replicatedJobs"]:
+        job = one["template"] | {"apiVersion": "batch/v1", "kind": "Job"}
+        validator.validate(job, VERSION, strict=True)
+    misspelt = json.loads(json.dumps(made).replace("successPolicy", "sucessPolicy"))
     assert models.JobsetV1alpha2JobSet.from_dict(misspelt).to_dict() != misspelt
 
 
-@pytest.mark.parametrize("options", JOBSETS)
-def test_a_jobset_is_one_by_its_definition(options: tuple[str, ...], tmp_path: Path) -> None:
-    """The CustomResourceDefinition of a cluster takes it, without a field that it would drop.
-
-    PSFLEET_TEST_JOBSET_CRD names its file: kubectl get crd jobsets.jobset.x-k8s.io --output json.
-    """
-    definition = os.environ.get("PSFLEET_TEST_JOBSET_CRD")
-    if not definition:
-        pytest.skip("PSFLEET_TEST_JOBSET_CRD names no definition of JobSet")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_jobset_has_the_fields_of_its_api(options: tuple[str, ...], tmp_path: Path) -> None:
+    """No field that a cluster would drop, none of another type, no value that it would refuse."""
     jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema")
-    yaml = pytest.importorskip("yaml", reason="no PyYAML")
-    made = render(tmp_path, *options)["jobset.json"]
-    (version,) = yaml.safe_load(Path(definition).read_text())["spec"]["versions"]
-    assert made["apiVersion"] == f"jobset.x-k8s.io/{version['name']}"
-    schema = strict(version["schema"]["openAPIV3Schema"])
-    jsonschema.validate(made, schema)
-    made["spec"]["successPolicy"]["operator"] = "Some"
-    with pytest.raises(jsonschema.ValidationError, match="'Some' is not one of"):
-        jsonschema.validate(made, schema)
+    made = render(tmp_path, "--jobset", *options)["jobset.json"]
+    jsonschema.validate(made, JOBSET)
+    for wrong, found in [
+        ({"successPolicy": {"operator": "Some"}}, "'Some' is not one of"),
+        ({"sucessPolicy": {"operator": "All"}}, "'sucessPolicy' was unexpected"),
+        ({"replicatedJobs": [{"name": "server"}]}, "'template' is a required property"),
+    ]:
+        with pytest.raises(jsonschema.ValidationError, match=found):
+            jsonschema.validate(made | {"spec": made["spec"] | wrong}, JOBSET)
 
 
-def strict(schema: Any) -> Any:
-    """A schema that refuses unknown fields, which Kubernetes would drop."""
-    if isinstance(schema, list):
-        return [strict(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {name: strict(one) for name, one in schema.items()}
-    is_object = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
-    return made | ({"additionalProperties": False} if is_object else {})
-
-
-def test_roles_get_what_they_are_promised(tmp_path: Path) -> None:
-    """Requests and limits of both roles, and as many threads as cores; nothing of what nobody names."""
-    needs = ("--server-cores", "2", "--worker-cores", "4", "--worker-memory", "3G")
-    made = containers(render(tmp_path / "asked", *needs, "--server-memory", "1G"))
-    for role, cpu, memory in (("server", "2", (5 << 28) + (512 << 20)), ("worker", "4", 3 << 30)):
-        size = {"cpu": cpu, "memory": str(memory)}
-        assert made[role]["resources"] == {"requests": size, "limits": size}
-        told = {one["name"]: one.get("value") for one in made[role]["env"]}
-        assert (told["OMP_NUM_THREADS"], told["NUMBA_NUM_THREADS"]) == (cpu, cpu)
-    assert not any("resources" in one for one in containers(render(tmp_path / "none")).values())
-
-
-def test_a_jobset_finds_its_servers(tmp_path: Path) -> None:
-    """Names of servers are those that JobSet gives to pods; both roles get their rank from their Job."""
-    files = render(tmp_path, "--jobset", "--restart-servers", "7", *LOGGED)
-    spec = files["jobset.json"]["spec"]
-    servers, workers = (one["template"]["spec"] for one in spec["replicatedJobs"])
-    for role, job in (("server", servers), ("worker", workers)):
-        pod = job["template"]
-        assert pod["metadata"]["labels"]["psfleet.role"] == role
-        told = {one["name"]: one for one in pod["spec"]["containers"][0]["env"]}
-        hosts = [f"ctr-server-0-{rank}.{spec['network']['subdomain']}:9000" for rank in (0, 1)]
-        assert told["PSFLEET_SERVERS"]["value"] == ",".join(hosts)
-        path = told["PSFLEET_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
-        assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    assert (servers["backoffLimitPerIndex"], workers["backoffLimitPerIndex"]) == (7, 0)
-    (log,) = [one for one in servers["template"]["spec"]["volumes"] if one["name"] == "log"]
-    claim = json.loads((tmp_path / "log-volume.json").read_text())
-    assert log["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+def test_other_options_leave_no_file_behind(tmp_path: Path) -> None:
+    """A JobSet takes the place of the Jobs, which `kubectl apply -f FOLDER` would start too."""
+    first = render(tmp_path, *KEPT)
+    second = render(tmp_path, "--jobset")
+    assert first.keys() - second.keys() == {"agents.json", "launcher.json", "log-volume.json"}
+    assert second.keys() - first.keys() == {"jobset.json"}
 
 
 def test_secrets_are_in_one_file(tmp_path: Path) -> None:
@@ -148,7 +117,7 @@ def test_secrets_are_in_one_file(tmp_path: Path) -> None:
     files = render(tmp_path)
     assert (tmp_path / SECRETS).stat().st_mode & 0o777 == 0o600
     secrets = files.pop(SECRETS)["items"]
-    assert [one["metadata"]["name"] for one in secrets] == ["ctr-server-tls", "ctr-worker-tls"]
+    assert [one["metadata"]["name"] for one in secrets] == ["ctr-launcher", "ctr-agent"]
     rest = json.dumps(files)
     for one in secrets:
         for name in ("token", "key.pem"):
@@ -158,87 +127,178 @@ def test_secrets_are_in_one_file(tmp_path: Path) -> None:
     assert again[SECRETS]["items"][0]["stringData"] != secrets[0]["stringData"]
 
 
-def test_selectors_meet(tmp_path: Path) -> None:
-    """The Service, the budget and the policy select the pods; names of servers are those of the pods."""
-    files = render(tmp_path, *LOGGED)
-    labels = {
-        role: files[f"{role}s.json"]["spec"]["template"]["metadata"]["labels"]
-        for role in ("server", "worker")
+@pytest.mark.parametrize("form", [(), ("--jobset",)])
+def test_names_of_objects_agree(form: tuple[str, ...], tmp_path: Path) -> None:
+    """What selects pods selects those of its role; every volume is that of an object, and mounted once."""
+    files = render(tmp_path, *form, *KEPT, "--watch", "0.0.0.0:9100")
+    labels = {role: job["template"]["metadata"]["labels"] for role, job in jobs(files).items()}
+    service = files["service.json"]
+    assert service["spec"]["selector"] == labels["launcher"]
+    budgets = files["disruption-budgets.json"]["items"]
+    chosen = [one["spec"]["selector"]["matchLabels"] for one in budgets]
+    assert chosen == [labels["launcher"], labels["agent"]]
+    policy = files["network-policy.json"]["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels["agent"].items()
+    assert policy["ingress"][1:] == [{"ports": [{"port": 9100}]}]
+    command = container(files, "agent")["command"]
+    port = service["spec"]["ports"][0]["port"]
+    assert f"{service['metadata']['name']}:{port}" in command
+    assert f'network.listen = "0.0.0.0:{port}"' in files["config.json"]["data"]["job.toml"]
+    for role, job in jobs(files).items():
+        volumes = job["template"]["spec"]["volumes"]
+        mounts = container(files, role)["volumeMounts"]
+        assert [one["name"] for one in mounts] == [one["name"] for one in volumes]
+        named = {one["name"]: one for one in volumes}
+        assert named["tls"]["secret"]["secretName"] == f"ctr-{role}"
+        claim = files["log-volume.json"]["metadata"]["name"]
+        assert named["logs"]["persistentVolumeClaim"] == {"claimName": claim}
+
+
+def test_resources_are_those_of_the_fullest_agent(tmp_path: Path) -> None:
+    """Requests for its processes, with room for each server's calls; nothing of what nobody names."""
+    needs = ("--server-cores", "2", "--worker-cores", "4", "--server-memory", "1G")
+    made = render(tmp_path / "named", *needs, "--agents", "2")
+    size = {"cpu": "6", "memory": str((5 << 28) + (512 << 20))}
+    assert container(made, "agent")["resources"] == {"requests": size}
+    assert "resources" not in container(render(tmp_path / "none"), "agent")
+
+
+def test_the_launcher_gets_the_whole_job(tmp_path: Path) -> None:
+    """Its job file says what flags, job file and strategy say here, whatever the texts hold."""
+    arguments = (TRAINER, "30", 'a "quoted" \\ text\n', "größe 😀", "--flag")
+    config = tmp_path / "job.toml"
+    config.write_text('[servers]\nmemory = "3G"\n[strategy.gradient_merge]\nk_steps = 4\n')
+    words = ["--config", str(config), "--mode", "ssp", "--no-progress", "--start-timeout", "10min"]
+    words += ["--log-level", "warning,psfleet.server=debug"]
+    content = render(tmp_path / "files", *words, *KEPT, script=arguments)["config.json"]["data"]
+    rendered = tmp_path / "rendered.toml"
+    rendered.write_text(content["job.toml"])
+    values, strategy = load_job_file(str(rendered), JobRequest, Launch, EngineSettings)
+    assert strategy == {"gradient_merge": {"k_steps": 4}, "consistency": {"mode": "ssp"}}
+    assert values == {
+        "script": TRAINER,
+        "arguments": arguments[1:],
+        "servers": 2,
+        "memory": 3 << 30,
+        "durability": "log",
+        "snapshot_every": "2s",
+        "replicas": 1,
+        "port": 0,
+        "agents": 3,
+        "engine": "join",
+        "name": "ctr",
+        "log_dir": Path("/logs"),
+        "progress": False,
+        "listen": "0.0.0.0:7163",
+        "credentials": "/tls",
+        "start_timeout": 600.0,
+        "log_levels": "warning,psfleet.server=debug",
     }
-    servers = files["servers.json"]
-    assert servers["spec"]["selector"]["matchLabels"] == labels["server"]
-    assert files["service.json"]["spec"]["selector"] == labels["server"]
-    budget, policy = files["disruption-budget.json"]["spec"], files["network-policy.json"]["spec"]
-    assert budget["selector"]["matchLabels"] == labels["server"]
-    assert policy["podSelector"]["matchLabels"].items() <= labels["worker"].items()
-    service, pods = files["service.json"]["metadata"]["name"], servers["metadata"]["name"]
-    assert servers["spec"]["serviceName"] == service
-    told = {one["name"]: one.get("value") for one in containers(files)["worker"]["env"]}
-    assert told["PSFLEET_SERVERS"] == f"{pods}-0.{service}:9000,{pods}-1.{service}:9000"
-    mounts = {one["name"] for one in containers(files)["server"]["volumeMounts"]}
-    claims = {one["metadata"]["name"] for one in servers["spec"]["volumeClaimTemplates"]}
-    volumes = {one["name"] for one in servers["spec"]["template"]["spec"]["volumes"]}
-    assert mounts == claims | volumes
 
 
-def test_the_pods_of_a_job_train(tmp_path: Path) -> None:
-    """The containers' commands and variables, run as processes here, give the bits of a launched job."""
-    files = render(tmp_path / "files")
-    for secret in files[SECRETS]["items"]:
-        place = tmp_path / secret["metadata"]["name"]
-        place.mkdir(0o700)
-        for name, content in secret["stringData"].items():
-            (place / name).touch(0o600)
-            (place / name).write_text(content)
-    with contextlib.ExitStack() as stack:
-        ready: list[str] = []
-        for rank in (0, 1):
-            servers = ",".join([*ready, *["127.0.0.1:0"] * (2 - len(ready))])
-            file = tmp_path / f"ready.{rank}"
-            told = {"PSFLEET_SERVERS": servers, "PSFLEET_READY_FILE": str(file)}
-            told["PSFLEET_LISTEN"] = "127.0.0.1:0"
-            server = start(tmp_path, files, "server", rank, told)
-            stack.callback(end, server)
-            until(lambda file=file, one=server: file.exists() or one.poll() is not None)  # type: ignore[misc]
-            assert server.poll() is None, (tmp_path / f"server.{rank}").read_text()
-            ready.append(json.loads(file.read_text())["endpoint"])
-        told = {"PSFLEET_SERVERS": ",".join(ready)}
-        workers = [start(tmp_path, files, "worker", rank, told) for rank in (0, 1)]
-        for worker in workers:
-            stack.callback(end, worker)
-        assert [worker.wait(120) for worker in workers] == [0, 0], tmp_path
-    assert digest((tmp_path / "worker.0").read_text()) == DIGEST
+class Pods:
+    """The processes that containers of rendered files run; names and paths are replaced."""
 
+    def __init__(self, site: Site, machines: Lab, files: dict[str, Any]) -> None:
+        self._site = site
+        self._machines = machines
+        self._files = files
+        site.lab = machines
+        for secret in files[SECRETS]["items"]:
+            place = site.folder / secret["metadata"]["name"]
+            place.mkdir(0o700)
+            for name, content in secret["stringData"].items():
+                (place / name).touch(0o600)
+                (place / name).write_text(content)
 
-def start(
-    folder: Path, files: dict[str, Any], role: str, rank: int, told: dict[str, str]
-) -> "subprocess.Popen[bytes]":
-    """Start what a container runs; `told`: what names and paths are here."""
-    container = containers(files)[role]
-    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    assert {one["name"] for one in container["env"]} - variables.keys() <= {
-        "PSFLEET_RANK",
-        "POD_IP",
-    }
-    variables |= {"PSFLEET_RANK": str(rank), "PSFLEET_TLS": str(folder / f"ctr-{role}-tls")} | told
-    del variables["PSFLEET_CACHE"]  # so that this machine's kernels are used
-    words = {"psfleet-server": ["-m", "psfleet_server"], "python": []}
-    program, *arguments = container["command"]
-    with (folder / f"{role}.{rank}").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, *words[program], *arguments],
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            env=_environment() | variables,
+    def local(self, text: str, role: str) -> str:
+        """A text with the names and paths of this machine."""
+        places = {"/tls": f"ctr-{role}", "/logs": "psfleet-logs", "/job/job.toml": "job.toml"}
+        for place, name in places.items():
+            text = re.sub(rf'^{place}$|(?<="){place}(?=")', str(self._site.folder / name), text)
+        return text.replace("ctr-launcher:", f"{NETWORK}.1:")
+
+    def command(self, role: str) -> tuple[list[str], dict[str, str]]:
+        """The command of a role without its program, and its variables but for the cache of kernels."""
+        made = container(self._files, role)
+        variables = {one["name"]: self.local(one["value"], role) for one in made["env"]}
+        del variables["PSFLEET_CACHE"]
+        return [self.local(word, role) for word in made["command"][1:]], variables
+
+    def start_agent(self, number: int) -> None:
+        """Start the agent's pod of this number on its machine."""
+        command, variables = self.command("agent")
+        name = ("--name", self._machines.hosts[number])
+        self._site.agents.append(
+            subprocess.Popen(
+                [*self._machines.within(number + 1), *PSFLEET, *command, *name],
+                cwd=self._site.folder,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=_environment() | variables,
+            )
         )
 
+    def start_launcher(self) -> Any:
+        """Start the launcher's pod."""
+        content = self._files["config.json"]["data"]["job.toml"]
+        (self._site.folder / "job.toml").write_text(self.local(content, "launcher"))
+        command, variables = self.command("launcher")
+        return self._site.start(*command, **variables)
 
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """Leave no process."""
-    if process.poll() is None:
-        process.terminate()
-    process.wait()
+
+@JOINED
+def test_the_pods_of_a_job_train(site: Site, machines: Lab) -> None:
+    """Agents that come before the launcher wait for it. A machine loses its power: the standby of its server
+    takes over, no bit differs from a job of one machine, and there are snapshots and a page to watch."""
+    watched = ("--watch", "0.0.0.0:9100")
+    pods = Pods(
+        site,
+        machines,
+        render(site.folder / "files", *KEPT, *watched, script=(TRAINER, "30", "0.5")),
+    )
+    for number in range(3):
+        pods.start_agent(number)
+    launcher = pods.start_launcher()
+    for rank in (0, 1):
+        launcher.until_logged(f"serverlog.{rank}.copy.1", f"standby 1 of server {rank} ready")
+    launcher.until_logged("workerlog.0", "step 5")
+    logs = site.folder / "psfleet-logs" / "ctr"
+    launcher.until(lambda: bool(job_snapshots.latest(logs)), "snapshot")
+    machines.power_off("beta")
+    try:
+        code, out, err = site.ends(launcher)
+    finally:
+        machines.cut("beta", is_up=True)
+    assert code == 0, err
+    assert "waits for 3 machine(s) at 0.0.0.0:7163" in err
+    assert "watch     https://" in err
+    assert "server 1 cannot be reached; server 1 copy 1 takes over" in err
+    assert digest(out) == ALONE
+    assert [agent.wait(60) for agent in site.agents] == [0, -9, 0]
+
+
+@JOINED
+def test_chaos_in_pods(site: Site, machines: Lab) -> None:
+    """Faults in a job of pods break no promise; in sync mode agents started again run it once more."""
+    script = (str(ROOT / "tests" / "chaos" / "scripts" / "trainer.py"), "sync", "4")
+    chaos = ("--chaos", "7", "--workers", "2", *KEPT[:2])
+    pods = Pods(site, machines, render(site.folder / "files", *chaos, script=script))
+    launcher = pods.start_launcher()
+    for runs in (1, 2):
+        launcher.until(lambda runs=runs: site.said().count("waits for 3") == runs, f"run {runs}")
+        # Their orphans must not become children of this process, which adopts some while it starts others.
+        assert not any(agent.wait(60) for agent in site.agents)
+        for number in range(3):
+            pods.start_agent(number)
+    code, _, err = site.ends(launcher)
+    assert code == 0, err
+    report = json.loads((site.folder / "psfleet-logs" / "ctr" / "chaos.json").read_text())
+    verdicts = {one["promise"]: one["verdict"] for one in report["promises"]}
+    assert "kept" in verdicts.values(), report
+    assert "BROKEN" not in verdicts.values(), report
+    assert not [*site.folder.glob("psfleet-logs/psfleet-*")]
 
 
 def test_the_job_file_of_the_page(
@@ -248,7 +308,7 @@ def test_the_job_file_of_the_page(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(job_file("kubernetes"))
     (tmp_path / "train.py").touch()
-    words = ["--render", "files", "--config", "job.toml"]
+    words = ["--render", "kubernetes", "files", "--config", "job.toml"]
     assert main(["--dry-run", *words]) == 0
     assert not (tmp_path / "files").exists()
     assert main(words) == 0
@@ -256,27 +316,27 @@ def test_the_job_file_of_the_page(
     assert first == [f"files/{path.name}" for path in second] * 2
 
 
+FILES = ("--render", "kubernetes", "x")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--render", "x", "--image", ""), "needs an image with psfleet and the script (--image)"),
+        ((*FILES, "--image", ""), "needs an image with psfleet and the script (--image)"),
+        ((*FILES, "--job", "My_job"), "--job is 'My_job'; Kubernetes takes up to 40 lower"),
         (
-            ("--render", "x", "--job", "My_job"),
-            "--job is 'My_job'; Kubernetes takes up to 40 lower",
+            ("--engine", "kubernetes"),
+            "write them with --render kubernetes FOLDER, then run kubectl",
         ),
-        (("--render", "x", "--snapshot-every", "5min"), "snapshots need a folder that all servers"),
-        (("--render", "x", "--replicas", "1"), "--replicas does not go with --engine kubernetes"),
-        (("--watch", "0"), "--watch 0 does not go with --engine kubernetes, whose launcher cannot"),
-        (
-            ("--watch", "9100"),
-            "run the launcher in a pod with --engine join and --watch 0.0.0.0:9100",
-        ),
-        (("--render", "/proc/none"), "--render is '/proc/none', which cannot be written"),
+        ((*FILES, "--engine", "ssh"), "and --engine is 'ssh'; leave one of them out"),
+        ((*FILES, "--replicas", "1", "--agents", "1"), "--replicas 1 needs two machines"),
+        (("--render", "kubernetes", "/proc/none"), "'/proc/none', which cannot be written"),
+        (("--render", "kubernetes", "s3://b/x"), "'s3://b/x' is a URL"),
     ],
 )
 def test_what_cannot_be_rendered(
     options: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence says why."""
-    assert main([*IMAGE, "--job", "ctr", *options, TRAINER, "30"]) == 2
+    assert main([*IMAGE, *options, TRAINER, "30"]) == 2
     assert re.search(re.escape(sentence), capsys.readouterr().err)

@@ -11,23 +11,18 @@ from pathlib import Path
 import pytest
 
 from psfleet.checkpoint import verify
-from tests.agents.conftest import TRAINER, TWO, Site
+from tests.agents.conftest import JOINED, TRAINER, TWO, Site
 from tests.agents.machines import Lab, has, run
-from tests.agents.test_errors import JOIN
+from tests.agents.test_errors import AGENTS
 from tests.agents.test_lost_machines import ALONE
 from tests.launch.conftest import digest
 from tests.waiting import until
 
+pytestmark = JOINED
 WAITS = "import os, time\nif os.environ['PSFLEET_RANK'] == '0': time.sleep(600)\n"
 """How a script begins that does something on worker 1 alone, on beta. The end of that ends the job."""
 _LIMITS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
 LIMIT = 512 << 20  # bytes; an agent and a server take less
-
-
-@pytest.fixture(params=["join"], scope="session")
-def engine(request: pytest.FixtureRequest) -> tuple[str, None]:
-    """Agents that join, so that each test starts them in surroundings of its own."""
-    return request.param, None
 
 
 @pytest.fixture
@@ -73,7 +68,7 @@ def failed(site: Site, script: str, *beta: str, **variables: str) -> str:
     """What the launcher says of a job whose agent on beta is started with these words and variables."""
     path = site.folder / "train.py"
     path.write_text(WAITS + script)
-    launcher = site.start(*JOIN, *TWO, str(path))
+    launcher = site.start(*AGENTS, *TWO, str(path))
     site.join(launcher, "alpha", "127.0.0.2")
     site.join(launcher, "beta", "127.0.0.3", *beta, **variables)
     code, _, err = site.ends(launcher)
@@ -117,7 +112,7 @@ def little_room_for_logs(tmp_path: Path) -> list[str]:
 def test_a_disk_without_room_for_a_servers_log(site: Site, little_room_for_logs: list[str]) -> None:
     """Pushes wait, and the launcher names server and host; with room again no bit of the result differs."""
     gate = site.folder / "gate"
-    job = (*JOIN, "--servers", "2", "--workers", "1", "--no-progress", "--durability", "log")
+    job = (*AGENTS, "--servers", "2", "--workers", "1", "--no-progress", "--durability", "log")
     launcher = site.start(*job, "--job", "full", TRAINER, "30", "0", str(gate))
     site.join(launcher, "alpha", "127.0.0.2")
     beta = site.join(launcher, "beta", "127.0.0.3", *little_room_for_logs)
@@ -188,7 +183,7 @@ def test_a_shared_disk_without_room_for_snapshots(site: Site, shared_disk: _Shar
     """
     site.lab = shared_disk
     (site.folder / "train.py").write_text(COUNTS)
-    job = (*JOIN, "--servers", "2", "--workers", "1", "--no-progress", "--job", "full")
+    job = (*AGENTS, "--servers", "2", "--workers", "1", "--no-progress", "--job", "full")
     launcher = site.start(*job, "--snapshot-every", "5 rounds", "train.py")
     for number, name in enumerate(("alpha", "beta"), 1):
         site.join(launcher, name, f"127.0.0.{number + 1}", *shared_disk.within(number))
@@ -199,13 +194,8 @@ def test_a_shared_disk_without_room_for_snapshots(site: Site, shared_disk: _Shar
     )
     [before] = snapshots.glob("snapshot-*")
     verify(before)
-    run(
-        *shared_disk.within(0),
-        "mount",
-        "-o",
-        "remount,size=64m",
-        str(snapshots).partition("root")[2],
-    )
+    mounted = str(snapshots).partition("root")[2]
+    run(*shared_disk.within(0), "mount", "-o", "remount,size=64m", mounted)
     launcher.until(lambda: "snapshots are taken again, after " in site.said(), "next snapshot")
     (site.folder / "gate").touch()
     code, _, err = site.ends(launcher)
@@ -213,12 +203,3 @@ def test_a_shared_disk_without_room_for_snapshots(site: Site, shared_disk: _Shar
     verify(max(snapshots.glob("snapshot-*")))
     [line] = [line for line in err.splitlines() if said in line]
     assert line.endswith(": No space left on device")
-
-
-def test_a_package_that_is_missing_there(site: Site) -> None:
-    """The script runs on alpha and cannot be run on beta."""
-    said = failed(site, "import a_package_of_alpha\n")
-    assert (
-        "worker 1 failed first: ModuleNotFoundError: No module named 'a_package_of_alpha'" in said
-    )
-    assert "train.py:3 in <module>" in said

@@ -38,14 +38,8 @@ def test_a_cluster_that_is_too_small(site: Site) -> None:
 
 def test_bundles_on_machines_of_their_own(site: Site) -> None:
     """Standbys need different machines, which counts only where they are asked for."""
-    said = refused(
-        site,
-        *("--ray-address", RAY_HEAD, "--replicas", "1"),
-        "--bundles",
-        "3",
-        "--bundle-cores",
-        "0.5",
-    )
+    few = ("--bundles", "3", "--bundle-cores", "0.5")
+    said = refused(site, "--ray-address", RAY_HEAD, "--replicas", "1", *few)
     assert "has room for 2 bundle(s) of 0.5 CPU on different machines, as --replicas 1" in said
 
 
@@ -106,3 +100,26 @@ def test_a_killed_actor_is_the_first_cause(site: Site) -> None:
 def test_several_agents_on_one_machine_have_names() -> None:
     """The machine's address, with a number where it has several."""
     assert names_of(["a", "b", "a"]) == ["a-1", "b", "a-2"]
+
+
+READS = """\
+import ray, sys
+ray.init(sys.argv[1], log_to_driver=False)
+from psfleet.datasets.batches import Batches
+from psfleet.datasets.record_batches import RecordBatches
+from psfleet.features import Feature, FeatureSet, Table
+made = ray.data.range(40, override_num_blocks=5).map_batches(lambda rows: {"user": rows["id"]})
+rows = RecordBatches(made, FeatureSet([Feature("user", Table("users", 4))]), ["user"], interleave=1)
+print("read", [int(label) for batch in Batches(rows, 8) for label in batch.labels["user"]])
+"""
+
+
+def test_a_dataset_of_ray(site: Site) -> None:
+    """The blocks of a Ray dataset, made on other nodes, are read in order."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
+    assert site.lab is not None
+    command = [*site.lab.inside, sys.executable, "-c", READS, RAY_HEAD]
+    reader = subprocess.run(
+        command, env=os.environ | RAY_VARIABLES, capture_output=True, text=True, timeout=170
+    )
+    assert f"read {[*range(40)]}" in reader.stdout, reader.stderr

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psfleet_launch.engines.remote.reachability import PeerSocket, Reachability
+from psfleet_launch.engines.remote.agent_hub import PeerSocket, Reachability
 from tests.waiting import until
 
 LOOK = 0.25
@@ -16,7 +16,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.at = 100.0
-        self.heard = self.acknowledged = self.at
+        self.last_message = self.acknowledged = self.at
         self.reach = Reachability()
 
     def look(self, seconds: float, *, step: float = LOOK, kernel: bool = False) -> list[bool]:
@@ -26,7 +26,7 @@ class Machine:
             self.at += step
             if kernel:
                 self.acknowledged = self.at - 0.1
-            self.reach.look(self.at, self.heard, lambda: self.at - self.acknowledged)
+            self.reach.look(self.at, self.last_message, lambda: self.at - self.acknowledged)
             found.append(self.reach.can_be_reached)
         return found
 
@@ -50,7 +50,7 @@ def test_a_machine_that_comes_back_can_be_reached() -> None:
     machine.look(5)
     assert machine.look(LOOK, kernel=True) == [True]
     machine.look(5)
-    machine.heard = machine.at + LOOK
+    machine.last_message = machine.at + LOOK
     assert machine.look(LOOK) == [True]
 
 
@@ -63,7 +63,7 @@ def test_nobody_is_lost_while_the_launcher_sleeps(asleep: float) -> None:
     assert machine.look(LOOK, kernel=True) == [True]
 
 
-def test_a_machine_that_is_heard_is_sent_nothing() -> None:
+def test_a_machine_that_sends_is_sent_nothing() -> None:
     """Asking is for the quiet ones, and four times a second at most."""
     machine, never = Machine(), lambda: 0.0
     assert not machine.reach.look(100.4, 100.0, never)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.commands import certificates_command
+from psfleet_launch.commands import machine_commands
 from psfleet_launch.engines.launch_engine import Told
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
@@ -34,7 +34,7 @@ class OneMachine(RemoteEngine):
     """Two agents on this machine.
 
     Attributes:
-        seen: All events so far, but for signs of life.
+        seen: All events so far, but for liveness signals.
     """
 
     name = "join"
@@ -52,13 +52,8 @@ class OneMachine(RemoteEngine):
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         for number, name in enumerate(self.machines()):
-            command = [
-                *agent_command(endpoint),
-                "--name",
-                name,
-                "--address",
-                f"127.0.0.{number + 2}",
-            ]
+            place = ("--name", name, "--address", f"127.0.0.{number + 2}")
+            command = [*agent_command(endpoint), *place]
             output = self.job.folder / f"agent.{name}"
             self.starters[name] = AgentStarter(command, invitation, output, self.job.token)
 
@@ -102,7 +97,7 @@ def engine(tmp_path: Path) -> Iterator[OneMachine]:
     logs = tmp_path / "logs"
     logs.mkdir()
     (tmp_path / "private").mkdir(mode=0o700)
-    keys = certificates_command.make(tmp_path / "tls")
+    keys = machine_commands.make(tmp_path / "tls")
     job = Job(asked, "j", os.urandom(8).hex(), tmp_path / "private", logs, keys)
     with selectors.DefaultSelector() as selector:
         made = OneMachine(job, selector)
@@ -117,7 +112,7 @@ def engine(tmp_path: Path) -> Iterator[OneMachine]:
 
 def test_a_standby_waits_where_no_machine_is_left(engine: OneMachine) -> None:
     """It is told of once and has not ended, so it costs no attempt; a signal ends it."""
-    told = Told(engine.endpoints(), follows=True, takes_orders=True)
+    told = Told(engine.endpoints(), follows=True, takes_commands=True)
     engine.spawn(SERVER, replace(told, follows=False))
     engine.ready(SERVER)
     engine.kill("beta")
@@ -135,7 +130,7 @@ def test_a_standby_waits_where_no_machine_is_left(engine: OneMachine) -> None:
 
 def test_one_that_has_taken_over_starts_again_elsewhere(engine: OneMachine) -> None:
     """Its machine is lost, and it goes on from its log at the place of its server."""
-    told = Told(engine.endpoints(), takes_orders=True)
+    told = Told(engine.endpoints(), takes_commands=True)
     engine.spawn(SERVER, told)
     told = replace(told, endpoints=[engine.ready(SERVER)])
     engine.spawn(HEIR, replace(told, follows=True))
@@ -144,7 +139,7 @@ def test_one_that_has_taken_over_starts_again_elsewhere(engine: OneMachine) -> N
     engine.send(SERVER, signal.SIGKILL)
     engine.hear(ProcessExited, SERVER)
     engine.expect(HEIR)
-    engine.order(HEIR, "promote 2")
+    engine.command(HEIR, "promote 2")
     endpoint = engine.ready(HEIR)
     assert endpoint.startswith("127.0.0.3:")
     engine.kill("beta")

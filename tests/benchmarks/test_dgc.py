@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
+pytestmark = IN_DOCS
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "dgc.py"
 
 

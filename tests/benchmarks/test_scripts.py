@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
+pytestmark = IN_DOCS
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = ["--runs", "1", "--no-peers"]
 
@@ -56,6 +57,18 @@ def test_workloads(script: str, options: list[str], lines: int, tmp_path: Path) 
     assert {name.split(",")[0] for name in figures["skipped"]} >= {"TensorFlow", "Paddle"}
 
 
+def test_pooled(tmp_path: Path) -> None:
+    """Both ways of psfleet are measured at each width; FBGEMM is left out."""
+    small = ("--steps", "1", "--rows", "100", "--samples", "8", "--dims", "16")
+    figures = run("pooled.py", *small, folder=tmp_path)
+    assert [row["contender"] for row in figures["rows"]] == [
+        "psfleet, embedded",
+        "psfleet, 2 servers",
+    ]
+    assert all(row["CPU-s / M samples"] > 0 for row in figures["rows"])
+    assert figures["skipped"] == {"FBGEMM": "left out"}
+
+
 def test_growth(tmp_path: Path) -> None:
     """The pauses are ordered: the worst is no less than the median."""
     rows = run("growth.py", "--rows", "8192", folder=tmp_path)["rows"]
@@ -79,6 +92,16 @@ def test_watching(tmp_path: Path) -> None:
     assert (unwatched["contender"], watched["contender"]) == ("unwatched", "watched")
     assert unwatched["against unwatched"] == 1
     assert all(one["CPU us / step"] > one["of it servers"] > 0 for one in (unwatched, watched))
+
+
+def test_freshness(tmp_path: Path) -> None:
+    """Every row reaches a cut, and the crew that is followed takes steps."""
+    small = ("--steps", "2", "--rows", "5000", "--batches", "2", "--updated", "2000")
+    fresh, alone, followed = run("freshness.py", *small, folder=tmp_path)["rows"]
+    assert fresh["cuts"] > 1
+    assert 0 <= fresh["p50 s"] <= fresh["p99 s"] <= fresh["p100 s"]
+    assert alone["against alone"] == 1
+    assert followed["CPU us / step"] > 0
 
 
 def test_small_steps(tmp_path: Path) -> None:
@@ -116,6 +139,12 @@ def test_connections(tmp_path: Path) -> None:
     assert row["server's CPU us / step"] > 0
 
 
+def test_many_workers(tmp_path: Path) -> None:
+    """Each part of a fleet is measured for each number of workers."""
+    figures = run("many_workers.py", "--workers", "4,8", folder=tmp_path)
+    assert [row["workers"] for row in figures["rows"]] == [4] * 7 + [8] * 7
+
+
 def test_multitable(tmp_path: Path) -> None:
     """Three modes, each with one call for all tables and with a call for each."""
     rows = run("multitable.py", "--steps", "2", folder=tmp_path)["rows"]
@@ -137,6 +166,13 @@ def test_features(tmp_path: Path) -> None:
         *("40 tables", "shared", "one table", "program") * 2
     ]
     assert all(row["CPU ms / step"] > 0 for row in rows)
+
+
+def test_transforms(tmp_path: Path) -> None:
+    """Each transform has a rate, beside look-ups without one."""
+    rows = run("transforms.py", "--short", folder=tmp_path)["rows"]
+    assert rows[0]["transform"] == "look-up, ids hashed"
+    assert all(row["rows / CPU s"] > 0 for row in rows)
 
 
 def lines_of(script: str, *options: str) -> list[str]:

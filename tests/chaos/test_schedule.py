@@ -11,7 +11,7 @@ from psfleet.chaos.audit import AuditFile, read_pushed
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule, FaultSignal, schedule
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.supervision.standbys import Standbys
+from psfleet_launch.supervision.job_events import Standbys
 
 COUNT = 300
 
@@ -76,24 +76,24 @@ def test_a_machine_waits_for_all_standbys(tmp_path: Path) -> None:
     seed = next(
         seed for seed in itertools.count() if next(schedule(seed, request, 1, 3)).kind == "lose"
     )
-    trouble = ChaosSchedule(seed, request, tmp_path, machines=3)
+    made = ChaosSchedule(seed, request, tmp_path, machines=3)
     places = Standbys()
     servers = [Member("server", rank) for rank in range(2)]
     living = {*servers, *places.begin(servers)}
     places.ready = {Member("server", 0, copy=1)}
 
     def due(at: float) -> list[FaultSignal]:
-        return trouble.due(at, living, trains=True, standbys=places)
+        return made.due(at, living, trains=True, standbys=places)
 
     assert due(0) == due(100) == []
     places.ready.add(Member("server", 1, copy=1))
-    (strike,) = due(100)
-    assert strike.takes_machine
-    assert strike.text.endswith(f"machine of {strike.member} is lost")
+    (fault,) = due(100)
+    assert fault.takes_machine
+    assert fault.text.endswith(f"machine of {fault.member} is lost")
     assert due(200) == []
-    living.remove(strike.member)
+    living.remove(fault.member)
     assert due(200)
-    assert "machine of server" in trouble.said()[0]["member"]
+    assert "machine of server" in made.said()[0]["member"]
 
 
 def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
@@ -104,18 +104,18 @@ def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
     places.begin([server])
     stops = 0
     for seed in range(20):
-        trouble = ChaosSchedule(seed, request, tmp_path)
+        made = ChaosSchedule(seed, request, tmp_path)
         down: set[Member] = set()
         for tenth in range(2000):
             places.ready = {standby} if tenth >= 1000 else set()
-            struck = trouble.due(tenth / 10, {server, standby}, trains=True, standbys=places)
-            for strike in struck:
-                if strike.signal == signal.SIGCONT:
-                    down.discard(strike.member)
-                elif strike.member.role == "server":
+            struck = made.due(tenth / 10, {server, standby}, trains=True, standbys=places)
+            for fault in struck:
+                if fault.signal == signal.SIGCONT:
+                    down.discard(fault.member)
+                elif fault.member.role == "server":
                     assert places.ready
                     assert not down
-                    down.add(strike.member)
+                    down.add(fault.member)
                     stops += 1
     assert stops > 20
 
@@ -133,23 +133,23 @@ def test_workers_die_as_often_as_they_come_back(restarts: int) -> None:
 def test_what_is_paused_goes_on(tmp_path: Path) -> None:
     """Every stop is followed by a continue, also when the job does not train any more."""
     request = JobRequest(__file__, servers=1, workers=1)
-    trouble = ChaosSchedule(3, request, tmp_path)
+    made = ChaosSchedule(3, request, tmp_path)
     living = {Member("server", 0), Member("worker", 0)}
     signals: list[int] = []
     for tenth in range(600):
-        strikes = trouble.due(tenth / 10, living, trains=tenth < 580)
-        signals += [strike.signal for strike in strikes]
+        strikes = made.due(tenth / 10, living, trains=tenth < 580)
+        signals += [fault.signal for fault in strikes]
     stops, goes_on = signals.count(19), signals.count(18)
-    assert stops == goes_on == len(trouble.done) > 5
+    assert stops == goes_on == len(made.done) > 5
 
 
-def test_notes_say_what_was_acknowledged(tmp_path: Path) -> None:
-    """By server, worker and life; a push that was only sent is not acknowledged."""
-    notes = AuditFile(tmp_path)
+def test_the_audit_says_what_was_acknowledged(tmp_path: Path) -> None:
+    """By server, worker and incarnation; a push that was only sent is not acknowledged."""
+    audit = AuditFile(tmp_path)
     for number in (4, 5, 6):
-        notes.sent(0, 1, 7, number)
-    notes.acknowledged(0, 1, 7, 5)
-    notes.sent(1, 1, 7, 4)
+        audit.sent(0, 1, 7, number)
+    audit.acknowledged(0, 1, 7, 5)
+    audit.sent(1, 1, 7, 4)
     found = read_pushed(tmp_path)
     assert {key: (p.first, p.last, p.acknowledged) for key, p in found.items()} == {
         (0, 1, 7): (4, 6, 5),

@@ -10,7 +10,7 @@ import pytest
 import psfleet
 from psfleet import rules
 from psfleet.errors import ServerUnavailable
-from psfleet.faults.crash_points import MessageFaults, Send
+from psfleet.faults import MessageFaults, Send
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
@@ -19,7 +19,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.stream.pushes import LINGER
+from psfleet_worker.stream.pending import LINGER
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.SGD())
 WHOLE = TableSpec("whole", "dense", (300, 100), rules.SGD())
@@ -88,7 +88,7 @@ def test_nobody_waits_for_it(endpoint: str, lane: str) -> None:
 
 
 @pytest.mark.parametrize("lane", ["auto", "inline"])
-def test_asked_before_the_answer_is_looked_at(endpoint: str, lane: str) -> None:
+def test_asked_before_the_reply_is_looked_at(endpoint: str, lane: str) -> None:
     """Asking for the next values while the last ones are not looked at lacks the same one push."""
     runtime = connect(endpoint, lane=lane)
     push(runtime)
@@ -130,11 +130,11 @@ class Slow:
         """`send` of that server."""
 
         def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            answer = send(method, request, seconds)
+            reply = send(method, request, seconds)
             self.methods.append(method)
             if method in ("Shard/Pull", "Shard/Exchange"):
                 threading.Event().wait(4 * LINGER)
-            return answer
+            return reply
 
         return meddled
 

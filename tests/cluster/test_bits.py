@@ -5,12 +5,11 @@ from typing import Any, Literal
 
 import pytest
 
-from psfleet.faults.crash_points import MessageFaults
+from psfleet.faults import MessageFaults
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import train_together
+from tests.trainings import TrainingWorkload, same_bits, train_together
 
 TRAINING = TrainingWorkload()
 
@@ -31,7 +30,7 @@ def train(
 @pytest.fixture(scope="module")
 def expected() -> list[TableState]:
     """The result of 2 workers with one server and no fault."""
-    with LocalFleet(servers=1, workers=2) as fleet:
+    with LocalFleet(servers=1, workers=2, in_process=True) as fleet:
         return train(fleet)
 
 
@@ -42,7 +41,7 @@ def test_any_fleet_gives_the_same_bits(
     expected: list[TableState], servers: int, transport: Literal["unix", "tcp"]
 ) -> None:
     """1, 2 and 3 servers over unix sockets and TCP end with the same weights and optimizer state."""
-    with LocalFleet(servers, 2, transport) as fleet:
+    with LocalFleet(servers, 2, transport, in_process=True) as fleet:
         same_bits(train(fleet), expected)
 
 
@@ -52,7 +51,7 @@ def test_lost_and_repeated_messages_do_not_change_a_bit(
 ) -> None:
     """With a quarter of answers lost and a quarter of requests repeated the result is that without faults."""
     faults = [MessageFaults(seed=worker, drop=0.25, duplicate=0.25) for worker in range(2)]
-    with LocalFleet(servers, 2) as fleet:
+    with LocalFleet(servers, 2, in_process=True) as fleet:
         same_bits(train(fleet, lambda worker: faults[worker]), expected)
     assert sum(fault.dropped for fault in faults) > 3
     assert sum(fault.duplicated for fault in faults) > 3

@@ -12,7 +12,7 @@ from psfleet import fleet
 from psfleet.client import Client, SparseTable
 from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
 from psfleet.optimizer import SGD, Adam
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 from psfleet.testing.local_fleet import LocalFleet
 
 IDS, GRADS = np.arange(3), np.ones((3, 4), np.float32)
@@ -21,8 +21,8 @@ IDS, GRADS = np.arange(3), np.ones((3, 4), np.float32)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_table_of_a_client_that_is_closed(mode: str) -> None:
     """After `with psfleet.connect()` pushes and pulls are refused; they do not wait for an answer."""
-    with LocalFleet(2, 1) as fleet:
-        with psfleet.connect(fleet.environment(0), mode=mode) as client:  # type: ignore[arg-type]
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        with psfleet.connect(fleet.environment(0), mode=mode) as client:
             table = client.sparse_table("t", dim=4, optimizer=Adam(0.1))
             table.push(IDS, GRADS).wait(60)
         with pytest.raises(UsageError, match="this client is closed, and so are its tables"):
@@ -35,7 +35,7 @@ def test_a_table_of_a_client_that_is_closed(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_worker_that_has_left(mode: str) -> None:
     """After a worker's runtime is closed pushes and pulls are refused; they do not wait for an answer."""
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, mode)
         table = Client(runtime).sparse_table("t", dim=4, optimizer=Adam(0.1))
         table.push(IDS, GRADS).wait(60)
@@ -48,7 +48,7 @@ def test_a_worker_that_has_left(mode: str) -> None:
 
 def test_a_script_that_has_stopped_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """After fleet.stop_worker() what needs the servers is refused at once, until fleet.init()."""
-    with LocalFleet(1, 1) as servers:
+    with LocalFleet(1, 1, in_process=True) as servers:
         monkeypatch.setenv("PSFLEET_ROLE", "worker")
         monkeypatch.setenv("PSFLEET_SERVERS", ",".join(servers.endpoints))
         fleet.init()
@@ -59,7 +59,7 @@ def test_a_script_that_has_stopped_its_worker(monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises(UsageError, match=r"has left with fleet.stop_worker\(\)"):
                 use()
         fleet.init()
-        runtimes.provide(None)
+        fleet._fleet.forget()
 
 
 def _push_and_fail() -> None:
@@ -71,9 +71,9 @@ def _push_and_fail() -> None:
 def test_a_block_that_fails_does_not_wait_for_others_without_end() -> None:
     """Sync mode: when a block fails in a round that the others have not come to, its error comes through,
     with a note, although nobody completes the round; if they come later, the push counts."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         mine, other = fleet.connect(0, "sync"), Client(fleet.connect(1, "sync"))
-        runtimes.use(mine)
+        current().use(mine)
         try:
             with pytest.raises(KeyboardInterrupt) as caught:
                 _push_and_fail()
@@ -87,28 +87,25 @@ def test_a_block_that_fails_does_not_wait_for_others_without_end() -> None:
                 done.result()
             assert np.array_equal(theirs.pull(IDS), before - 2)
         finally:
-            runtimes.use(None)
+            current().use(None)
             mine.close()
             other.close()
 
 
-def _in_fork(table: SparseTable, answers: Pipe) -> None:
+def _in_fork(table: SparseTable, replies: Pipe) -> None:
     for use in (lambda: table.pull(IDS), lambda: table.push(IDS, GRADS).wait(60)):
         try:
             use()
-            answers.send("it worked")
+            replies.send("it worked")
         except PsfleetError as error:
-            answers.send(str(error))
+            replies.send(str(error))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # that is the point
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_fork_of_a_worker_is_told_so(mode: str) -> None:
     """A forked process, as of a DataLoader, cannot use the worker's tables; the worker goes on."""
-    with (
-        LocalFleet(1, 1) as fleet,
-        psfleet.connect(fleet.environment(0), mode=mode) as client,  # type: ignore[arg-type]
-    ):
+    with LocalFleet(1, 1) as fleet, psfleet.connect(fleet.environment(0), mode=mode) as client:
         table = client.sparse_table("t", dim=4, optimizer=Adam(0.1))
         table.push(IDS, GRADS)  # under way when the process forks
         ours, theirs = multiprocessing.Pipe()

@@ -13,9 +13,9 @@ from psfleet.rules import Adam
 from psfleet.runtime.interface import Gradient, Runtime, TableState
 from psfleet.schema.table import Device, InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from tests import starter
 from tests.observability.test_processes import collect
+from tests.trainings import TrainingWorkload, in_threads, same_bits
 
 SHORT = TrainingWorkload(
     steps=3, shape=(9, 7)

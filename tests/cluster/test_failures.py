@@ -1,12 +1,21 @@
 """When somebody is missing, the others say who, in time."""
 
+import dataclasses
+import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError, DeadlineExceeded, Fenced, ProtocolError, ServerUnavailable
+from psfleet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Fenced,
+    NotReady,
+    ProtocolError,
+    ServerUnavailable,
+)
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
@@ -14,10 +23,11 @@ from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
+from tests.waiting import pause, until
 
 SPEC = TableSpec("dense", "dense", (3,), make_rule("sgd", {}))
 GRADIENT = Gradient(SPEC.key, np.ones(3, np.float32), None, 1.0)
-HASTY = Patience(wait=0.5, answer=30.0, outage=1.0, start=30.0)
+HASTY = Patience(wait=0.5, reply=30.0, outage=1.0, start=30.0)
 
 
 def test_a_server_that_is_gone_is_named_in_time() -> None:
@@ -30,9 +40,30 @@ def test_a_server_that_is_gone_is_named_in_time() -> None:
         began = time.monotonic()
         with pytest.raises(ServerUnavailable, match=r"server 1 at unix:.* has not answered for"):
             runtime.flush()
-        assert time.monotonic() - began < HASTY.answer
+        assert time.monotonic() - began < HASTY.reply
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.close()
+
+
+def test_a_worker_without_a_seat_says_what_it_waits_for() -> None:
+    """While server 1 is silent nobody gets a seat: the worker names it, and so does the log of server 0,
+    which also says when it is over. While server 0 is silent the worker says what it asked for how long."""
+    short = dataclasses.replace(HASTY, start=1.0)
+    with LocalFleet(2, 1) as fleet:
+        pause(fleet.processes[1])
+        with pytest.raises(NotReady, match=r"server 0 for its seat, which waits for .*server 1: "):
+            ClusterRuntime(fleet.environment(0), "sync", patience=short)
+        until(lambda: "does not answer server 0, and workers wait for it: " in fleet.log(0))
+        fleet.processes[1].send_signal(signal.SIGCONT)
+        ClusterRuntime(fleet.environment(0), "sync", patience=HASTY).close()
+        assert fleet.log(0).count("answers server 0 again") == 1
+    with LocalFleet(1, 1) as fleet:
+        pause(fleet.processes[0])
+        asked = (
+            r"worker 0 has asked for its seat: server 0 at .* Coordinator/Register within 2.0 s: "
+        )
+        with pytest.raises(DeadlineExceeded, match=asked):
+            ClusterRuntime(fleet.environment(0), "sync", patience=short)
 
 
 def test_a_dead_server_is_not_hidden_by_one_that_waits() -> None:
@@ -60,7 +91,7 @@ def test_nobody_listens() -> None:
 
 def test_a_round_names_the_worker_that_it_waits_for() -> None:
     """A sync flush whose round lacks worker 1 raises DeadlineExceeded that names worker 1."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync", patience=HASTY)
         runtime.create(SPEC, np.zeros(3, np.float32))
         runtime.push([GRADIENT]).wait(60)
@@ -73,7 +104,7 @@ def test_a_round_names_the_worker_that_it_waits_for() -> None:
 
 def test_a_barrier_names_the_worker_that_it_waits_for() -> None:
     """A barrier without worker 1 ends with its name; asked for again, it goes on."""
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         first = ClusterRuntime(fleet.environment(0), "async", patience=HASTY)
         with pytest.raises(DeadlineExceeded, match=r"barrier 1 of worker 0 .* waits for worker 1"):
             first.barrier(0.3)
@@ -86,9 +117,9 @@ def test_a_barrier_names_the_worker_that_it_waits_for() -> None:
         second.close()
 
 
-def test_an_earlier_life_is_fenced() -> None:
+def test_an_earlier_incarnation_is_fenced() -> None:
     """When a worker's seat is taken by a new process, the old one cannot push any more."""
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         old = ClusterRuntime(fleet.environment(0), "async")
         old.create(SPEC, np.zeros(3, np.float32))
         old.push([GRADIENT]).wait(60)
@@ -107,15 +138,15 @@ def test_an_earlier_life_is_fenced() -> None:
 
 def test_workers_must_agree_on_mode_and_number() -> None:
     """Another mode, another number of workers, or servers in another order are refused."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         ClusterRuntime(fleet.environment(0), "sync").close()
         with pytest.raises(ConfigError, match="mode"):
             ClusterRuntime(fleet.environment(1), "async")
         with pytest.raises(ConfigError, match="was started for 3 workers"):
             ClusterRuntime(Environment("worker", 1, fleet.endpoints, 3), "sync")
-        turned = Environment("worker", 1, fleet.endpoints[::-1], 2)
+        swapped = Environment("worker", 1, fleet.endpoints[::-1], 2)
         with pytest.raises(ProtocolError, match="UNIMPLEMENTED"):
-            ClusterRuntime(turned, "sync", patience=HASTY)
+            ClusterRuntime(swapped, "sync", patience=HASTY)
         missing = Environment("worker", 1, fleet.endpoints[:1], 2)
         with pytest.raises(ConfigError, match="is server 0 of 2; start it as 0 of 1"):
             ClusterRuntime(missing, "sync")
@@ -123,7 +154,7 @@ def test_workers_must_agree_on_mode_and_number() -> None:
 
 def test_a_server_that_cannot_write_fails_the_save(tmp_path: Path) -> None:
     """A save into a folder that is a file raises, and leaves nothing behind."""
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync")
         runtime.create(SPEC, np.zeros(3, np.float32))
         (tmp_path / "file").write_text("occupied")

@@ -61,7 +61,7 @@ def pushes(client: Client) -> list[int]:
 def trained(servers: int, mode: Mode, folder: Path) -> tuple[dict[str, bytes], list[int]]:
     """The bits after some steps of one worker, which are saved, and the pushes of each server."""
     with (
-        LocalFleet(servers, 1) as fleet,
+        LocalFleet(servers, 1, in_process=True) as fleet,
         psfleet.connect(fleet.environment(0), mode=mode) as client,
     ):
         made = tables(client)
@@ -87,7 +87,10 @@ def test_a_push_goes_where_its_tables_are(
     assert found == alone
     assert got == ([2 * STEPS] * 4 if mode == "sync" else [2 * STEPS, STEPS, STEPS, STEPS])
     for servers in (1, 3):
-        with LocalFleet(servers, 1) as fleet, psfleet.connect(fleet.environment(0)) as client:
+        with (
+            LocalFleet(servers, 1, in_process=True) as fleet,
+            psfleet.connect(fleet.environment(0)) as client,
+        ):
             client.runtime.load(str(tmp_path / "saved"))
             assert bits(tables(client)) == alone
 
@@ -96,7 +99,7 @@ def test_a_table_stays_where_it_was_made(alone: dict[str, bytes], tmp_path: Path
     """Another definition, by a second worker or of a checkpoint that is loaded, does not move it."""
     trained(2, "sync", tmp_path / "saved")
     with (
-        LocalFleet(3, 2) as fleet,
+        LocalFleet(3, 2, in_process=True) as fleet,
         psfleet.connect(fleet.environment(0)) as one,
         psfleet.connect(fleet.environment(1)) as other,
     ):

@@ -12,7 +12,7 @@ import pytest
 
 import psfleet
 from psfleet.optimizer import SGD, Adam
-from psfleet.platform import interrupts
+from psfleet.platform import threads
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 
@@ -65,9 +65,9 @@ def test_training_goes_on_after_interrupts(mode: str) -> None:
     with contextlib.ExitStack() as stack:
         environment = Environment(None, 0, (), 1)
         if mode != "embedded":
-            environment = stack.enter_context(LocalFleet(2, 1)).environment(0)
+            environment = stack.enter_context(LocalFleet(2, 1, in_process=True)).environment(0)
         asked = "async" if mode == "embedded" else mode
-        ps = stack.enter_context(psfleet.connect(environment, mode=asked))  # type: ignore[arg-type]
+        ps = stack.enter_context(psfleet.connect(environment, mode=asked))
         users = ps.sparse_table("users", dim=4, optimizer=Adam(0.01))
         total = ps.dense_table("total", np.zeros(90), optimizer=SGD(1.0), servers=2)
         ids, grads = np.arange(64), np.ones((64, 4))
@@ -98,7 +98,10 @@ def test_training_goes_on_after_interrupts(mode: str) -> None:
 
 def test_an_interrupt_ends_a_wait() -> None:
     """Sync mode: a worker that waits for another's push is interrupted at once, and waits again later."""
-    with LocalFleet(1, 2) as fleet, psfleet.connect(fleet.environment(0), mode="sync") as ps:
+    with (
+        LocalFleet(1, 2, in_process=True) as fleet,
+        psfleet.connect(fleet.environment(0), mode="sync") as ps,
+    ):
         total = ps.dense_table("total", np.zeros(3), optimizer=SGD(1.0))
         ps.push({total: -np.ones(3)})
         interrupter = Interrupter(1)
@@ -125,7 +128,7 @@ def test_an_own_handler_stays() -> None:
     before = signal.signal(signal.SIGINT, lambda number, _: calls.append(number))
     try:
         own = signal.getsignal(signal.SIGINT)
-        with interrupts.deferred(), interrupts.deferred():
+        with threads.deferred(), threads.deferred():
             signal.raise_signal(signal.SIGINT)
             assert calls == []
         assert calls == [signal.SIGINT]

@@ -19,7 +19,6 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import same_bits
 from psfleet.wire import frame
 from psfleet.wire.protobuf_fields import field
 from psfleet.wire.v1.frame_pb2 import Header
@@ -28,6 +27,7 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.tensor_memory import WorkerMemory
 from psfleet_worker.session.retries import Patience
+from tests.trainings import same_bits
 from tests.waiting import until
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.Adam())
@@ -71,7 +71,7 @@ def test_the_same_bits_with_and_without(mode: Mode) -> None:
     """Training over shared memory and over messages ends with the same bits, in either mode."""
     results = []
     for lane in ("auto", "inline"):
-        with LocalFleet(2, 1) as fleet:
+        with LocalFleet(2, 1, in_process=True) as fleet:
             runtime = ClusterRuntime(replace(fleet.environment(0), lane=lane), mode)
             results.append(train(runtime))
             runtime.close()
@@ -176,10 +176,10 @@ def test_a_header_may_be_cut_anywhere(server: Server) -> None:
     for turn in range(8):
         request = ServerRequest(runtime._fleet.header(), held)
         request.read_rows(ROWS, IDS[:4])
-        layout, head, _ = frame.split(request.request())
-        piece = request._answers[0]
-        assert isinstance(piece, np.ndarray)
-        piece[:] = -1
+        layout, head, _ = frame.split(request.encode())
+        fragment = request._replies[0]
+        assert isinstance(fragment, np.ndarray)
+        fragment[:] = -1
         cut = head.index(b"\x4a")  # the field `lane`, behind who speaks
         parts = [
             (layout, head),
@@ -187,10 +187,12 @@ def test_a_header_may_be_cut_anywhere(server: Server) -> None:
             (head + layout,),
             (layout + head[:cut], head[cut:]),
         ][turn % 4]
-        call = client.start("Shard/Pull", b"".join(field(1, part) for part in parts), cargo=request)
+        message = b"".join(field(1, part) for part in parts)
+        request.encode = lambda message=message: message  # type: ignore[method-assign,misc]
+        call = client.send(request, "Shard/Pull")
         until(lambda call=call: call.ended)  # type: ignore[misc]
         assert call.error is None
-        np.testing.assert_array_equal(piece, wanted)
+        np.testing.assert_array_equal(fragment, wanted)
         request.close()
     runtime.close()
 

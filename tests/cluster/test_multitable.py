@@ -13,15 +13,15 @@ import pytest
 import psfleet
 from psfleet.client import Client
 from psfleet.entry import ShowClickEntry
-from psfleet.errors import IdError, ShapeError, UsageError
-from psfleet.faults.crash_points import MessageFaults, Send
+from psfleet.errors import IdError, ShapeError, UsageError, WrongType
+from psfleet.faults import MessageFaults, Send
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import in_threads, same_bits
 
 MODES: list[Mode] = ["sync", "async", "ssp", "geo", "half-async"]
 STEPS = 12
@@ -77,7 +77,7 @@ class Model:
 
 def trained(mode: Mode, how: str, workers: int = 2, servers: int = 2) -> list[TableState]:
     """The tables after every worker has made its steps; how: together or one_by_one."""
-    with LocalFleet(servers, workers) as fleet, contextlib.ExitStack() as stack:
+    with LocalFleet(servers, workers, in_process=True) as fleet, contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(psfleet.connect(fleet.environment(worker), mode=mode))
             for worker in range(workers)
@@ -121,7 +121,7 @@ def test_the_same_bits_without_a_fleet() -> None:
 def test_every_mode_applies_every_push(mode: Mode) -> None:
     """Two workers and two servers: each table counts all pushes of both workers, whatever the mode."""
     ids = np.arange(5)
-    with LocalFleet(2, 2) as fleet, contextlib.ExitStack() as stack:
+    with LocalFleet(2, 2, in_process=True) as fleet, contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(psfleet.connect(fleet.environment(worker), mode=mode))
             for worker in range(2)
@@ -173,7 +173,7 @@ class Calls:
 def counted(mode: Mode, how: str) -> tuple[int, list[int]]:
     """Calls that a worker makes for its steps to a fleet of two servers, and the pushes they count."""
     calls = Calls()
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), mode, meddle=calls)
         with Client(runtime) as client:
             getattr(Model(client), how)(0)
@@ -198,9 +198,9 @@ def test_one_push_for_all_tables_in_async_mode() -> None:
     assert 2 * (STEPS + 1) <= calls <= 2 * 2 * STEPS
 
 
-def test_lost_answers_change_nothing() -> None:
+def test_lost_replies_change_nothing() -> None:
     """With answers lost and requests repeated, the tables have the bits that they have without."""
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         meddle = MessageFaults(3, drop=0.2, duplicate=0.2)
         with Client(ClusterRuntime(fleet.environment(0), "sync", meddle=meddle)) as client:
             model = Model(client)
@@ -212,7 +212,10 @@ def test_lost_answers_change_nothing() -> None:
 
 def test_read_ahead_of_several_tables() -> None:
     """Values of several tables come ahead together, and lack exactly the push that overtook them."""
-    with LocalFleet(2, 1) as fleet, psfleet.connect(fleet.environment(0)) as client:
+    with (
+        LocalFleet(2, 1, in_process=True) as fleet,
+        psfleet.connect(fleet.environment(0)) as client,
+    ):
         table = client.sparse_table("rows", dim=2, optimizer=SGD(1.0))
         total = client.dense_table("total", np.zeros(3), optimizer=SGD(1.0))
         ids = np.arange(6).reshape(2, 3)
@@ -242,7 +245,7 @@ def test_shows_and_clicks_beside_other_tables() -> None:
 
 def test_a_worker_without_a_batch_makes_its_round() -> None:
     """Sync mode: with an empty push a worker takes part in the round and changes nothing."""
-    with LocalFleet(2, 2) as fleet, contextlib.ExitStack() as stack:
+    with LocalFleet(2, 2, in_process=True) as fleet, contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(psfleet.connect(fleet.environment(worker), mode="sync"))
             for worker in range(2)
@@ -264,7 +267,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     with contextlib.ExitStack() as stack:
         environment = Environment(None, 0, (), 1)
         if request.param != "embedded":
-            environment = stack.enter_context(LocalFleet(2, 1)).environment(0)
+            environment = stack.enter_context(LocalFleet(2, 1, in_process=True)).environment(0)
         mode: Mode = "async" if request.param == "embedded" else request.param
         model = Model(stack.enter_context(psfleet.connect(environment, mode=mode)))
         model.client.push({model.users: ROW})
@@ -273,12 +276,8 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
 
 
 WRONG: dict[str, tuple[type[UsageError], str, Callable[[Model], object]]] = {
-    "a list": (
-        UsageError,
-        r"push needs a mapping from tables to gradients, as \{users: \.\.\.\}; it got \[\] of list",
-        lambda m: m.client.push([]),  # type: ignore[arg-type]
-    ),
-    "a list to pull": (UsageError, "pull needs a mapping", lambda m: m.client.pull(5)),  # type: ignore[arg-type]
+    "a list": (WrongType, "gradients is .* it must be a dict", lambda m: m.client.push([])),  # type: ignore[arg-type]
+    "a list to pull": (WrongType, "ids is 5, it must be a dict", lambda m: m.client.pull(5)),  # type: ignore[arg-type]
     "a name": (
         UsageError,
         "a key of this push is 'users'; it must be a table, as sparse_table",

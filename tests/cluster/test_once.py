@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from psfleet.faults.crash_points import MessageFaults
+from psfleet.faults import MessageFaults
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.push_counts import CountingWorkload
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.push_counts import CountingWorkload
+from tests.trainings import in_threads
 
 
 @pytest.mark.parametrize(("drop", "duplicate"), [(0.0, 0.3), (0.2, 0.2)])
@@ -22,7 +22,7 @@ def test_every_push_is_counted_once(drop: float, duplicate: float) -> None:
         counting.run(runtime)
         runtime.close()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
     counting.check(2)

@@ -13,16 +13,15 @@ import pytest
 from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
-from psfleet.faults.crash_points import MessageFaults, Send
+from psfleet.faults import MessageFaults, Send
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, same_bits
 from psfleet.wire import frame
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import train_together
+from tests.trainings import TrainingWorkload, same_bits, train_together
 
 TRAINING = TrainingWorkload(steps=15, dim=9)
 NARROW = TrainingWorkload(steps=15, dim=3)
@@ -69,9 +68,9 @@ def test_servers_lanes_and_faults_do_not_change_a_bit(
     """Two workers in rounds: 1 server with shared memory, and 3 with messages of which many are lost or
     repeated, end with the same bits; a push that is sent again is the same bytes."""
     wire, sent = WireSettings.both(form), Sent(MessageFaults(3, drop=0.15, duplicate=0.15))
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         wanted = train(fleet, wire, training)
-    with LocalFleet(3, 2) as fleet:
+    with LocalFleet(3, 2, in_process=True) as fleet:
         same_bits(train(fleet, wire, training, lane="inline", meddle=sent), wanted)
     assert sum(len(attempts) > 1 for attempts in sent.pushes.values()) > 3
     assert all(len(set(attempts)) == 1 for attempts in sent.pushes.values())
@@ -84,7 +83,7 @@ def test_embedded_is_the_same(wire: WireSettings) -> None:
     """A script without a cluster rounds as one with 2 servers and a worker does."""
     alone = EmbeddedRuntime(wire=wire)
     TRAINING.run(alone)
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = on(fleet, 0, wire)
         TRAINING.run(runtime)
         same_bits(TRAINING.result(runtime), TRAINING.result(alone))
@@ -102,7 +101,7 @@ def test_bytes_fall_as_promised() -> None:
     )
     sizes = {"fp32": (64, 200_000), "bf16": (32, 100_000), "int8": (20, 50_000 + 4 * 196)}
     lanes = [(wire, lane) for wire in wires for lane in ("inline", "auto")]
-    with LocalFleet(2, len(lanes)) as fleet, contextlib.ExitStack() as stack:
+    with LocalFleet(2, len(lanes), in_process=True) as fleet, contextlib.ExitStack() as stack:
         for worker, (wire, lane) in enumerate(lanes):
             environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
             runtime = ClusterRuntime(environment, "async", wire=wire)
@@ -149,7 +148,7 @@ def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> No
     wire, alone = WireSettings.both("int8"), EmbeddedRuntime(wire=WireSettings.both("int8"))
     good = np.linspace(-1, 1, 300, dtype=np.float32)
     bad = np.full((1, 8), 3e38, np.float32)
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync", wire=wire)
         for each in (runtime, alone):
             zeros(each, DENSE, ROWS)
@@ -178,13 +177,13 @@ def losses(wire: WireSettings, steps: int = 300) -> Sequence[float]:
     rows = TableSpec("learn/rows", "sparse", (8,), rule, seed=3)
     zeros(runtime, dense, rows)
     truth = np.random.default_rng(0)
-    answer, taste = truth.standard_normal(20), truth.standard_normal((50, 8))
+    reply, taste = truth.standard_normal(20), truth.standard_normal((50, 8))
     found = []
     for step in range(steps):
         dice = np.random.default_rng((1, step))
         columns = dice.standard_normal((64, 20)).astype(np.float32)
         ids = dice.integers(0, 50, 64)
-        late = (columns @ answer + taste[ids].sum(axis=1) > 0).astype(np.float32)
+        late = (columns @ reply + taste[ids].sum(axis=1) > 0).astype(np.float32)
         weights, held = runtime.pull([Read(dense.key), Read(rows.key, ids)])
         p = 1 / (1 + np.exp(-(columns @ weights + held.sum(axis=1))))
         found.append(float(-np.log(np.where(late > 0, p, 1 - p)).mean()))

@@ -15,14 +15,14 @@ from psfleet.runtime.interface import TableState
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.standby.pairs import Pairs
+from tests.trainings import TrainingWorkload, in_threads, same_bits
 
 TRAINING = TrainingWorkload(steps=12, precision="bfloat16/bfloat16")
 PARTS = 3  # a training has so many, and may go on from a snapshot before each
-PATIENCE = Patience(answer=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
+PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 
 
 def train(fleet: LocalFleet, parts: int = PARTS, folder: Path | None = None) -> list[TableState]:
@@ -52,7 +52,7 @@ def train(fleet: LocalFleet, parts: int = PARTS, folder: Path | None = None) -> 
 @pytest.fixture(scope="module")
 def expected() -> list[TableState]:
     """The result of 2 workers with one server and no fault."""
-    with LocalFleet(servers=1, workers=2) as fleet:
+    with LocalFleet(servers=1, workers=2, in_process=True) as fleet:
         return train(fleet)
 
 
@@ -68,7 +68,7 @@ def test_any_number_of_servers_gives_the_same_bits(
     expected: list[TableState], servers: int
 ) -> None:
     """1, 2 and 4 servers round the same way."""
-    with LocalFleet(servers, 2) as fleet:
+    with LocalFleet(servers, 2, in_process=True) as fleet:
         same_bits(train(fleet), expected)
 
 
@@ -93,14 +93,14 @@ def test_a_fleet_goes_on_from_a_snapshot_with_the_same_bits(
     expected: list[TableState], tmp_path: Path
 ) -> None:
     """Two servers write a snapshot and a delta; three start from the delta."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         half = train(fleet, PARTS - 1, tmp_path)
     shard = Shard()
     load_shard(tmp_path / "1", shard)
     table = shard.tables[TRAINING.sparse.key]
     assert isinstance(table, SparseTable)
     np.testing.assert_array_equal(table.state(0, 1000)[1], np.concatenate(half[1].values, axis=1))
-    with LocalFleet(3, 2, resume=str(tmp_path / "1")) as fleet:
+    with LocalFleet(3, 2, resume=str(tmp_path / "1"), in_process=True) as fleet:
         same_bits(train(fleet, 1), expected)
 
 

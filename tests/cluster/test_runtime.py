@@ -22,8 +22,8 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import TrainingWorkload, in_threads, same_bits
 
 SGD = make_rule("sgd", {})
 ZERO = InitializerSpec("constant", 0.0)
@@ -42,7 +42,7 @@ def dense(name: str, *shape: int) -> TableSpec:
 @pytest.fixture(scope="module")
 def alone() -> Iterator[ClusterRuntime]:
     """The only worker of a fleet with 2 servers, async."""
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "async")
         # The first push starts a thread that lives as long as the runtime: longer than one test.
         key = runtime.create(dense("first", 1), np.zeros(1, np.float32))
@@ -54,12 +54,12 @@ def alone() -> Iterator[ClusterRuntime]:
 def together(fleet: LocalFleet, mode: Any, work: Callable[[ClusterRuntime], None]) -> None:
     """Every worker of the fleet does the work."""
 
-    def life(worker: int) -> None:
+    def train(worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), mode)
         work(runtime)
         runtime.close()
 
-    in_threads([partial(life, worker) for worker in range(fleet.workers)])
+    in_threads([partial(train, worker) for worker in range(fleet.workers)])
 
 
 def test_rows_come_in_the_shape_of_the_ids(alone: ClusterRuntime) -> None:
@@ -214,7 +214,7 @@ def test_reductions_go_in_worker_order() -> None:
             got = runtime.all_reduce(values[runtime.worker_index], mode)
             np.testing.assert_array_equal(got, want)
 
-    with LocalFleet(1, 3) as fleet:
+    with LocalFleet(1, 3, in_process=True) as fleet:
         together(fleet, "sync", work)
 
 
@@ -231,7 +231,7 @@ def test_workers_with_unequal_steps_meet_at_a_barrier() -> None:
         np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], np.full(5000, -10))
         assert [server["round"] for server in runtime.stats()] == [10, 10]
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, "sync", work)
 
 
@@ -253,7 +253,7 @@ def test_a_worker_that_has_left_is_not_waited_for() -> None:
         runtime.barrier()
         np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], [-2, -2, -2])
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, "sync", work)
         assert fleet.wait() == [0, 0]
 
@@ -267,7 +267,7 @@ def test_one_worker_gives_the_first_value_on_all_servers() -> None:
         runtime.create(spec, np.full(40_000, runtime.worker_index, np.float32))
         seen.extend(runtime.pull([Read(spec.key)]))
 
-    with LocalFleet(3, 4) as fleet:
+    with LocalFleet(3, 4, in_process=True) as fleet:
         together(fleet, "async", work)
     assert len({value.tobytes() for value in seen}) == 1
     assert len(np.unique(seen[0])) == 1
@@ -278,7 +278,7 @@ def test_a_checkpoint_loads_on_another_number_of_servers(tmp_path: Path) -> None
     training = TrainingWorkload(steps=4)
     results: list[list[TableState]] = []
     for number, servers in enumerate((2, 3, 1)):
-        with LocalFleet(servers, 1) as fleet:
+        with LocalFleet(servers, 1, in_process=True) as fleet:
             runtime = ClusterRuntime(fleet.environment(0), "sync")
             if number:
                 runtime.load(str(tmp_path / str(number - 1)))
@@ -299,7 +299,7 @@ def test_a_missing_checkpoint_is_one_sentence(alone: ClusterRuntime, tmp_path: P
 
 def test_closing_twice_is_closing_once() -> None:
     """close() may be called again; the servers end after the last worker has left."""
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "async")
         runtime.close()
         runtime.close()

@@ -10,9 +10,9 @@ import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, IdError, ShapeError
-from psfleet.kernels.float16 import rounded
+from psfleet.kernels.number_formats import rounded
 from psfleet.optimizer import SGD
-from psfleet.optimizer.amp import GradientScaler
+from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet.parameters.binding import BoundTables
 from psfleet.parameters.parameter import Parameter
 from psfleet.rules import make_rule
@@ -20,8 +20,8 @@ from psfleet.runtime.interface import Gradient, Precision, Runtime, TableState
 from psfleet.schema.table import BLOCK, InitializerSpec, TableSpec
 from psfleet.strategy import AMPSettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import in_threads, same_bits
 
 SIZE = 3 * BLOCK + 17
 DENSE = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
@@ -61,14 +61,14 @@ def on_fleet(servers: int, workers: int, kind: Kind, lane: str = "auto") -> list
     """The tables after a sync training on a cluster."""
     found: list[list[TableState]] = []
 
-    def life(fleet: LocalFleet, worker: int) -> None:
+    def run_worker(fleet: LocalFleet, worker: int) -> None:
         environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
         runtime = ClusterRuntime(environment, "sync")
         found.append(train(runtime, kind))
         runtime.close()
 
-    with LocalFleet(servers, workers) as fleet:
-        in_threads([partial(life, fleet, worker) for worker in range(workers)])
+    with LocalFleet(servers, workers, in_process=True) as fleet:
+        in_threads([partial(run_worker, fleet, worker) for worker in range(workers)])
     for other in found[1:]:
         same_bits(other, found[0])
     return found[0]
@@ -142,7 +142,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
         made.create(DENSE, np.zeros(SIZE, np.float32))
         yield made
         return
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         made = ClusterRuntime(fleet.environment(0), "async")
         made.create(DENSE, np.zeros(SIZE, np.float32))
         yield made
@@ -164,22 +164,22 @@ def test_a_skipped_step_is_a_push_of_nothing(mode: Any) -> None:
     the others, and nobody waits."""
     ends: list[Any] = []
 
-    def life(fleet: LocalFleet, worker: int) -> None:
+    def run_worker(fleet: LocalFleet, worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), mode)
         tables = BoundTables(runtime)
         w = Parameter("w", np.zeros(5))
         seat = tables.seat(SGD(1.0), w)
-        shortener = GradientScaler(AMPSettings(dtype="float16"))
+        scaler = GradientScaler(AMPSettings(dtype="float16"))
         for step in range(4):
             value = np.inf if (worker, step) == (1, 2) else (1 + worker) / 4
             gradient = Gradient(seat.key, np.full(5, value, np.float32), None, 1.0)
-            tables.push(shortener.take([(seat, gradient)]), 8, 0.5)
+            tables.push(scaler.take([(seat, gradient)]), 8, 0.5)
             tables.value(w)
         runtime.barrier()
         tables.forget()
         ends.append(w.numpy().tolist())
         runtime.close()
 
-    with LocalFleet(2, 2) as fleet:
-        in_threads([partial(life, fleet, worker) for worker in range(2)])
+    with LocalFleet(2, 2, in_process=True) as fleet:
+        in_threads([partial(run_worker, fleet, worker) for worker in range(2)])
     assert ends == [[-(3 * 0.375 + 0.25) if mode == "sync" else -2.5] * 5] * 2

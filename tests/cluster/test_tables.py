@@ -9,7 +9,7 @@ import pytest
 import psfleet
 from psfleet.client import Client
 from psfleet.entry import ShowClickEntry
-from psfleet.errors import ConfigError, IdError, ShapeError, TableConflict, UsageError
+from psfleet.errors import ConfigError, IdError, ShapeError, TableConflict, UsageError, WrongType
 from psfleet.optimizer import SGD, Adam
 from psfleet.testing.local_fleet import LocalFleet
 
@@ -19,7 +19,10 @@ ONES = np.ones((2, 4), np.float32)
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """Tables of a fleet of two servers."""
-    with LocalFleet(2, 1) as fleet, psfleet.connect(fleet.environment(0)) as client:
+    with (
+        LocalFleet(2, 1, in_process=True) as fleet,
+        psfleet.connect(fleet.environment(0)) as client,
+    ):
         _rows(client).push([1, 2], ONES).wait(60)  # its thread is there from now on
         yield client
 
@@ -56,14 +59,14 @@ def test_shows_of_ids_with_two_axes(client: Client) -> None:
 
 WRONG: dict[str, tuple[type[UsageError], str, Callable[[Any], object]]] = {
     "ragged ids": (IdError, "ids cannot be read", lambda c: _rows(c).pull([[1], [2, 3]])),
-    "ids of text": (IdError, "<U1", lambda c: _rows(c).pull(["a"])),
+    "ids of text": (IdError, "hash them", lambda c: _rows(c).pull(["a"])),
     "text": (ShapeError, "'rows'", lambda c: _rows(c).push([1], [["a"] * 4])),
     "ragged": (ShapeError, "'rows'", lambda c: _rows(c).push([1, 2], [[1] * 4, [2] * 3])),
     "complex": (ShapeError, "complex", lambda c: _rows(c).push([1, 2], 1j * ONES)),
     "flat": (ShapeError, r"\(2, 4\) for ids \(1, 2\)", lambda c: _rows(c).push([[1, 2]], ONES)),
     "dense text": (ShapeError, "'dense' is 'x'", lambda c: _dense(c).push("x")),
-    "dim": (ShapeError, "True", lambda c: c.sparse_table("flag", True, SGD(1.0))),
-    "entry": (ConfigError, "'e' is 5", lambda c: c.sparse_table("e", 4, SGD(1.0), entry=5)),
+    "dim": (WrongType, "dim is True", lambda c: c.sparse_table("flag", True, SGD(1.0))),
+    "entry": (ConfigError, "entry is 5", lambda c: c.sparse_table("e", 4, SGD(1.0), entry=5)),
 }
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.faults.crash_points import MessageFaults
+from psfleet.faults import MessageFaults
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, step, taken, together
+from tests.trainings import in_threads
 
 IDS = np.arange(8)
 MODES = [
@@ -53,14 +53,14 @@ def test_every_change() -> None:
             wanted += STEPS * (1 if consistency.mode == "sync" else 2)
             check(runtime, wanted)
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, MODES[0], work)
 
 
 def test_changes_with_lost_and_repeated_messages() -> None:
     """Lost answers and late repeats of an older mode's messages change nothing."""
 
-    def life(fleet: LocalFleet, worker: int) -> None:
+    def train(fleet: LocalFleet, worker: int) -> None:
         faults = MessageFaults(seed=worker, drop=0.1, duplicate=0.3)
         cluster = ClusterRuntime(fleet.environment(worker), "async", meddle=faults)
         runtime = ModeSwitchRuntime(cluster, ConsistencySettings("async"))
@@ -75,8 +75,8 @@ def test_changes_with_lost_and_repeated_messages() -> None:
             check(runtime, wanted)
         runtime.close()
 
-    with LocalFleet(2, 2) as fleet:
-        in_threads([partial(life, fleet, worker) for worker in range(2)])
+    with LocalFleet(2, 2, in_process=True) as fleet:
+        in_threads([partial(train, fleet, worker) for worker in range(2)])
 
 
 def test_workers_that_disagree_change_nothing() -> None:
@@ -90,7 +90,7 @@ def test_workers_that_disagree_change_nothing() -> None:
         step(runtime, IDS)
         check(runtime, 1)
 
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("sync"), work)
 
 
@@ -110,5 +110,5 @@ def test_a_worker_that_has_left_is_not_asked() -> None:
         step(runtime, IDS)
         assert taken(runtime, IDS)[0] == 2
 
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("async"), work)

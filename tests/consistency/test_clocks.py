@@ -25,7 +25,7 @@ class Fleet:
             for worker in range(WORKERS):
                 shard.handle(Join(worker, 1, SspMode(staleness=self.staleness)), "join")
         self.served: set[tuple[int, int]] = set()  # (server, worker) whose pull is answered
-        self.at_meeting: set[int] = set()
+        self.at_collective: set[int] = set()
         self.clocks = [0] * WORKERS
 
     def call(self, event: Pull | Push | Leave) -> list[tuple[int, Pull | Push | Leave]]:
@@ -55,10 +55,10 @@ class Fleet:
             for server, event in self.call(Leave(worker, 1, sequence, rest=epoch + 1)):
                 self.take(server, event, "rest")
                 yield
-            self.at_meeting.add(worker)
-            while worker in self.at_meeting:
-                if len(self.at_meeting) == WORKERS:
-                    self.at_meeting.clear()
+            self.at_collective.add(worker)
+            while worker in self.at_collective:
+                if len(self.at_collective) == WORKERS:
+                    self.at_collective.clear()
                 yield
 
     def take(self, server: int, event: Pull | Push | Leave, call: Hashable) -> None:
@@ -84,8 +84,8 @@ class Fleet:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nobody_is_too_far_ahead_and_nobody_waits_for_ever(seed: int) -> None:
-    """Unequal steps, meetings, repeated messages, any interleaving on two servers."""
+    """Unequal steps, collectives, repeated messages, any interleaving on two servers."""
     fleet = Fleet(seed)
     fleet.run()
-    assert all(shard.consistency.gate.lead <= fleet.staleness for shard in fleet.shards)
-    assert all(not shard._parked for shard in fleet.shards)
+    assert all(shard.consistency.gate.leading_steps <= fleet.staleness for shard in fleet.shards)
+    assert all(not shard._waiting for shard in fleet.shards)

@@ -13,8 +13,8 @@ from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import ConsistencySettings, Settings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload
 from tests.consistency.workers import ROWS, step, taken, together
+from tests.trainings import TrainingWorkload
 
 IDS = np.arange(8)
 
@@ -26,7 +26,7 @@ def test_one_worker_trains_as_by_itself() -> None:
     alone = EmbeddedRuntime()
     training.run(alone)
     wanted = training.result(alone)
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=5))
         training.run(runtime)
         found = training.result(runtime)
@@ -54,7 +54,7 @@ def test_everything_that_workers_learn_is_added() -> None:
         assert sum(t["count"] for s in runtime.stats() for t in s["tables"][1:]) == 8
         assert sum(server["samples"] for server in runtime.stats()) == 2 * (7 * 5 + 11 * 5)
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("geo", k_steps=3), work)
 
 
@@ -72,7 +72,7 @@ def test_a_worker_sees_its_own_steps_at_once_and_others_after_an_exchange() -> N
         if runtime.worker_index == 1:
             assert taken(runtime, IDS) == (4, [4] * 8)
 
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("geo", k_steps=4), work)
 
 
@@ -89,7 +89,7 @@ def test_copies_are_bounded() -> None:
         _, rows = taken(runtime, np.arange(400))
         assert rows == pytest.approx([2] * 10 + [4] * 390, rel=1e-5)
 
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("geo", k_steps=2, copied_rows=50), work)
 
 
@@ -111,7 +111,7 @@ def test_a_rule_that_moves_every_row() -> None:
             runtime.push([Gradient(spec.key, np.ones((1, 2), np.float32), ids, 0.1)])
         return runtime.read_table(spec.key).values[0]
 
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=4))
         np.testing.assert_allclose(run(runtime), run(EmbeddedRuntime()), rtol=1e-5)
         runtime.close()

@@ -87,5 +87,5 @@ def test_barriers_flush() -> None:
         runtime.barrier()
         assert taken(runtime, IDS) == (25, [25] * 8)
 
-    with LocalFleet(1, 2) as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("half-async", max_merge=5), work)

@@ -13,8 +13,8 @@ import pytest
 from psfleet.mode_runtimes.switch import connect
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step, taken
+from tests.trainings import in_threads
 
 IDS = np.arange(8)
 MODES = [
@@ -41,7 +41,7 @@ def test_each_step_counts_once(seed: int) -> None:
         for server in range(2)
     }
 
-    def life(fleet: LocalFleet, worker: int) -> None:
+    def train(fleet: LocalFleet, worker: int) -> None:
         runtime = connect(fleet.environment(worker), MODES[0])
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
@@ -59,6 +59,6 @@ def test_each_step_counts_once(seed: int) -> None:
         runtime.close()
 
     with LocalFleet(2, 2, durability="log", crashes=crashes) as fleet, fleet.reviving():
-        in_threads([partial(life, fleet, worker) for worker in range(2)])
+        in_threads([partial(train, fleet, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
         assert fleet.restarts == 2 * DEATHS

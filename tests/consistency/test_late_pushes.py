@@ -62,7 +62,7 @@ def gradients() -> tuple[Floats, Floats]:
 def test_a_late_push_is_corrected(mode: Any, damping: float, compensation: float) -> None:
     """Three pushes late: the rate falls by 4^p, and g becomes g + c g g (w - w0), in each mode."""
     more: dict[str, Any] = {"staleness": 8} if mode == "ssp" else {}
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         then, before, after = late(
             fleet,
             ConsistencySettings(
@@ -81,7 +81,7 @@ def test_a_push_that_is_not_late_stays_as_it_is() -> None:
         ConsistencySettings("async"),
         ConsistencySettings("async", staleness_damping=1.0, delay_compensation=10.0),
     ):
-        with LocalFleet(2, 1) as fleet:
+        with LocalFleet(2, 1, in_process=True) as fleet:
             runtime = connect(fleet.environment(0), consistency)
             runtime.create(WHOLE, np.ones(8, np.float32))
             runtime.create(ROWS)

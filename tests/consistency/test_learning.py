@@ -1,5 +1,6 @@
 """Every mode learns, on two servers with two workers."""
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 
 from psfleet.mode_runtimes.switch import connect
 from psfleet.strategy import ConsistencySettings
-from psfleet.testing.click_model import ClicksWorkload
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
+from tests.click_model import ClicksWorkload
 from tests.programs import ended
+from tests.trainings import in_threads
 
 MODES = [
     ConsistencySettings("sync"),
@@ -30,7 +31,7 @@ def losses() -> dict[ConsistencySettings, float]:
     """The log loss on unseen samples that each mode reaches: a model for each, on one fleet."""
     found: dict[ConsistencySettings, float] = {}
 
-    def life(fleet: LocalFleet, worker: int) -> None:
+    def train(fleet: LocalFleet, worker: int) -> None:
         runtime = connect(fleet.environment(worker), MODES[0])
         for number, consistency in enumerate(MODES):
             job = ClicksWorkload(name=f"clicks {number}")
@@ -42,8 +43,8 @@ def losses() -> dict[ConsistencySettings, float]:
             runtime.barrier()
         runtime.close()
 
-    with LocalFleet(2, 2) as fleet:
-        in_threads([partial(life, fleet, worker) for worker in range(2)])
+    with LocalFleet(2, 2, in_process=True) as fleet:
+        in_threads([partial(train, fleet, worker) for worker in range(2)])
     return found
 
 
@@ -60,7 +61,10 @@ def test_a_script_goes_through_every_mode(tmp_path: Path) -> None:
     all others, and learns in each; with gradients of two steps merged."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--mode", "ssp", "--staleness", "1", "--log-dir", str(tmp_path), "--no-progress"]
-    done = ended([*command, str(SCRIPT), str(tmp_path / "losses.npy")], timeout=240)
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[3])}
+    done = ended(
+        [*command, str(SCRIPT), str(tmp_path / "losses.npy")], timeout=240, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     losses = np.load(tmp_path / "losses.npy")
     assert losses.shape == (6,)

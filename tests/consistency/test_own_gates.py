@@ -186,7 +186,7 @@ def test_it_travels_and_is_stored() -> None:
 
 
 @pytest.mark.parametrize("other", ["async", "ssp", "patient", "quorum"])
-def test_different_wishes_are_no_agreement(other: str) -> None:
+def test_different_mode_requests_are_no_agreement(other: str) -> None:
     """Of whatever modes and numbers of settings, in any order; the same wishes are one."""
     mine, theirs = declared("quorum", stragglers=1), find_mode(other)
     both = write_change(mine, 4), write_change(theirs, 7)
@@ -217,7 +217,7 @@ def test_it_trains_on_a_server_that_is_killed() -> None:
         assert taken(runtime, IDS) == (12, [12] * 8)
         (server,) = runtime.stats()
         assert server["mode"] == "quorum"
-        assert server["lead"] >= 4
+        assert server["leading_steps"] >= 4
 
     fleet = LocalFleet(1, 2, durability="log", crashes={0: ["applied:4"]}, rules=["own_gates"])
     with fleet, fleet.reviving():

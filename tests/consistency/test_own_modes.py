@@ -61,7 +61,7 @@ def test_it_trains_on_servers_that_are_killed() -> None:
         train(runtime, 6)
         assert taken(runtime, IDS) == (29, [29] * 8)
         for server in runtime.stats():
-            assert (server["mode"], server["lead"]) == ("bounded-geo", 0)
+            assert (server["mode"], server["leading_steps"]) == ("bounded-geo", 0)
 
     crashes = {0: ["applied:9"], 1: ["appended:12"]}
     fleet = LocalFleet(2, 2, durability="log", crashes=crashes, rules=["own_modes"])

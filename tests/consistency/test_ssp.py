@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -15,9 +14,10 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
+from tests.trainings import in_threads
+from tests.waiting import until
 
 DENSE = TableSpec("w", "dense", (5000,), make_rule("sgd", {}))
 ROWS = TableSpec("rows", "sparse", (2,), make_rule("sgd", {}))
@@ -45,34 +45,38 @@ def connect(fleet: LocalFleet, worker: int, staleness: int, wait: float = 60) ->
     return runtime
 
 
+def leading(runtime: ClusterRuntime) -> list[int]:
+    """On each server the most steps that a worker was ahead."""
+    return [server["leading_steps"] for server in runtime.stats()]
+
+
 def together(fleet: LocalFleet, staleness: int, work: Callable[[ClusterRuntime], None]) -> None:
     """Every worker of the fleet does the work."""
 
-    def life(worker: int) -> None:
+    def train(worker: int) -> None:
         runtime = connect(fleet, worker, staleness)
         work(runtime)
         runtime.close()
 
-    in_threads([partial(life, worker) for worker in range(fleet.workers)])
+    in_threads([partial(train, worker) for worker in range(fleet.workers)])
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_slow_worker_is_not_left_behind(staleness: int) -> None:
-    """One worker pauses in each step: on both servers the other is never given values while it is
+    """One worker pauses: on both servers the other is never given values while it is
     more than `staleness` pushes ahead, it does get that far, and every push counts once."""
     leads: list[int] = []
 
     def work(runtime: ClusterRuntime) -> None:
-        for _ in range(12):
+        for number in range(12):
             step(runtime)
-            if runtime.worker_index == 1:
-                runtime.flush()
-                time.sleep(0.01)
+            if runtime.worker_index == 1 and number == 5:
+                until(lambda: leading(runtime) == [staleness] * 2)
         runtime.barrier()
         assert (runtime.pull([Read(DENSE.key)])[0] == -24).all()
-        leads.extend(server["lead"] for server in runtime.stats())
+        leads.extend(leading(runtime))
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, staleness, work)
     assert set(leads) == {staleness}
 
@@ -86,16 +90,16 @@ def test_workers_with_unequal_steps_meet() -> None:
                 step(runtime)
             runtime.barrier()
         assert (runtime.pull([Read(DENSE.key)])[0] == -30).all()
-        assert max(server["lead"] for server in runtime.stats()) <= 1
+        assert max(leading(runtime)) <= 1
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, 1, work)
 
 
 def test_a_wait_ends_and_says_for_whom() -> None:
     """A worker whose peer has stopped is told after its deadline which one it waits for; one that is
     still waiting goes on when the peer has left."""
-    with LocalFleet(1, 3) as fleet:
+    with LocalFleet(1, 3, in_process=True) as fleet:
         fast, slow, third = (connect(fleet, worker, 1, wait=2.0) for worker in range(3))
         for _ in range(2):
             step(fast)
@@ -118,9 +122,9 @@ def test_a_wait_ends_and_says_for_whom() -> None:
             fast.close()
 
 
-def test_a_new_life_begins_beside_the_slowest() -> None:
+def test_a_new_incarnation_begins_beside_the_slowest() -> None:
     """A worker that starts again does not make the others wait until it has done all their steps."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         old = connect(fleet, 0, 1)
         other = connect(fleet, 1, 1)
         for _ in range(6):

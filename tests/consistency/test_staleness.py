@@ -61,7 +61,7 @@ def test_servers_tell() -> None:
     """On a real fleet: a worker that pulls before another's three steps pushes with staleness 3; both
     servers say so."""
     ids = np.arange(4)
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         slow, fast = (
             connect(fleet.environment(worker), ConsistencySettings("async")) for worker in (0, 1)
         )

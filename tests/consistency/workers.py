@@ -12,7 +12,7 @@ from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
+from tests.trainings import in_threads
 
 Ids = NDArray[np.int64]
 
@@ -26,14 +26,14 @@ def together(
 ) -> None:
     """Every worker of the fleet does the work, then leaves."""
 
-    def life(worker: int) -> None:
+    def train(worker: int) -> None:
         runtime = connect(fleet.environment(worker), consistency)
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
         work(runtime)
         runtime.close()
 
-    in_threads([partial(life, worker) for worker in range(fleet.workers)])
+    in_threads([partial(train, worker) for worker in range(fleet.workers)])
 
 
 def step(runtime: Runtime, ids: Ids) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
+pytestmark = IN_DOCS
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "install.md").read_text()
 
 # What a shell does when somebody types words and then Tab. zsh shows what it finds through these functions.

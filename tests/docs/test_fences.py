@@ -1,9 +1,10 @@
 """Every fence of the pages is run: Python embedded, TOML by its reader, commands until they would start.
 
-Blocks that a page means to be run as one program have tests in test_pages.py.
+The first Python of a page is what its other blocks need. Each of them runs behind it, in an empty folder.
+Those of README.md need nothing. Blocks that are programs of their own have tests in test_pages.py.
 """
 
-import itertools
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import pytest
 
 import psfleet
@@ -22,86 +22,24 @@ from psfleet_launch.commands.options import load_job_file
 from psfleet_launch.commands.psfleet_cli import psfleet as command_line
 from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch
-from tests.docs.test_pages import ROOT
+from tests.docs.test_pages import ROOT, blocks
+from tests.programs import IN_DOCS
 
 # Blocks of several optimizers compile kernels of their own, where no earlier run has left them.
 pytestmark = pytest.mark.timeout(600)
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = {
-    f"docs/{n}.md" for n in ("features", "modes", "notebooks", "prediction", "rules", "start")
+PROGRAMS = {"modes.md", "notebooks.md", "prediction.md", "rules.md", "start.md"}
+"""Pages whose Python test_pages.py runs as programs; each test there takes all blocks of its page."""
+EXTRAS = {
+    "torch": r"\btorch\b",
+    "pyarrow": r"datasets\.(parquet|text|raw_files|record_batches)|import pyarrow",
+    "confluent_kafka": r"\bKafkaTopic\(",
+    "uvicorn": r"serving\.Server\(",
 }
-"""Pages whose Python test_pages.py runs as programs."""
-
-FLEET = "from psfleet import fleet, layers\nfleet.init()\n"
-LOADER = "loader = [(torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))] * 2\n"
-TORCH = f"""{FLEET}import torch
-from torch import nn
-import psfleet.torch as pst
-{LOADER}
-def train_step(x, y): return 1.0
-"""
-BEFORE: dict[str, list[str]] = {
-    "README.md": [
-        "def batches(): yield {'ids': np.ones((4, 10), np.int64), 'late': np.ones((4, 1))}",
-        "ids = others = np.arange(3)\ngrads = np.ones((3, 16))",
-    ],
-    "docs/strategies.md": ["from psfleet import fleet", "from psfleet import fleet"],
-    "docs/tables.md": [
-        """
-batches = [(np.arange(3), np.arange(3))]
-def step(users, items, bias): return np.ones_like(users), np.ones_like(items), np.ones(1)
-""",
-        f"""{TORCH}
-from psfleet import ParamAttr
-from psfleet.features import Table
-ps, ids = psfleet.connect(), layers.data('ids', [None, 3], dtype='int64')
-model = nn.ModuleDict({{'cities': nn.Embedding(9, 4, sparse=True)}})
-optimizers = torch.optim.SparseAdam(model.parameters())
-""",
-        "ps, optimizer = psfleet.connect(), psfleet.optimizer.SGD(0.1)",
-        f"""{TORCH}
-from psfleet import ParamAttr
-from psfleet.features import Table
-ps, ids = psfleet.connect(), layers.data('ids', [None, 3], dtype='int64')
-""",
-        f"{FLEET}ps, ids = psfleet.connect(), layers.data('ids', [None, 3], dtype='int64')",
-        "",
-        "",
-        f"""{FLEET}
-from psfleet.entry import CapacityEntry, EvictionStreamEntry
-ps, optimizer = psfleet.connect(), psfleet.optimizer.SGD(0.1)
-class cache: delete = print
-""",
-        f"{FLEET}psfleet.connect().sparse_table('users', 4, psfleet.optimizer.SGD(0.1))",
-        f"""{FLEET}
-from psfleet.entry import ShowClickEntry
-ids = layers.data('ids', [None, 3], dtype='int64')
-""",
-        f"""{TORCH}
-from psfleet.entry import ShowClickEntry
-from psfleet.optimizer import Adam
-ids = shows = torch.ones(3, dtype=torch.int64)
-clicks = shows - 1
-""",
-    ],
-    "docs/torch.md": [
-        TORCH,
-        f"""{TORCH}
-model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-sparse, dense = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
-""",
-        TORCH,
-        f"""{TORCH}
-model = nn.Linear(8, 4)
-opt = pst.DistributedOptimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
-def loss_of(z, y): return nn.functional.cross_entropy(z.float(), y)
-""",
-    ],
-    "docs/watch.md": [FLEET],
-    "docs/wire.md": ["from psfleet import fleet"],
-}
-"""By page what stands before each of its blocks of Python; names that the text around it explains."""
+"""Modules that need not be installed, and what of a block needs each."""
+LANGUAGES = {"", "python", "toml", "text", "diff", "yaml"}
+"""Languages that fences may be in; commands have none."""
 
 
 def fences(page: Path, *languages: str) -> list[str]:
@@ -109,42 +47,72 @@ def fences(page: Path, *languages: str) -> list[str]:
     return [block for language, block in FENCE.findall(page.read_text()) if language in languages]
 
 
+def python() -> Iterator[Any]:
+    """Each block of Python with what stands before it, named by its page and number."""
+    for page in PAGES:
+        if page.name in PROGRAMS:
+            continue
+        first, *others = fences(page, "python") or [""]
+        alone = page.name == "README.md"
+        programs = [first, *(block if alone else f"{first}\n{block}" for block in others)]
+        for number, program in enumerate(programs if first else []):
+            yield pytest.param(program, id=f"{page.stem}-{number}")
+
+
+def has_statements(block: str) -> bool:
+    """Whether it is Python with more than expressions, which queries for Prometheus may look like."""
+    try:
+        return any(not isinstance(statement, ast.Expr) for statement in ast.parse(block).body)
+    except SyntaxError:
+        return False
+
+
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to run in, with train.py and my_script.py to name; nothing of psfleet is left."""
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to run in; nothing of psfleet is left before and after."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("train.py", "my_script.py"):
-        Path(name).touch()
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
     psfleet.reset()
     yield tmp_path
     psfleet.reset()
 
 
-def test_no_page_is_left_out() -> None:
-    """Every page with Python is run, here or as programs."""
-    with_python = {str(page.relative_to(ROOT)): fences(page, "python") for page in PAGES}
-    assert {name for name, found in with_python.items() if found} == PROGRAMS | BEFORE.keys()
-    assert {name: len(with_python[name]) for name in BEFORE} == {
-        n: len(b) for n, b in BEFORE.items()
-    }
+@pytest.fixture
+def with_scripts(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the scripts that commands name."""
+    monkeypatch.syspath_prepend(empty)
+    for name in ("train.py", "my_script.py"):
+        Path(name).touch()
+    Path("examples").symlink_to(ROOT / "examples")
 
 
 @pytest.mark.parametrize(
-    ("page", "number"), [(name, n) for name, blocks in BEFORE.items() for n in range(len(blocks))]
+    "page", [page for page in PAGES if "decisions" not in page.parts], ids=lambda p: p.stem
 )
-def test_python(page: str, number: int, alone: Path) -> None:
-    """A block runs in one process behind what the page says of it."""
-    before = BEFORE[page][number]
-    if "torch" in before:
-        pytest.importorskip("torch", reason="PyTorch is not installed")
-    names: dict[str, Any] = {"np": np, "psfleet": psfleet, "__name__": "fence"}
-    for part in (before, fences(ROOT / page, "python")[number]):
-        exec(compile(part, f"{page}, block {number}", "exec"), names)
+def test_no_code_escapes(page: Path) -> None:
+    """All code of a page is in fences that begin a line, and Python is in those of its language."""
+    text = page.read_text()
+    assert {language for language, _ in FENCE.findall(text)} <= LANGUAGES
+    assert not re.findall(r"^(?: {4}|\t|.*```).*", FENCE.sub("", text), re.MULTILINE)
+    assert not [block for block in fences(page, "", "text") if has_statements(block)]
 
 
-def test_toml(alone: Path) -> None:
+def test_programs_are_pages() -> None:
+    """The pages that are run as programs are there, and have Python."""
+    assert all(blocks(name) for name in PROGRAMS)
+
+
+@IN_DOCS
+@pytest.mark.parametrize("program", [*python()])
+def test_python(program: str, empty: Path) -> None:
+    """A block runs in one process behind the first one of its page."""
+    for module, words in EXTRAS.items():
+        if re.search(words, program):
+            pytest.importorskip(module, reason=f"{module} is not installed")
+    exec(compile(program, "block", "exec"), {"__name__": "block"})
+
+
+@pytest.mark.usefixtures("with_scripts")
+def test_toml() -> None:
     """Job files, strategies and features are read by what reads them in a job."""
     found = [block for page in PAGES for block in fences(page, "toml")]
     assert len(found) >= 10
@@ -160,17 +128,18 @@ def test_toml(alone: Path) -> None:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of each command of psfleet that stands at the beginning of a line."""
-    for block in itertools.chain(fences(page, "", "console", "bash")):
+    for block in fences(page, ""):
         for line in block.replace("\\\n", " ").splitlines():
             line = line.removeprefix("$ ").removeprefix(".venv/bin/")
             if re.match(r"psfleet(-launch)? [^ ]", line) and "job " not in line:
                 yield shlex.split(line, comments=True)
 
 
+@pytest.mark.usefixtures("with_scripts")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if [*commands(page)]], ids=lambda p: p.stem
 )
-def test_commands(page: Path, alone: Path) -> None:
+def test_commands(page: Path) -> None:
     """The command takes what stands behind it: options with their values, and scripts that are there."""
     for name, *words in commands(page):
         command: click.Command = launch if name == "psfleet-launch" else command_line

@@ -1,26 +1,32 @@
-"""Class names use the words of docs/glossary.md: one word for a concept, one class for a name."""
+"""Names use the words of docs/glossary.md: one word for a concept, one class for a name."""
 
 import ast
 import importlib
 import operator
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+?) \| `(.+?)` \| ?(.*?) ?\|$", re.MULTILINE)
+FOLDERS = ("psfleet", "server", "worker", "launch", "tests")
+PROTO = re.compile(
+    r"^\s*(?:message|enum|service|rpc|oneof)\s+(\w+)"
+    r"|^\s*(?:repeated |optional )?(?:map<.*>|[\w.]+)\s+(\w+)\s*=\s*\d+|^\s*([A-Z_]+)\s*=\s*\d+",
+    re.MULTILINE,
+)
+ORDINARY = {"counted", "formula", "moment", "moments", "order", "rank", "remembered", "shares"}
+"""Words with an ordinary meaning of their own (the order of rows): banned in names of classes."""
+REFERENCE_NAMES = {"frequency_half_life", "half_life"}
+"""Names of the field that contain a banned word."""
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 REFERENCE = (
-    "psfleet/fluid/",
-    "psfleet/layers/",
-    "psfleet/metrics.py",
-    "psfleet/optimizer/",
-    "psfleet/program/ops/",
-    "psfleet/rules/",
-    "psfleet/torch/",
+    *("psfleet/fluid/", "psfleet/layers/", "psfleet/metrics.py", "psfleet/optimizer/"),
+    *("psfleet/program/ops/", "psfleet/rules/", "psfleet/torch/"),
 )
 """Names here are those of the reference, of torch or of the literature, one on each face."""
 
@@ -73,6 +79,22 @@ def test_the_glossary_is_read() -> None:
     assert [name for name, n in Counter(term.name for term in terms()).items() if n > 1] == []
 
 
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Names of classes, functions, parameters, variables and attributes that a module defines."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+            ):
+                yield name
+            case ast.arg(arg=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
 def exists(code: str) -> bool:
     """Whether a dotted name is a module, or leads from one to something in it."""
     parts = code.split(".")
@@ -99,6 +121,29 @@ def test_class_names_have_no_banned_word() -> None:
     banned = {word for term in terms() for word in term.banned}
     found = {name for _, name in classes() if banned & set(WORD.findall(name))}
     assert not found, f"see docs/glossary.md: {sorted(found)}"
+
+
+def test_no_name_has_a_banned_word() -> None:
+    """Nor is a function, parameter, variable, attribute, message, field or value of an enum."""
+    banned = {word.lower() for term in terms() for word in term.banned} - ORDINARY
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    names = {
+        (str(path.relative_to(ROOT)), name)
+        for path in paths
+        if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+        for name in defined(ast.parse(path.read_text()))
+    } | {
+        (str(path.relative_to(ROOT)), "".join(found.groups("")))
+        for path in sorted((ROOT / "protos").rglob("*.proto"))
+        for found in PROTO.finditer(re.sub(r"//.*", "", path.read_text()))
+    }
+    assert len(names) > 10_000
+    found = sorted(
+        f"{path}: {name}"
+        for path, name in names
+        if name not in REFERENCE_NAMES and banned & {word.lower() for word in WORD.findall(name)}
+    )
+    assert not found, f"see docs/glossary.md: {found}"
 
 
 def test_a_term_is_no_banned_word() -> None:

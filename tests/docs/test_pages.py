@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = IN_DOCS
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -33,10 +34,11 @@ def run(program: str, folder: Path, *launch: str) -> str:
 
 
 def test_prediction(tmp_path: Path) -> None:
-    """The page's training writes a model, with which its second block predicts in another process."""
-    training, prediction, _ = blocks("prediction.md")
+    """The page's training writes a model to predict with, and a snapshot is read."""
+    training, prediction, reading, _ = blocks("prediction.md")
     run(training, tmp_path)
     assert run(prediction, tmp_path) == "(1, 1)\n"
+    assert run(reading, tmp_path) == "(2, 8)\n(2, 8)\n"
 
 
 def test_readers(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ with psfleet.connect() as ps:
 
 def test_features(tmp_path: Path) -> None:
     """The page's features are looked up by a client and by a program."""
-    definitions, client, program = blocks("features.md")
+    definitions, client, program, *_ = blocks("features.md")
     assert "'friends': (3, 16), 'clicked': (3, 8)" in run(definitions + client, tmp_path)
     assert run(definitions + program, tmp_path) == "(2, 16)\n"
 
@@ -102,20 +104,28 @@ def test_modes(tmp_path: Path) -> None:
 
 
 def test_start(tmp_path: Path) -> None:
-    """The PyTorch script of the first page trains on two servers; that of the graph in one process."""
+    """The PyTorch script of the first page learns on two servers, and that of the graph in one process."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with_torch, with_graph = blocks("start.md")
     said = run(with_torch, tmp_path, "--servers", "2", "--workers", "2", "--job", "taste")
-    assert re.fullmatch(r"epoch 0: loss 0\.\d{3}\nepoch 1: loss 0\.\d{3}\n", said)
+    first, *_, last = (float(line.partition(": loss ")[2]) for line in said.splitlines())
+    assert first > 0.6 > 0.3 > last, said
     assert (tmp_path / "psfleet-logs" / "taste" / "report.html").exists()
-    assert re.fullmatch(r"loss 0\.\d{3}\n", run(with_graph, tmp_path))
+    first, *_, last = (
+        float(line.partition(": loss ")[2]) for line in run(with_graph, tmp_path).splitlines()
+    )
+    assert first > 0.2 > 0.1 > last
 
 
 def test_names_to_migrate_to_are_there() -> None:
     """Every name of psfleet on the page about other systems can be had."""
     names = set(re.findall(r"`(psfleet(?:\.\w+)+)`", (ROOT / "docs" / "migrate.md").read_text()))
     assert len(names) >= 20
-    for name in names:
+    of_torch = {name for name in names if name.startswith("psfleet.torch.")}
+    for name in names - of_torch:
+        pkgutil.resolve_name(name)
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    for name in of_torch:
         pkgutil.resolve_name(name)
 
 

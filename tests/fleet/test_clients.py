@@ -15,7 +15,7 @@ from psfleet.errors import CheckpointError, ConfigError, UsageError
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import active, current
 from psfleet.settings.environment import read_environment
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
@@ -29,11 +29,11 @@ Values = dict[str, NDArray[np.float32]]
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """No runtime before, none afterwards."""
-    before = runtimes.use(None)
+    before = current().use(None)
     yield
     fleet.stop_worker()
-    runtimes.provide(None)
-    runtimes.use(before)
+    current().provide(None)
+    current().use(before)
 
 
 def run(tmp_path: Path, what: str, *options: str) -> Values:
@@ -76,7 +76,7 @@ def test_a_client_and_the_fleet_are_one(tmp_path: Path) -> None:
         SGD(0.1).minimize(loss)
         exe, feed = Executor(), {"x": np.ones((4, 2), np.float32)}
         with psfleet.connect() as ps:
-            assert ps.runtime is runtimes.active()
+            assert ps.runtime is active()
             table = ps.sparse_table("users", 2, Adam(0.1))
             table.push(IDS, GRADS)
             exe.run(feed=feed)
@@ -93,7 +93,7 @@ def test_a_client_and_the_fleet_are_one(tmp_path: Path) -> None:
 def test_two_clients_and_a_fleet_of_a_worker(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that calls connect() twice, before or after fleet.init(), has one seat: nobody is fenced,
     and the seat is left when the script ends."""
-    with LocalFleet(1, 1) as servers:
+    with LocalFleet(1, 1, in_process=True) as servers:
         monkeypatch.setenv("PSFLEET_ROLE", "worker")
         monkeypatch.setenv("PSFLEET_SERVERS", ",".join(servers.endpoints))
         if first == "init":
@@ -117,7 +117,7 @@ def test_two_clients_and_a_fleet_of_a_worker(first: str, monkeypatch: pytest.Mon
             has: Mode = "sync" if first == "init" else "async"
             with pytest.raises(ConfigError, match=f"in mode {has!r}, and psfleet.connect"):
                 psfleet.connect(mode="ssp")
-        assert runtimes.is_active()  # the fleet's, until the script ends
+        assert current().is_active  # the fleet's, until the script ends
         fleet.stop_worker()
 
 
@@ -136,7 +136,7 @@ def test_the_last_client_leaves() -> None:
 
 def test_a_mode_that_a_client_asks_for_is_the_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mode said to connect() counts for a fleet.init() that said none."""
-    with LocalFleet(1, 1) as servers:
+    with LocalFleet(1, 1, in_process=True) as servers:
         monkeypatch.setenv("PSFLEET_ROLE", "worker")
         monkeypatch.setenv("PSFLEET_SERVERS", ",".join(servers.endpoints))
         fleet.init()
@@ -184,19 +184,19 @@ def test_saving_or_loading_nothing_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     fleet.stop_worker()
     with psfleet.connect() as ps:
-        ps.sparse_table("users", 2, Adam(0.1)).push(IDS, GRADS)
+        ps.sparse_table("lone-users", 2, Adam(0.1)).push(IDS, GRADS)
         ps.save(model)
     with psfleet.connect() as ps:
         table = ps.sparse_table("items-of-another-model", 2, Adam(0.1))
         before = table.pull(IDS)
-        said = "has table users and the script .*: none of them would get"
+        said = "has table lone-users and the script .*: none of them would get"
         with pytest.raises(CheckpointError, match=said):
             ps.load(model)
         with pytest.raises(CheckpointError, match=said):
             fleet.load_model(model)
         assert [held["name"] for held in ps.stats()[0]["tables"]] == ["items-of-another-model"]
         np.testing.assert_array_equal(table.pull(IDS), before)
-        with pytest.raises(UsageError, match="load needs the path of a folder; it got 3"):
+        with pytest.raises(UsageError, match="folder is 3, it must be a text or a PathLike"):
             ps.load(3)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="the folder to save into is ''"):
             ps.save("")
@@ -248,6 +248,19 @@ def test_a_worker_that_forgets_init_is_told(use: object, monkeypatch: pytest.Mon
         ConfigError, match=r"worker 1 of 2, but the script has not called fleet.init"
     ):
         use()  # type: ignore[operator]
+
+
+def test_a_client_has_a_place_in_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a client of psfleet.connect() has the worker's seat, what asks for the role needs no
+    fleet.init(): it is the role of that seat."""
+    with LocalFleet(1, 1) as servers:
+        for name, value in {"ROLE": "worker", "SERVERS": servers.endpoints[0]}.items():
+            monkeypatch.setenv(f"PSFLEET_{name}", value)
+        monkeypatch.setattr(fleet._fleet, "_joined", None)
+        with psfleet.connect():
+            assert (fleet.worker_num(), fleet.server_num(), fleet.is_worker()) == (1, 1, True)
+            assert [*fleet.shard(range(4))] == [*range(4)]
+            fleet.barrier_worker()
 
 
 @pytest.mark.parametrize("name", ["PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"])

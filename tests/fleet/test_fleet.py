@@ -1,18 +1,27 @@
 """The fleet API without a cluster, and what it makes of the environment."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.fleet import DistributedStrategy, Fleet, Role, UserDefinedRoleMaker
+from psfleet.fleet import (
+    DistributedStrategy,
+    Fleet,
+    PaddleCloudRoleMaker,
+    Role,
+    UserDefinedRoleMaker,
+)
 from psfleet.optimizer import Adam
 from psfleet.parameters.parameter import Parameter
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.strategy import resolve
+
+defined: Any = UserDefinedRoleMaker
 
 
 @pytest.fixture
@@ -22,7 +31,7 @@ def fleet() -> Iterator[Fleet]:
     made.init()
     yield made
     made.stop_worker()
-    runtimes.provide(None)
+    current().provide(None)
 
 
 def test_embedded_fleet_is_its_own_first_worker(fleet: Fleet) -> None:
@@ -70,6 +79,7 @@ def test_reference_names_of_the_environment_are_understood() -> None:
         "TRAINING_ROLE": "PSERVER",
         "POD_IP": "10.0.0.2",
         "PADDLE_PORT": "80",
+        "PADDLE_TRAINERS_NUM": "2",
         "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80",
     }
     assert (read_environment(server).role, read_environment(server).rank) == ("server", 1)
@@ -95,6 +105,44 @@ def test_bad_environment_is_one_clear_sentence(variables: dict[str, str], word: 
         read_environment(variables)
 
 
+REFERENCE = {"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80", "PADDLE_TRAINERS_NUM": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        (REFERENCE | {"TRAINING_ROLE": "TRAINER"}, "one of 2 worker.* set PADDLE_TRAINER_ID"),
+        (
+            REFERENCE | {"TRAINING_ROLE": "PSERVER"},
+            r"one of 2 server.* POD_IP:PADDLE_PORT \(now ':'",
+        ),
+        (
+            REFERENCE | {"TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.3", "PADDLE_PORT": "80"},
+            "now '10.0.0.3:80'",
+        ),
+        (
+            REFERENCE
+            | {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": ""},
+            "'TRAINER' and PADDLE_TRAINERS_NUM is not set",
+        ),
+        (
+            {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_WORKERS": "2"},
+            "one of 2 worker.* set PSFLEET_RANK, from 0 to 1",
+        ),
+        (
+            {"PSFLEET_ROLE": "server", "PSFLEET_SERVERS": "h:1,h:2"},
+            "one of 2 server.* set PSFLEET_RANK, from 0 to 1",
+        ),
+    ],
+)
+def test_which_process_it_is_is_not_guessed(variables: dict[str, str], text: str) -> None:
+    """An environment that does not say which of several processes this is is refused: two that took
+    themselves for the first would read the same data.
+    """
+    with pytest.raises(ConfigError, match=text):
+        read_environment(variables)
+
+
 def test_launcher_has_the_last_word_on_the_mode() -> None:
     """Flags win over the script, the script over the default, which is sync."""
     script = DistributedStrategy(a_sync=True)
@@ -111,7 +159,7 @@ def test_launcher_has_the_last_word_on_the_mode() -> None:
         lambda: resolve(None, '{"speed": 1}'),
         lambda: setattr(DistributedStrategy(), "a_synk", True),
         lambda: resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": -4}), ""),
-        lambda: UserDefinedRoleMaker(role="boss", server_endpoints=["h:1"]),
+        lambda: defined(role="boss", server_endpoints=["h:1"]),
         lambda: Fleet().run_server(),
     ],
 )
@@ -139,6 +187,48 @@ def test_role_maker_names_the_seat() -> None:
     assert fleet.server_endpoints(to_string=True) == "h:1,h:2"
     with pytest.raises(UsageError, match="comm_world"):
         fleet.util.all_reduce(np.zeros(1), comm_world="server")
+
+
+def test_role_makers_count_workers_once() -> None:
+    """As many workers as endpoints, if no number is said; `init_gloo` and `is_collective` are taken."""
+    servers, two = ["h:1"], ["h:2", "h:3"]
+    maker = UserDefinedRoleMaker(
+        current_id=1,
+        role=Role.WORKER,
+        server_endpoints=servers,
+        worker_endpoints=two,
+        is_collective=False,
+        init_gloo=False,
+    )
+    assert (maker.environment.workers, maker.environment.rank) == (2, 1)
+    assert UserDefinedRoleMaker(server_endpoints=servers).environment.workers == 1
+    with pytest.raises(ConfigError, match="worker_num is 3 and worker_endpoints names 2 workers"):
+        UserDefinedRoleMaker(0, Role.WORKER, 3, servers, two)
+    assert PaddleCloudRoleMaker(is_collective=False, init_gloo=False).environment.role is None
+
+
+fleet_of: Any = Fleet().init
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: fleet_of("F"), "role_maker is 'F', it must be a RoleMaker or None"),
+        (lambda: fleet_of(""), "role_maker is ''"),
+        (lambda: fleet_of(None, "yes"), "is_collective is 'yes'"),
+        (lambda: PaddleCloudRoleMaker(is_collective=True), "parameter servers only"),
+        (lambda: defined(is_collective=True), "parameter servers only"),
+        (lambda: defined(server_endpoints="h:1"), "server_endpoints is 'h:1'"),
+        (lambda: defined(server_endpoints=["h"]), "'h' is neither"),
+        (lambda: defined(server_endpoints=[1]), "server_endpoints"),
+        (lambda: defined("0", server_endpoints=["h:1"]), "current_id is '0'"),
+        (lambda: defined(worker_num=0, server_endpoints=["h:1"]), "worker_num is 0"),
+    ],
+)
+def test_wrong_roles_are_one_sentence(make: Callable[[], object], text: str) -> None:
+    """Each quotes what is wrong."""
+    with pytest.raises(ConfigError, match=text):
+        make()
 
 
 def test_loops_say_how_long_they_are_where_it_is_known() -> None:

@@ -19,7 +19,7 @@ IDS, BAD = np.arange(3), np.array([[1, 2], [3, np.inf], [5, 6]], np.float32)
 
 
 def push_twice(runtime: Runtime, capfd: pytest.CaptureFixture[str]) -> list[str]:
-    """A good push, then two bad ones; what was said of them."""
+    """A good push, then three bad ones; what was said of them."""
     client = Client(runtime)
     table = client.sparse_table("rows", 2, SGD(0.5))
     table.push(IDS, np.ones((3, 2)))
@@ -31,16 +31,23 @@ def push_twice(runtime: Runtime, capfd: pytest.CaptureFixture[str]) -> list[str]
     return [line for line in capfd.readouterr().err.splitlines() if line.startswith("psfleet:")]
 
 
+def counted(runtime: Any) -> int:
+    """Steps in which something was not finite."""
+    found: int = getattr(runtime, "_cluster", runtime).watch.found
+    return found
+
+
 @pytest.mark.parametrize("mode", ["embedded", "sync", "async"])
 def test_it_is_said_once(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """The worker, the step and the table are named, once; the push is made."""
+    """The worker, the step and the table are named, once; the push is made, and all such steps count."""
     if mode == "embedded":
         said = push_twice(EmbeddedRuntime(), capfd)
     else:
-        with LocalFleet(2, 1) as fleet:
+        with LocalFleet(2, 1, in_process=True) as fleet:
             runtime = fleet.connect(0, mode)
             said = push_twice(runtime, capfd)
             assert np.isinf(Client(runtime).sparse_table("rows", 2, SGD(0.5)).pull([1])).any()
+            assert counted(runtime) == 3
             runtime.close()
     assert len(said) == 1
     assert (
@@ -62,7 +69,7 @@ def test_what_float32_cannot_hold_is_said_once(capfd: pytest.CaptureFixture[str]
 def test_it_can_stop_the_script(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PSFLEET_ON_NAN=stop the push is refused, nothing changes, and the worker can go on."""
     monkeypatch.setenv("PSFLEET_ON_NAN", "stop")
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = EmbeddedRuntime() if mode == "embedded" else fleet.connect(0, mode)
         table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
         before = table.pull(IDS)
@@ -93,9 +100,10 @@ def test_it_can_be_ignored(
 
 def test_in_geo_mode_the_worker_looks_at_its_own_steps(capfd: pytest.CaptureFixture[str]) -> None:
     """Where pushes stay in the worker for a while, they are looked at when they are made."""
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=100))
         said = push_twice(runtime, capfd)
+        assert counted(runtime) == 3  # the sums that are pushed are no steps
         runtime.close()
     assert len(said) == 1
     assert "worker 0, step 2: the gradient for table 'rows' has inf" in said[0]
@@ -120,7 +128,7 @@ def test_it_can_be_skipped(
         pytest.skip("geo mode has no wire compression")
     monkeypatch.setenv("PSFLEET_ON_NAN", "skip")
     form = WireSettings(wire)
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime: Runtime = EmbeddedRuntime(wire=form)
         if mode != "embedded":
             runtime = connect(fleet.environment(0), ConsistencySettings(mode), form)

@@ -55,7 +55,10 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Client]:
         with Client(EmbeddedRuntime()) as ps:
             yield trained(ps)
         return
-    with LocalFleet(2, 1) as servers, Client(servers.connect(0, request.param)) as ps:
+    with (
+        LocalFleet(2, 1, in_process=True) as servers,
+        Client(servers.connect(0, request.param)) as ps,
+    ):
         yield trained(ps)
 
 
@@ -96,7 +99,7 @@ def test_a_table_without_an_optimizer_is_read(fleet: Client, checkpoint: Path) -
 @pytest.mark.parametrize("servers", [0, 2])
 def test_what_cannot_be_opened(servers: int) -> None:
     """A table that is not there, or has another kind or shape."""
-    with LocalFleet(max(servers, 1), 1) as local:
+    with LocalFleet(max(servers, 1), 1, in_process=True) as local:
         runtime = local.connect(0, "sync") if servers else EmbeddedRuntime()
         with Client(runtime) as ps:
             trained(ps)

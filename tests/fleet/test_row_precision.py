@@ -10,7 +10,7 @@ import psfleet
 from psfleet import ParamAttr, layers
 from psfleet.checkpoint import plan_migration
 from psfleet.checkpoint.imported_rows import RowFile
-from psfleet.checkpoint.importing import import_rows
+from psfleet.checkpoint.row_files import import_rows
 from psfleet.client import Client
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
@@ -18,24 +18,24 @@ from psfleet.execution.executor import Executor
 from psfleet.features import Feature, FeatureSet, Table, feed, load_features
 from psfleet.optimizer import SGD
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import key_of
 from psfleet.settings.environment import Environment
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import TrainingWorkload
 
 
 @pytest.fixture
 def alone() -> Iterator[EmbeddedRuntime]:
     """A program and an embedded runtime, and neither afterwards."""
     runtime = EmbeddedRuntime()
-    before = runtimes.use(runtime)
+    before = current().use(runtime)
     with program_guard(Program(), Program()):
         yield runtime
     psfleet.reset()
-    runtimes.use(before)
+    current().use(before)
 
 
 def is_short(values: np.ndarray) -> bool:
@@ -123,7 +123,7 @@ def test_a_trained_table_gets_another_precision(tmp_path: Path) -> None:
 def test_geo_mode_copies_rows_in_float32() -> None:
     """The worker's copy is exact, and what it adds is rounded on the servers as by a push."""
     training = TrainingWorkload(steps=8, precision="bfloat16/bfloat16")
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = psfleet.mode_runtimes.switch.connect(
             fleet.environment(0), ConsistencySettings("geo", k_steps=4)
         )
@@ -140,7 +140,7 @@ def test_geo_mode_copies_rows_in_float32() -> None:
 
 def test_a_request_over_the_wire(tmp_path: Path) -> None:
     """A server keeps the precision that a worker asks for, in its snapshots too."""
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         client = Client(ClusterRuntime(fleet.environment(0), "async"))
         table = client.sparse_table("t", 16, SGD(0.1), precision="bfloat16")
         table.push(np.arange(9), np.ones((9, 16), np.float32) / 3)

@@ -17,8 +17,8 @@ from psfleet.execution.executor import Executor
 from psfleet.features import Feature, FeatureSet, Table, feed, load_features
 from psfleet.optimizer import Adam
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import Runtime
+from psfleet.runtime.interface import Read, Runtime
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import key_of
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
@@ -36,12 +36,12 @@ def features(servers: int | None) -> FeatureSet:
 @contextmanager
 def active(runtime: Runtime) -> Iterator[None]:
     """A runtime for a program, and no model afterwards."""
-    before = runtimes.use(runtime)
+    before = current().use(runtime)
     try:
         with program_guard(Program(), Program()):
             yield
     finally:
-        runtimes.use(before)
+        current().use(before)
         psfleet.reset()
 
 
@@ -74,7 +74,7 @@ def client(runtime: Runtime, servers: int | None) -> None:
 
 def bits(runtime: Runtime) -> list[bytes]:
     """The rows of all tables."""
-    return [runtime.pull([runtimes.Read(key_of(name), IDS)])[0].tobytes() for name in "euv"]
+    return [runtime.pull([Read(key_of(name), IDS)])[0].tobytes() for name in "euv"]
 
 
 @pytest.mark.parametrize("interface", [program, client])
@@ -84,14 +84,14 @@ def test_groups_change_no_bit(
     """Sync mode: the same bits with and without them, also after a snapshot on another number of servers."""
     found = []
     for servers in (None, 1):
-        with LocalFleet(3, 1) as fleet:
+        with LocalFleet(3, 1, in_process=True) as fleet:
             runtime = fleet.connect(0, "sync")
             interface(runtime, servers)
             if servers:
                 runtime.save(str(tmp_path / "model"))
             found.append(bits(runtime))
             runtime.close()
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "sync")
         runtime.load(str(tmp_path / "model"))
         assert [found[0], bits(runtime)] == [found[1], found[1]]
@@ -102,7 +102,7 @@ def test_groups_change_no_bit(
 
 def test_a_table_on_one_server_calls_no_other() -> None:
     """Async mode: of four servers three get no byte of pulls and pushes, and none has a row."""
-    with LocalFleet(4, 1) as fleet:
+    with LocalFleet(4, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "async")
         with active(runtime):
             ids = layers.data("ids", [None], dtype="int64")
@@ -122,7 +122,7 @@ def test_a_table_on_one_server_calls_no_other() -> None:
 
 def test_dense_weights_too() -> None:
     """`ParamAttr(servers=2)` of a small dense parameter puts it on two servers, not on one."""
-    with LocalFleet(3, 1) as fleet:
+    with LocalFleet(3, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "async")
         with active(runtime):
             x = layers.data("x", [None, 100])
@@ -150,11 +150,11 @@ def test_wrong_numbers(wrong: Any) -> None:
     """Every interface refuses them in the same words."""
     sentence = rf"servers is {wrong!r}, it must be a whole number in \[1, 1024\] or None"
     ps = psfleet.connect(Environment(None, 0, (), 1))
-    with pytest.raises(ConfigError, match=f"table 't': {sentence}"):
+    with pytest.raises(ConfigError, match=sentence):
         ps.sparse_table("t", 4, Adam(0.1), servers=wrong)
-    with pytest.raises(ConfigError, match=f"table 't': {sentence}"):
+    with pytest.raises(ConfigError, match=sentence):
         ps.dense_table("t", np.ones(3), Adam(0.1), servers=wrong)
-    with pytest.raises(ConfigError, match=f"table 't': {sentence}"):
+    with pytest.raises(ConfigError, match=sentence):
         Table("t", 4, servers=wrong)
     with pytest.raises(ConfigError, match=f"ParamAttr: {sentence}"):
         ParamAttr(servers=wrong)
@@ -182,7 +182,7 @@ def test_a_trained_table_moves(tmp_path: Path) -> None:
         "keep v: 60 rows",
     ]
     plan.apply(tmp_path / "two")
-    with LocalFleet(4, 1) as fleet:
+    with LocalFleet(4, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "sync")
         runtime.load(str(tmp_path / "two"))
         ps = Client(runtime)

@@ -11,16 +11,16 @@ from psfleet.errors import ConfigError
 from psfleet.fleet import DistributedStrategy, Fleet
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 from psfleet.strategy import Settings, load_strategy_file, resolve
 
 
 @pytest.fixture(autouse=True)
 def fresh_runtime() -> Iterator[None]:
     """Each test trains on tables of its own."""
-    before = runtimes.use(None)
+    before = current().use(None)
     yield
-    runtimes.use(before)
+    current().use(before)
 
 
 def distributed(inner: optimizer.Optimizer, **parts: object) -> DistributedOptimizer:
@@ -125,3 +125,35 @@ def test_fleet_passes_the_strategy_on() -> None:
     assert made.settings.gradient_merge is not None
     assert made.optimizer.merger is not None
     fleet.stop_worker()
+
+
+def test_configurations_read_as_the_reference_s() -> None:
+    """Before anything is set, a part's configuration has the defaults; reading one back changes nothing."""
+    strategy = DistributedStrategy()
+    assert strategy.gradient_merge_configs == {"k_steps": 1, "avg": True}
+    assert strategy.a_sync_configs == {"k_steps": -1}
+    strategy.gradient_merge_configs = {"k_steps": 4}
+    assert strategy.gradient_merge_configs == {"k_steps": 4, "avg": True}
+    for part, value in {"a_sync": True, "wire": "bf16", "gradient_merge": True}.items():
+        setattr(strategy, part, value)
+        before = resolve(strategy, "")
+        setattr(strategy, f"{part}_configs", getattr(strategy, f"{part}_configs"))
+        assert resolve(strategy, "") == before
+    with pytest.raises(TypeError):
+        strategy.gradient_merge_configs["k_steps"] = 2
+
+
+@pytest.mark.parametrize(
+    ("part", "said", "word"),
+    [
+        ("gradient_merge", {"k_stepz": 4}, "'gradient_merge' has no setting 'k_stepz'"),
+        ("gradient_merge", {"k_steps": 0}, "gradient_merge k_steps is 0"),
+        ("a_sync", {"k_stepz": 4}, "a_sync_configs has no setting 'k_stepz'"),
+        ("dgc", {"rampup_step": "x"}, "dgc rampup_step is 'x'"),
+        ("pipeline", ["x"], "pipeline_configs is .'x'.; it must be a dict"),
+    ],
+)
+def test_a_part_that_is_off_is_checked(part: str, said: object, word: str) -> None:
+    """What a part could not take is refused where it is set, before the part is on."""
+    with pytest.raises(ConfigError, match=word):
+        setattr(DistributedStrategy(), f"{part}_configs", said)

@@ -25,7 +25,10 @@ def ps(request: pytest.FixtureRequest) -> Iterator[Client]:
         with Client(EmbeddedRuntime()) as found:
             yield found
         return
-    with LocalFleet(3, 1) as servers, Client(servers.connect(0, request.param)) as found:
+    with (
+        LocalFleet(3, 1, in_process=True) as servers,
+        Client(servers.connect(0, request.param)) as found,
+    ):
         yield found
 
 

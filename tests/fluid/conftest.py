@@ -8,7 +8,7 @@ import pytest
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface
+from psfleet.runtime.process_runtime import current
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of another test is seen."""
     monkeypatch.chdir(tmp_path)
     engine = EmbeddedRuntime()
-    before = interface.use(engine)
+    before = current().use(engine)
     with names.guard(), program_guard(Program(), Program()):
         yield
-    interface.use(before)
+    current().use(before)
     engine.close()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import psfleet.fluid as fluid
-from psfleet.errors import ConfigError, IdError, PsfleetError, ShapeError, UsageError
+from psfleet.errors import IdError, ShapeError, UsageError
+from tests.refusals import check_refusals
 
 
 def test_a_feeder_makes_batches_of_samples() -> None:
@@ -83,25 +84,37 @@ def test_a_pipe_command_is_a_program(slots: tuple[Any, Path], tmp_path: Path) ->
         assert (int(batch["x"][0, 0]) == os.getpid()) == is_direct, command
 
 
-@pytest.mark.parametrize(
-    ("command", "error"),
-    [
-        ("", "name a program"),
-        ("grep 'x", "No closing quotation"),
-        ("no-such-program", "No such file"),
-    ],
-)
-def test_pipe_commands_that_cannot_be(slots: tuple[Any, Path], command: str, error: str) -> None:
-    """One sentence that quotes the command."""
-    dataset, _ = slots
+BAD = """
+command("")  # pipe command is ''; name a program
+command("grep 'x")  # "grep 'x"...No closing quotation
+command("no-such-program")  # 'no-such-program'...No such file
+line("2 1 2 2 0 0")  # UsageError: ...part-0.txt:2: slot 'x' says 2, and it must be 1
+line("1 0.5 2 0 0")  # UsageError: ...part-0.txt:2: slot 'x': invalid literal
+line("1 5 2 0")  # UsageError: ...part-0.txt:2: slot 'y' says 2, and it must be 2 followed by as many values
+line("1 5")  # UsageError: ...part-0.txt:2: slot 'y' says nothing
+line("1 5 2 0 0 9")  # UsageError: ...part-0.txt:2: 1 words are left after the last slot
+line("1 99999999999999999999 2 0 0")  # UsageError: ...part-0.txt:2: slot 'x'
+fluid.DatasetFactory().create_dataset("Fast")  # ConfigError: dataset 'Fast' is unknown
+dataset.set_filelist("one.txt")  # it must be a list, each a path
+dataset.set_filelist(["missing.txt"]); dataset.load_into_memory()  # dataset file 'missing.txt' does not exist
+fluid.Executor().train_from_dataset()  # UsageError: ...needs a dataset
+"""
 
-    def read() -> None:
-        dataset.set_pipe_command(command)
+
+def test_refusals(slots: tuple[Any, Path]) -> None:
+    """Wrong commands, lines (by file, number and what is wrong) and lists of files: a sentence each."""
+    dataset, path = slots
+
+    def command(text: str) -> None:
+        dataset.set_pipe_command(text)
         dataset.load_into_memory()
 
-    with pytest.raises(PsfleetError, match=error) as caught:
-        read()
-    assert repr(command) in str(caught.value)
+    def line(text: str) -> None:
+        dataset.set_pipe_command("cat")
+        path.write_text(f"1 5 2 0 0\n{text}\n")
+        dataset.load_into_memory()
+
+    check_refusals(BAD, {"command": command, "line": line, "dataset": dataset, "fluid": fluid})
 
 
 def test_samples_in_memory_can_be_shuffled(slots: tuple[Any, Path]) -> None:
@@ -114,25 +127,6 @@ def test_samples_in_memory_can_be_shuffled(slots: tuple[Any, Path]) -> None:
     order = [int(batch["x"][0, 0]) for batch in dataset]
     assert sorted(order) == [0, 1, 2, 3, 4] != order
     assert dataset.get_memory_data_size() == 5
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("2 1 2 2 0 0", "slot 'x' says 2, and it must be 1"),
-        ("1 0.5 2 0 0", "slot 'x': invalid literal"),
-        ("1 5 2 0", "slot 'y' says 2, and it must be 2 followed by as many values"),
-        ("1 5", "slot 'y' says nothing"),
-        ("1 5 2 0 0 9", "1 words are left after the last slot"),
-        ("1 99999999999999999999 2 0 0", "slot 'x'"),
-    ],
-)
-def test_a_bad_line_is_named(slots: tuple[Any, Path], line: str, says: str) -> None:
-    """By file, line number and what is wrong."""
-    dataset, path = slots
-    path.write_text(f"1 5 2 0 0\n{line}\n")
-    with pytest.raises(UsageError, match=f"part-0.txt:2: {says}"):
-        dataset.load_into_memory()
 
 
 def test_training_from_a_dataset_prints_and_counts(
@@ -160,20 +154,6 @@ def test_training_from_a_dataset_prints_and_counts(
     )
     assert len(seen) == 5
     assert fluid.default_main_program().step == step
-
-
-def test_unknown_datasets_and_missing_files_are_refused(slots: tuple[Any, Path]) -> None:
-    """Each with one sentence."""
-    with pytest.raises(ConfigError, match="dataset 'Fast' is unknown"):
-        fluid.DatasetFactory().create_dataset("Fast")
-    dataset, _ = slots
-    with pytest.raises(ConfigError, match="must be a list of files"):
-        dataset.set_filelist("one.txt")
-    dataset.set_filelist(["missing.txt"])
-    with pytest.raises(UsageError, match=r"dataset file 'missing\.txt' does not exist"):
-        dataset.load_into_memory()
-    with pytest.raises(UsageError, match="needs a dataset"):
-        fluid.Executor().train_from_dataset()
 
 
 def test_models_are_saved_and_loaded_in_the_older_order() -> None:

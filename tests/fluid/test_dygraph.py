@@ -9,7 +9,7 @@ import psfleet.fluid as fluid
 from psfleet import layers
 from psfleet.errors import CheckpointError, ShapeError, UsageError
 from psfleet.fluid.dygraph import Layer, guard, to_variable
-from psfleet.fluid.state_files import ParameterState, save
+from psfleet.fluid.layer_modules import ParameterState, save
 from psfleet.parameters.parameter import SparseGrad
 
 

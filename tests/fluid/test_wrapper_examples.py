@@ -56,48 +56,6 @@ def test_recompute_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "step=9 cost=" in capsys.readouterr().out
 
 
-def test_recompute_trains_to_the_same_bits() -> None:
-    """Wrapped or not, alone or in a distributed optimizer."""
-    feeds = [gen_data() for _ in range(4)]
-
-    def weights(wrap: Any) -> Any:
-        with fluid.unique_name.guard(), fluid.program_guard(fluid.Program(), fluid.Program()):
-            cost, fc_1, _ = mlp(
-                fluid.layers.data("x", [32]), fluid.layers.data("y", [1], dtype="int64")
-            )
-            wrap(fc_1).minimize(cost)
-            exe = fluid.Executor()
-            for feed in feeds:
-                exe.run(feed=feed)
-            return exe.run(
-                fluid.default_main_program().clone(for_test=True), fetch_list=["fc_0.w_0"]
-            )[0]
-
-    def recompute(fc_1: Any) -> Any:
-        wrapped = fluid.optimizer.RecomputeOptimizer(fluid.optimizer.SGD(0.1))
-        wrapped._set_checkpoints([fc_1])
-        return wrapped
-
-    plain = weights(lambda fc_1: fluid.optimizer.SGD(0.1))
-    for wrap in (recompute, lambda fc_1: fleet.distributed_optimizer(recompute(fc_1))):
-        # Another run in this process needs tables of its own.
-        from psfleet.embedded.runtime import EmbeddedRuntime
-        from psfleet.runtime import interface
-
-        engine = EmbeddedRuntime()
-        before = interface.use(engine)
-        np.testing.assert_array_equal(weights(wrap), plain)
-        interface.use(before)
-        engine.close()
-
-
-def test_recompute_without_checkpoints_is_refused() -> None:
-    """With a sentence."""
-    cost, _, _ = mlp(fluid.layers.data("x", [32]), fluid.layers.data("y", [1], dtype="int64"))
-    with pytest.raises(UsageError, match="has no checkpoints; call _set_checkpoints first"):
-        fluid.optimizer.RecomputeOptimizer(fluid.optimizer.SGD(0.1)).minimize(cost)
-
-
 def test_distributed_optimizer() -> None:
     """DistributedOptimizer.apply_gradients, in a fleet of one process."""
     x = fluid.layers.data("x", [32])
@@ -166,20 +124,22 @@ def test_pipeline_optimizer(tmp_path: Path) -> None:
         np.flatnonzero((a != b).any(axis=1)).tolist() for a, b in zip(before, after, strict=True)
     ]
     assert changed == [[3, 9], [0, 1, 4]]
-    assert [(s.piece, s.forward, s.backward) for s in optimizer.sections] == [
+    assert [(s.part, s.forward, s.backward) for s in optimizer.sections] == [
         (0, True, False),
         (1, True, True),
         (0, False, True),
     ]
 
 
-def test_cuts_that_make_no_sections_are_refused() -> None:
+def test_wrappers_without_cuts_are_refused() -> None:
     """Each by what is wrong with it."""
     x = fluid.layers.data("x", [3])
     hidden = fluid.layers.fc(x, 2)
     loss = fluid.layers.mean(hidden)
     other = fluid.layers.fc(x, 2, name="other")
     sgd = fluid.optimizer.SGD(0.1)
+    with pytest.raises(UsageError, match="has no checkpoints; call _set_checkpoints first"):
+        fluid.optimizer.RecomputeOptimizer(sgd).minimize(loss)
     with pytest.raises(ConfigError, match="2 cuts make 3 sections, but place_list has 1"):
         fluid.optimizer.PipelineOptimizer(sgd, [[hidden], [loss]], place_list=[fluid.CPUPlace()])
     with pytest.raises(ConfigError, match="queue_size is 0"):

@@ -33,15 +33,12 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.coordinator_state import server_state
-from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog, records
-from psfleet_server.durability.recovery import take
+from psfleet_server.durability.records import server_state
+from psfleet_server.durability.recovery import Journal, take
 from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log
 from tests.fuzz.frames import Broken
 from tests.server.seating import register
-
-__all__ = ["LOG", "TIP", "a_log", "loaded", "readers", "reseal_snapshots", "some_snapshots"]
 
 TIP = "2"
 """The last of three snapshots that build on each other: `0`, `1`, `2`."""
@@ -60,8 +57,8 @@ def push(shard: Shard, number: int, seed: int) -> None:
         SPECS[1].key: Gradient(SPECS[1].key, dice.standard_normal((2, 2), np.float32), ids, 0.1),
     }
     gradients = tuple(values[key] for key in values if key in shard.tables)
-    [answer] = shard.handle(Push(0, 1, number, gradients, 1, 0.5), "push")
-    assert not hasattr(answer, "error"), answer
+    [reply] = shard.handle(Push(0, 1, number, gradients, 1, 0.5), "push")
+    assert not hasattr(reply, "error"), reply
 
 
 def content(shard: Shard) -> list[object]:
@@ -73,7 +70,7 @@ def content(shard: Shard) -> list[object]:
     ]
     tables = [values.tobytes() for values in shard.tables.read(reads)]
     steps = [table.step for table in shard.tables.values()]
-    return [tables, steps, dict(shard.workers.lives), dict(shard.workers.sequences)]
+    return [tables, steps, dict(shard.workers.incarnations), dict(shard.workers.sequences)]
 
 
 # -- snapshots -----------------------------------------------------------------------------------

@@ -28,26 +28,25 @@ from psfleet.datasets import read_libsvm, read_ratings
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
 from psfleet.execution.inference import load_inference, save_inference
-from psfleet.fluid.dataset import FileDataset
-from psfleet.fluid.state_files import load, save
+from psfleet.fleet.file_datasets import FileDataset
+from psfleet.fluid.layer_modules import load, save
 from psfleet.program.variable import Variable
 from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, use
+from psfleet.runtime.interface import Gradient
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import TableSpec
 from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet.strategy import Settings, load_strategy_file, resolve
-from psfleet.wire.credentials import FILES, Credentials
+from psfleet.wire.connections.credentials import FILES, Credentials
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.recovery import Journal
 from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
 from tests.server.seating import register
-
-__all__ = ["Reader", "Tally", "fuzz", "of_folder", "readers", "reseal_log"]
 
 SPECS = (
     TableSpec("whole", "dense", (3, 2), make_rule("adam", {})),
@@ -245,7 +244,7 @@ def _reseal_records(data: bytearray) -> tuple[int, int]:
 
 
 def _model(folder: Path) -> dict[str, bytes]:
-    before = use(EmbeddedRuntime())
+    before = current().use(EmbeddedRuntime())
     try:
         with ps.program_guard(ps.Program(), ps.Program()):
             ids = layers.data("ids", [None, 2], dtype="int64")
@@ -253,7 +252,7 @@ def _model(folder: Path) -> dict[str, bytes]:
             out = layers.fc(layers.reshape(rows, [-1, 6]), 2, act="relu")
             save_inference(str(folder / "made"), [ids], [out], ps.default_main_program())
     finally:
-        use(before)
+        current().use(before)
     return of_folder(folder / "made")
 
 

@@ -12,8 +12,6 @@ import grpc
 from psfleet.wire.v1 import shard_pb2
 from tests.fuzz.frames import SLOW, Broken, Ground
 
-__all__ = ["Tally", "attack", "fuzz"]
-
 
 @dataclass
 class Tally:
@@ -21,7 +19,7 @@ class Tally:
 
     frames: int = 0
     refused: int = 0
-    parked: int = 0
+    waiting_calls: int = 0
     slowest: float = 0.0
     slow: str = ""
     grounds: int = 0
@@ -30,7 +28,7 @@ class Tally:
     def __str__(self) -> str:
         return (
             f"{self.frames:,} frames to {len(self.methods)} methods of {self.grounds} servers: "
-            f"{self.refused:,} refused, {self.parked:,} left waiting, "
+            f"{self.refused:,} refused, {self.waiting_calls:,} left waiting, "
             f"slowest {self.slowest * 1000:.0f} ms of processor time ({self.slow})"
         )
 
@@ -44,7 +42,7 @@ def attack(ground: Ground, dice: random.Random, tally: Tally, before: Any) -> An
     method, request = ground.changed(dice)
     began = time.thread_time()
     try:
-        code, text, answers = ground.send(method, request)
+        code, text, replies = ground.send(method, request)
     except Exception as error:
         raise Broken(f"{method} with {request!r} raised {error!r}") from error
     taken = time.thread_time() - began
@@ -55,7 +53,7 @@ def attack(ground: Ground, dice: random.Random, tally: Tally, before: Any) -> An
     if taken > SLOW:
         raise Broken(f"{method} with {request[:300]!r} took {taken:.1f} s")
     if code is None:
-        tally.parked += not answers
+        tally.waiting_calls += not replies
         if method == "Shard/CreateTable":
             _check_numbers(shard_pb2.CreateTableRequest.FromString(request).spec)
         return None

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from psfleet.settings.limits import ServerLimits
 from psfleet.shard.shard import Shard
-from psfleet.wire.access import Access
+from psfleet.wire.connections.access import Access
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb2, snapshot_pb2
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
@@ -26,8 +26,8 @@ from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.observability.server_metrics import ServerMetrics
 from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.server_metrics import ServerMetrics
 from psfleet_server.services.method_handlers import handlers
 from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
@@ -35,8 +35,6 @@ from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.mutations import mutated_bytes, mutated_message
 from tests.server.seating import register
-
-__all__ = ["Broken", "Ground"]
 
 IDS = np.arange(1, 4, dtype="<i8")
 MEMORY = 1 << 16
@@ -106,7 +104,7 @@ class Ground:
         self.deadlines = Deadlines()
         self.coordinator = Coordinator(2)
         self.shard = Shard(0, 1, 2)
-        limits = ServerLimits(tables=24, parked=64, lane=1 << 20)
+        limits = ServerLimits(tables=24, waiting_calls=64, lane=1 << 20)
         self.host = ShardHost(self.shard, self.coordinator, self.deadlines, limits)
         self.host.feed = Undying()
         self._released = 0
@@ -122,8 +120,8 @@ class Ground:
             path for service in self._services for path in getattr(service, "_method_handlers", ())
         )
         self.mode = mode
-        self.life = register(self.coordinator, 0, 5, 2)
-        self._ask("Shard/Join", Pb.JoinRequest(incarnation=self.life, mode=mode))
+        self.incarnation = register(self.coordinator, 0, 5, 2)
+        self._ask("Shard/Join", Pb.JoinRequest(incarnation=self.incarnation, mode=mode))
         self._make_tables()
         feeds_standby(self.host)
         self._share()
@@ -144,21 +142,21 @@ class Ground:
         """Status (None: fine), text and answers of one call."""
         details: Any = Details(method)
         context: Any = Context()
-        answers: list[bytes | None] = []
+        replies: list[bytes | None] = []
         self._snapshots.endpoints = ()
         for service in self._services:
             handler: Any = service.service(details)
             if handler is None:
                 continue
             if handler.unary_unary is not None:
-                answers.append(handler.unary_unary(request, context))
+                replies.append(handler.unary_unary(request, context))
             elif handler.stream_stream is not None:
-                answers += handler.stream_stream(iter([request, request]), context)
+                replies += handler.stream_stream(iter([request, request]), context)
                 with contextlib.suppress(DecodeError):
                     self._release(FollowRequest.FromString(request).attach)
             else:
-                handler.unary_stream(request, context, answers.append)
-            return context.code, context.details, answers
+                handler.unary_stream(request, context, replies.append)
+            return context.code, context.details, replies
         raise Broken(f"no method {method}")
 
     def _release(self, attach: int) -> None:
@@ -167,10 +165,10 @@ class Ground:
         self._released = max(self._released, attach)
 
     def _ask(self, method: str, request: Message) -> bytes:
-        code, text, answers = self.send(f"/psfleet.v1.{method}", request.SerializeToString())
-        if code is not None or not answers or answers[0] is None:
+        code, text, replies = self.send(f"/psfleet.v1.{method}", request.SerializeToString())
+        if code is not None or not replies or replies[0] is None:
             raise Broken(f"a valid {method} is refused: {text}")
-        return answers[0]
+        return replies[0]
 
     def _parsed(self, kind: Any, method: str, request: Message) -> Any:
         return kind.FromString(self._ask(method, request))
@@ -186,14 +184,14 @@ class Ground:
         ]
         return (
             tables,
-            dict(shard.workers.lives),
+            dict(shard.workers.incarnations),
             dict(shard.workers.sequences),
             shard.mode,
             rounds.closed,
             sorted(rounds.held),
             sorted(rounds.left),
             repr(self.coordinator.members.seats),
-            self.coordinator.meetings.met,
+            self.coordinator.collectives.completed,
         )
 
     # -- valid requests --------------------------------------------------------------------------
@@ -230,7 +228,7 @@ class Ground:
         self.memory, offer = made
         try:
             self.attach = Pb.AttachRequest(
-                incarnation=self.life,
+                incarnation=self.incarnation,
                 generation=77,
                 boot=offer.boot,
                 pid=offer.pid,
@@ -246,7 +244,7 @@ class Ground:
 
     def _valid(self) -> Iterator[tuple[str, Message]]:
         """A good request of every method, by a name that begins with the method's."""
-        me: Any = {"worker": 0, "incarnation": self.life}
+        me: Any = {"worker": 0, "incarnation": self.incarnation}
         read = Segment(table=self.rows, content=frame_pb2.CONTENT_IDS, count=3)
         whole = Segment(table=self.whole, content=frame_pb2.CONTENT_WHOLE)
         yield "Shard/Push", Frame()
@@ -277,8 +275,11 @@ class Ground:
                 **me, number=1, mode="sum", dtype="float32", shape=[2], value=bytes(8)
             ),
         )
-        beat: Any = membership_pb2
-        yield "Coordinator/Beat", beat.BeatRequest(incarnation=self.life, boot=5, step=1)
+        membership: Any = membership_pb2
+        yield (
+            "Coordinator/Heartbeat",
+            membership.HeartbeatRequest(incarnation=self.incarnation, boot=5, step=1),
+        )
         yield "Shard/Load", Pb.LoadRequest(path="checkpoint")  # within the present folder
         yield from self._valid_for_snapshots()
         yield "Replica/Follow", FollowRequest(attach=1, taken=1, version=1)
@@ -286,16 +287,19 @@ class Ground:
     def _valid_for_snapshots(self) -> Iterator[tuple[str, Message]]:
         cut: Any = snapshot_pb2
         folder = {"number": 1, "folder": "checkpoint"}
-        yield "Snapshots/Begin", cut.BeginCutRequest(**folder, members={0: self.life})
+        yield "Snapshots/Begin", cut.BeginCutRequest(**folder, members={0: self.incarnation})
         yield "Snapshots/Begin of rounds", cut.BeginCutRequest(**folder, at_round=True, round=1)
         yield "Snapshots/Begin and hold", cut.BeginCutRequest(**folder, hold=True, remember=True)
         yield "Snapshots/Finish", cut.FinishRequest(number=1, cut=True)
-        yield "SnapshotLead/Keep", cut.KeepRequest(incarnation=self.life, state=b'[[1, {"a": 2}]]')
         yield (
-            "SnapshotLead/Kept",
-            cut.KeptRequest(incarnation=self.life, keeps=True, servers=["localhost:0"]),
+            "SnapshotCoordinator/Keep",
+            cut.KeepRequest(incarnation=self.incarnation, state=b'[[1, {"a": 2}]]'),
         )
-        yield "SnapshotLead/Take", cut.TakeRequest(path="checkpoint", kind="full", base=True)
+        yield (
+            "SnapshotCoordinator/Kept",
+            cut.KeptRequest(incarnation=self.incarnation, keeps=True, servers=["localhost:0"]),
+        )
+        yield "SnapshotCoordinator/Take", cut.TakeRequest(path="checkpoint", kind="full", base=True)
 
     def _plain(self, method: str) -> Message:
         """A request of a method that nobody has written a better one for, from its definition."""
@@ -303,7 +307,13 @@ class Ground:
         pool: Any = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
         definition = pool.FindServiceByName(service.removeprefix("/")).methods_by_name[name]
         request = message_factory.GetMessageClass(definition.input_type)()
-        known = {"worker": 0, "incarnation": self.life, "table": self.rows, "index": 0, "number": 1}
+        known = {
+            "worker": 0,
+            "incarnation": self.incarnation,
+            "table": self.rows,
+            "index": 0,
+            "number": 1,
+        }
         for each in definition.input_type.fields:
             if each.name in known and not each.is_repeated:
                 setattr(request, each.name, known[each.name])
@@ -331,7 +341,7 @@ class Ground:
         """The next push in sequence."""
         last = self.shard.rounds.closed if self.shard.mode == "sync" else 0
         header = Header(
-            incarnation=self.life,
+            incarnation=self.incarnation,
             sequence=min(self.shard.workers.sequences.get(0, last) + 1, 2**64 - 1),
             samples=4,
             loss=1,
@@ -365,7 +375,7 @@ class Ground:
             payload += IDS.tobytes()
         elif name == "Shard/Exchange lane":
             header.segments.add(
-                table=self.rows, content=frame_pb2.CONTENT_IDS, count=3, offset=64, answer=1024
+                table=self.rows, content=frame_pb2.CONTENT_IDS, count=3, offset=64, reply=1024
             )
         return Frame(header=header, payload=payload)
 

@@ -12,25 +12,10 @@ from typing import Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["Fed", "mutated_bytes", "mutated_message"]
-
 _WHOLE = [0, 1, 2, 3, 7, 8, 63, 64, 255, 4096, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**53]
 _WHOLE += [2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
-_REAL = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    1e-45,
-    1e-300,
-    3.5e38,
-    1e308,
-    float("inf"),
-    float("nan"),
-    2**127,
-]
-_REAL.append(float("-inf"))
+_REAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-300, 3.5e38, 1e308, 2**127]
+_REAL += [float("inf"), float("nan"), float("-inf")]
 _TEXT = [
     "",
     "x",

@@ -5,8 +5,6 @@ from pathlib import Path
 from tests.fuzz import chains, files, tools
 from tests.fuzz.files import Reader
 
-__all__ = ["every_reader"]
-
 
 def every_reader(folder: Path) -> list[Reader]:
     """Every one, with good files that are made in the folder."""

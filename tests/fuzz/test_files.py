@@ -12,7 +12,7 @@ from tests.fuzz.files import Reader, Tally, attack, fuzz
 from tests.fuzz.mutations import Fed
 from tests.fuzz.readers import every_reader
 
-FILES = int(os.environ.get("FUZZ_FILES", "1300"))
+FILES = int(os.environ.get("FUZZ_FILES", "650"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rates of 1e308 in hostile files
@@ -42,7 +42,7 @@ def test_no_file_brings_a_reader_down(found: list[Reader]) -> None:
     assert sum(tally.files.values()) == FILES
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 100))
 def test_hypothesis_finds_nothing_either(
     found: list[Reader], tmp_path_factory: pytest.TempPathFactory, entropy: bytes, number: int

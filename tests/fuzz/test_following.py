@@ -22,20 +22,20 @@ from psfleet.runtime.interface import Gradient
 from psfleet.settings.environment import Environment
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
-from psfleet.testing.leaks import nothing_left
-from psfleet.wire.access import Access
+from psfleet.wire.connections.access import Access
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.replication.standby import Standby
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
+from psfleet_server.standby import Standby
 from tests.fuzz.files import SPECS
 from tests.fuzz.frames import Context, Details
 from tests.fuzz.mutations import mutated_bytes, mutated_message
+from tests.leaks import nothing_left
 from tests.pools import started_pool
 from tests.server.seating import register
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload
-from psfleet.wire.access import Access
-from psfleet.wire.channel import open_channel
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.v1 import shard_pb2
 from tests.fuzz.frames import Ground
 from tests.fuzz.mutations import mutated_bytes
+from tests.leaks import nothing_left
+from tests.trainings import TrainingWorkload
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAMES = 300
@@ -63,7 +63,7 @@ def test_garbage_connections(fleet: LocalFleet) -> None:
     for number in range(CONNECTIONS):
         good = PREFACE + settings + dice.choice((b"", huge, dice.randbytes(200)))
         noise = dice.choice((dice.randbytes(400), mutated_bytes(dice, good), good))
-        with socket.create_connection(address(fleet), 10) as plain:
+        with socket.create_connection(address(fleet), 60) as plain:
             to = inside_tls(fleet, plain) if number % 2 else plain
             with to:
                 to.settimeout(0.05)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import MANIFEST, save_fleet
-from psfleet.rules.sgd import SGD
+from psfleet.rules.momentum import SGD
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet_launch.commands.psfleet_cli import main

@@ -16,8 +16,6 @@ from tests.fuzz.chains import LOG, TIP, a_log, reseal_snapshots, some_snapshots
 from tests.fuzz.files import Reader, of_folder, reseal_log
 from tests.fuzz.frames import Broken
 
-__all__ = ["Refused", "Tool", "readers"]
-
 # A word in braces is a path in the folder.
 _CKPT = (
     ("verify", f"{{{TIP}}}"),

@@ -5,10 +5,9 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.cuda import CudaUpdate
-from psfleet.kernels.cuda_queue import DeviceQueue
-from psfleet.kernels.reference import twin_push
-from psfleet.kernels.rule_text import scalars_of
+from psfleet.kernels.device.cuda import CudaUpdate
+from psfleet.kernels.device.cuda_queue import DeviceQueue
+from psfleet.kernels.rule_text import scalars_of, twin_push
 from psfleet.rules import ASGD, RULES, Adam, Ftrl, Momentum, RMSProp, Rule
 from psfleet.schema.table import DecaySpec
 

@@ -15,8 +15,8 @@ from numba.cuda import codegen, dispatcher
 from numba.cuda.cudadrv import driver
 
 from psfleet.kernels import cache
-from psfleet.kernels.cuda import table_kernels
-from psfleet.kernels.cuda_queue import DeviceOperations
+from psfleet.kernels.device.cuda import table_kernels
+from psfleet.kernels.device.cuda_queue import DeviceOperations
 
 NEWEST = (9, 0)
 launched: list[str] = []

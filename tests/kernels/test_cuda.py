@@ -96,7 +96,7 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
         driver,
         LD_LIBRARY_PATH=str(driver),
     )
-    asks = "from psfleet.tables import cuda_memory; print(cuda_memory.why_no_gpu())"
+    asks = "from psfleet.tables.device import cuda_memory; print(cuda_memory.why_no_gpu())"
     told = said_with(driver, asks, DRIVER_REFUSES="46")
     assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in told
     assert "device is unavailable" in told
@@ -113,7 +113,7 @@ def test_a_refused_growth_can_be_tried_again(driver: Path) -> None:
 import os
 import numpy as np
 from psfleet.errors import UsageError
-from psfleet.tables.device_arena import DeviceArena
+from psfleet.tables.device.device_memory import DeviceArena
 
 arena = DeviceArena(1 << 22, "f4")
 arena.grow(1)

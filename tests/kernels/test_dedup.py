@@ -1,6 +1,8 @@
 """Dedup, expand and merge against dictionaries."""
 
+import ast
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import psfleet
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.dedup import dedup, first_repeat, merge_pushes
-from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
-from psfleet.testing.training_run import in_threads
+from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
+from tests.trainings import in_threads
 
 Floats = NDArray[np.float32]
 IDS = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([-(2**63), 2**63 - 1])), max_size=400)
@@ -130,3 +133,14 @@ def test_first_repeat_equals_set(ids: list[int]) -> None:
     """The first id that has come before is found, wherever it is; distinct ids have none."""
     expected = next((place for place, id_ in enumerate(ids) if id_ in ids[:place]), None)
     assert first_repeat(np.array(ids, np.int64)) == expected
+
+
+def test_kernels_get_addresses_of_arrays_that_stay() -> None:
+    """`address_of` gets no array that a call has just made: it would be freed before the kernel runs."""
+    for path in Path(psfleet.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        if "address_of(" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "address_of":
+                assert not isinstance(node.args[0], ast.Call), f"{path}:{node.lineno}"

@@ -158,13 +158,14 @@ def test_a_folder_that_others_may_write_is_not_used(
 def test_an_edited_rule_is_another_module(tmp_path: Path) -> None:
     """The cache does not serve the code of a rule that has since been changed."""
     program = """
-import importlib.util, pathlib, sys
+import importlib.util, pathlib, re, sys
 import numpy as np
-from psfleet.rules import sgd
-source = pathlib.Path(sgd.__file__).read_text()
+from psfleet.rules import momentum
+source = pathlib.Path(momentum.__file__).read_text()
 for sign, name in (("-", "minus"), ("+", "plus")):
     file = pathlib.Path(sys.argv[1]) / "edited.py"
-    file.write_text(source.replace("w - h[0] * g", f"w {sign} h[0] * g ").replace('"sgd"', f'"{name}"'))
+    edited = re.sub('name = "([a-z_]+)"', f'name = "\\\\1_{name}"', source)
+    file.write_text(edited.replace("(w - h[0] * g,)", f"(w {sign} h[0] * g,)"))
     spec = importlib.util.spec_from_file_location("edited" + sign, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,15 +1,12 @@
 """First values against their NumPy twin."""
 
 import math
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError
 from psfleet.kernels.hashing import GOLDEN, hash_ids
 from psfleet.kernels.initial_values import initial_array, initial_rows
 from psfleet.schema.table import InitializerSpec, key_of
@@ -60,22 +57,6 @@ def test_rows_equal_twin(ids: list[int], dim: int, kind: str, seed: int) -> None
     rows = initial_rows(np.array(ids, np.int64), dim, initializer, seed, "t")
     for id_, row in zip(ids, rows, strict=True):
         np.testing.assert_array_equal(row, twin(id_, dim, initializer, seed, "t"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "low", "high", "quoted"),
-    [
-        ("normal", 0.0, -2.0, r"'normal' has the deviation -2\.0"),
-        ("truncated", 0.0, -1.0, r"the deviation -1\.0"),
-        ("uniform", 0.0, math.nan, r"the values 0\.0 and nan"),
-        ("constant", math.inf, 0.0, "the values inf"),
-        ("zipf", 0.0, 1.0, "'zipf' is unknown"),
-    ],
-)
-def test_bad_initializers_are_refused(kind: Any, low: float, high: float, quoted: str) -> None:
-    """With the value quoted."""
-    with pytest.raises(ConfigError, match=quoted):
-        InitializerSpec(kind, low, high)
 
 
 def test_array_is_the_row_of_id_zero() -> None:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,14 @@ def digest(text: str) -> str:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Start `psfleet-launch` in an empty folder; at the end nothing of it may be left.
+    """Start `psfleet-launch` in an empty folder; at the end nothing of it may be left."""
+    with launches(tmp_path) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def launches(folder: Path) -> Iterator[Launch]:
+    """What starts `psfleet-launch` in the folder; at the end nothing of it may be left.
 
     `fresh`: in new interpreters, as a user does, not in forks of one that has loaded everything.
     """
@@ -110,14 +118,14 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         mark = uuid.uuid4().hex
         process = (starter.exec_popen if fresh else subprocess.Popen)(
             [sys.executable, "-m", "psfleet_launch", *arguments],
-            cwd=tmp_path,
+            cwd=folder,
             text=True,
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
             env=_environment() | {_MARK: mark} | variables,
         )
-        started.append(Launcher(process, tmp_path, mark))
+        started.append(Launcher(process, folder, mark))
         return started[-1]
 
     yield start
@@ -143,19 +151,14 @@ def _environment() -> dict[str, str]:
 @pytest.fixture
 def job(launch: Launch) -> Launch:
     """Start a job of stand-ins: `job("fails@1", "--workers", "2")`."""
+    return stand_in_job(launch)
 
-    def start(
-        behaviour: str, *options: str, terminal: int = subprocess.PIPE, **variables: str
-    ) -> Launcher:
-        return launch(
-            "--no-progress",
-            "--server-script",
-            *options,
-            str(STAND_IN),
-            behaviour,
-            terminal=terminal,
-            fresh=True,
-            **variables,
-        )
+
+def stand_in_job(launch: Launch) -> Launch:
+    """What starts a job of stand-ins."""
+    words = ("--no-progress", "--server-script")
+
+    def start(behaviour: str, *options: str, **how: Any) -> Launcher:
+        return launch(*words, *options, str(STAND_IN), behaviour, fresh=True, **how)
 
     return start

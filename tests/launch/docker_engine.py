@@ -24,25 +24,12 @@ OWN_BASE = "psfleet-test-base"
 _PACKAGES = ["docker.io", "docker-compose", "debootstrap", "iptables"]
 _SWITCH = "PSFLEET_TEST_DOCKER"
 _NETWORK = [
-    "--bip",
-    "198.18.0.1/24",
-    "--default-address-pool",
-    "base=198.18.64.0/18,size=24",
-    "--iptables=false",
-    "--ip6tables=false",
+    *("--bip", "198.18.0.1/24", "--iptables=false", "--ip6tables=false"),
+    *("--default-address-pool", "base=198.18.64.0/18,size=24"),
 ]
 _NEEDED = [
-    "Dockerfile",
-    ".dockerignore",
-    "pyproject.toml",
-    "README.md",
-    "docker-compose.yml",
-    "psfleet",
-    "server",
-    "worker",
-    "launch",
-    "protos",
-    "examples",
+    *("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "docker-compose.yml"),
+    *("psfleet", "server", "worker", "launch", "protos", "examples"),
 ]
 _PLATFORMS = ["manylinux2014_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64"]
 
@@ -62,7 +49,7 @@ class Engine:
         """Run `docker` and return what it says; a failure ends the test with its output."""
         return self._run([self._docker, *arguments], check, stdin)
 
-    def answers(self) -> bool:
+    def replies(self) -> bool:
         """Whether an engine is there."""
         return self.docker("version", check=False).returncode == 0
 
@@ -103,7 +90,7 @@ def _distribution(program: str) -> str:
 @contextlib.contextmanager
 def engine(folder: Path) -> Iterator[Engine]:
     """The engine that runs, or one of our own; where neither can be, the test is skipped."""
-    if shutil.which("docker") and Engine().answers():
+    if shutil.which("docker") and Engine().replies():
         yield Engine()
         return
     if os.environ.get(_SWITCH) != "1":
@@ -134,28 +121,16 @@ def _install() -> None:
 def _started(folder: Path) -> Iterator[Engine]:
     host = f"unix://{folder}/docker.sock"
     with (folder / "dockerd.log").open("wb") as log:
+        command: list[str | Path] = ["dockerd", "--host", host, *_NETWORK]
+        command += ["--data-root", folder / "data", "--exec-root", folder / "exec"]
+        command += ["--pidfile", folder / "dockerd.pid"]
         daemon = subprocess.Popen(
-            [
-                "dockerd",
-                "--data-root",
-                folder / "data",
-                "--exec-root",
-                folder / "exec",
-                "--pidfile",
-                folder / "dockerd.pid",
-                "--host",
-                host,
-                *_NETWORK,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
         own = Engine(host)
         deadline = monotonic() + 30
-        while not own.answers():
+        while not own.replies():
             if daemon.poll() is not None or monotonic() > deadline:
                 text = (folder / "dockerd.log").read_text()[-800:]
                 pytest.skip(f"the Docker engine does not start here: {text}")
@@ -181,25 +156,12 @@ def base_image(own: Engine, folder: Path) -> str:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    packed = [
-        "tar",
-        "-C",
-        str(tree),
-        "--exclude=./var/cache/apt/archives/*.deb",
-        "--exclude=./var/lib/apt/lists/*",
-        "-c",
-        ".",
-    ]
+    packed = ["tar", "-C", str(tree), "-c", "."]
+    packed[3:3] = ["--exclude=./var/cache/apt/archives/*.deb", "--exclude=./var/lib/apt/lists/*"]
     with subprocess.Popen(packed, stdout=subprocess.PIPE) as tar:
         assert tar.stdout is not None
-        own.docker(
-            "import",
-            "--change",
-            "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "-",
-            OWN_BASE,
-            stdin=tar.stdout.fileno(),
-        )
+        path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        own.docker("import", "--change", path, "-", OWN_BASE, stdin=tar.stdout.fileno())
     shutil.rmtree(tree)
     return OWN_BASE
 
@@ -212,20 +174,9 @@ def build(own: Engine, base: str, image: str, folder: Path) -> None:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, context / name)
     _wheelhouse(context / "wheels")
-    own.docker(
-        "build",
-        "--network",
-        "none",
-        "--tag",
-        image,
-        "--build-arg",
-        f"BASE={base}",
-        "--build-arg",
-        "EXTRAS=",
-        "--build-arg",
-        "PIP_OPTIONS=--no-index --find-links wheels",
-        str(context),
-    )
+    settings = (f"BASE={base}", "EXTRAS=", "PIP_OPTIONS=--no-index --find-links wheels")
+    words = [word for text in settings for word in ("--build-arg", text)]
+    own.docker("build", "--network", "none", "--tag", image, *words, str(context))
     shutil.rmtree(context)
 
 
@@ -234,20 +185,7 @@ def _wheelhouse(folder: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = [*project["project"]["dependencies"], *project["build-system"]["requires"], "wheel"]
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--dest",
-            folder,
-            "--only-binary=:all:",
-            "--python-version",
-            "3.11",
-            *platforms,
-            *needed,
-        ],
-        check=True,
-    )
+    command: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet"]
+    command += ["--dest", folder, "--only-binary=:all:", "--python-version", "3.11"]
+    command += [*platforms, *needed]
+    subprocess.run(command, check=True)

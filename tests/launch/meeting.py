@@ -8,7 +8,8 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, active
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.process_runtime import active
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import DistributedStrategy
 

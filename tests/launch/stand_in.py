@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from psfleet.formats.ready_file import write_ready
+from psfleet.formats import write_ready
 
 RANK = int(os.environ["PSFLEET_RANK"])
 WORKERS = int(os.environ["PSFLEET_WORKERS"])
@@ -48,8 +48,12 @@ def hangs() -> None:
 
 def stubborn() -> None:
     """Run, whatever anybody asks."""
+
+    def told(number: int, frame: object) -> None:
+        print(f"got {signal.Signals(number).name}", flush=True)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, told)
     hangs()
 
 
@@ -84,11 +88,6 @@ def tells_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, told)
     hangs()
-
-
-def kills_itself() -> None:
-    """End by SIGKILL, as out of memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def exits_with_3() -> None:

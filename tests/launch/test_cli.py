@@ -2,6 +2,7 @@
 
 import re
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,49 +25,84 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("line", "sentence"),
     [
-        (["--servers", "0", SCRIPT], "--servers is 0; it must be at least 1; to train"),
-        (["--workers", "-1", SCRIPT], "--workers is -1; it must be at least 1; to train"),
-        (["--workers", "two", SCRIPT], "--workers is 'two'; it must be a whole number"),
-        (["missing.py"], "script 'missing.py' does not exist; name a Python file"),
-        (["."], "script '.' is a folder; name a Python file"),
-        ([], "Missing argument 'SCRIPT'"),
-        (["--port", "65535", "--servers", "2", SCRIPT], "end above 65535"),
-        (["--job", "a/b", SCRIPT], "--job is 'a/b'"),
-        (["--job", "..", SCRIPT], "--job is '..'"),
-        (["--strategy", "no.toml", SCRIPT], "strategy file 'no.toml' cannot be read"),
+        ("--servers 0 SCRIPT", "--servers is 0; it must be at least 1; to train"),
+        ("--workers -1 SCRIPT", "--workers is -1; it must be at least 1; to train"),
+        ("--workers two SCRIPT", "--workers is 'two'; it must be a whole number"),
+        ("missing.py", "script 'missing.py' does not exist; name a Python file"),
+        (".", "script '.' is a folder; name a Python file"),
+        ("", "Missing argument 'SCRIPT'"),
+        ("--port 65535 --servers 2 SCRIPT", "end above 65535"),
+        ("--job a/b SCRIPT", "--job is 'a/b'"),
+        ("--job .. SCRIPT", "--job is '..'"),
+        ("--strategy no.toml SCRIPT", "strategy file 'no.toml' cannot be read"),
+        ("--resume nowhere SCRIPT", "no complete snapshot"),
+        ("--replicas 1 --hung-after 40s SCRIPT", "--hung-after is 40 s; name 1s to 30s"),
         (
-            ["--replicas", "1", "--hung-after", "40s", SCRIPT],
-            "--hung-after is 40 s; name 1s to 30s",
+            "--restart-hung SCRIPT",
+            "--restart-hung goes with --durability log or log+fsync and without",
         ),
         (
-            ["--restart-hung", SCRIPT],
-            "--restart-hung goes with --durability log or log+fsync and without --replicas",
+            "--engine slrum SCRIPT",
+            "is 'slrum'; it must be one of join, kubernetes, local, ray, slurm, ssh",
         ),
         (
-            ["--engine", "slrum", SCRIPT],
-            "--engine is 'slrum'; it must be one of join, kubernetes, local, ray, slurm, ssh",
+            "--hosts alpha SCRIPT",
+            "--hosts is of --engine ssh, and this job is for --engine local; use",
         ),
-        (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
-        (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),
-        (["--start-timeout", "0", SCRIPT], "--start-timeout is 0; it must be above 0; servers"),
-        (["--start-timeout", "nan", SCRIPT], "'nan'; it must be like 30s or 5min"),
-        (["--dead-after", "-1s", SCRIPT], "--dead-after is '-1s'; it must be like 30s or 5min"),
-        (["--hung-after", "1min", SCRIPT], "--hung-after is 60 s; name 1s to 30s"),
-        (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
+        ("--engine ray --nodes 2 SCRIPT", "--nodes is of --engine slurm, and this job"),
+        ("--listen 10.0.0.1 SCRIPT", "--listen is for engines with agents, and this job is for"),
+        ("--sync --async SCRIPT", "--sync and --async are different modes; name one"),
+        ("--mode ssp --sync SCRIPT", "--sync and --mode ssp are different modes"),
+        ("--start-timeout 0 SCRIPT", "--start-timeout is 0; it must be above 0; servers"),
+        ("--start-timeout nan SCRIPT", "'nan'; it must be like 30s or 5min"),
+        ("--dead-after -1s SCRIPT", "--dead-after is '-1s'; it must be like 30s or 5min"),
+        ("--hung-after 1min SCRIPT", "--hung-after is 60 s; name 1s to 30s"),
+        (
+            "--wrokers 2 SCRIPT",
+            "No such option '--wrokers'. (Did you mean one of: '--wire', '--worker-cores', "
+            "'--workers'?) An option of the script goes after it: "
+            f"psfleet-launch {SCRIPT} --wrokers",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
+    line: str,
     sentence: str,
 ) -> None:
     """Each mistake is told in one sentence that quotes it, with exit code 2."""
     monkeypatch.chdir(tmp_path)
-    assert sentence in refused(capsys, *arguments)
+    assert sentence in refused(capsys, *line.replace("SCRIPT", SCRIPT).split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "sentence"),
+    [
+        (
+            "opentelemetry.sdk.trace",
+            ["--trace", "http://127.0.0.1:4318"],
+            "--trace is 'http://127.0.0.1:4318', which needs OpenTelemetry; pip install '.[trace]'",
+        ),
+        ("ray", ["--engine", "ray"], "--engine ray needs Ray; pip install '.[ray]'"),
+    ],
+)
+def test_what_is_not_installed_is_missed_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    missing: str,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    """Before there is a folder of the job or a process, the sentence says what to install."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert sentence in refused(capsys, *arguments, SCRIPT)
     assert not list(tmp_path.iterdir())
 
 
@@ -92,15 +128,13 @@ def test_a_job_that_this_machine_has_no_room_for(
         assert said in refused(capsys, *dry, *words, *needs, SCRIPT)
 
 
-def test_a_log_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A log folder that cannot be made is named."""
+def test_a_log_folder_that_cannot_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One below a file, or that the system refuses, to root too, is named."""
     (tmp_path / "taken").touch()
     sentence = refused(capsys, "--log-dir", str(tmp_path / "taken"), "--job", "x", SCRIPT)
     assert "cannot be used (Not a directory); choose another with --log-dir" in sentence
-
-
-def test_a_log_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log folder that the system refuses, to root too, is named."""
     sentence = refused(capsys, "--log-dir", "/proc/logs", "--job", "x", SCRIPT)
     assert "log folder '/proc/logs/x' cannot be used" in sentence
 
@@ -119,7 +153,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("Machines", "--hosts"),
         ("Chaos", "--chaos-pace"),
         ("Strategy", "--sync"),
-        ("Other options", "--help"),
+        ("Other options", "-h, --help"),
         ("Examples", "psfleet-launch --watch 9100 train.py"),
     ):
         assert f"  {option}" in sections[heading], heading

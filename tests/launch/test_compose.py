@@ -69,17 +69,7 @@ def test_the_cluster_trains_in_containers(
 
 def test_the_image_runs_a_script_embedded(docker: Engine) -> None:
     """Without a role in the environment the image trains in one process, as any Python does."""
-    ran = docker.docker(
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        "-v",
-        f"{TRAINER}:/trainer.py:ro",
-        IMAGE,
-        "python",
-        "/trainer.py",
-        "3",
-    )
+    words = ("--rm", "--network", "none", "-v", f"{TRAINER}:/trainer.py:ro", IMAGE)
+    ran = docker.docker("run", *words, "python", "/trainer.py", "3")
     embedded = ended([sys.executable, TRAINER, "3"], check=True)
     assert digest(ran.stdout) == digest(embedded.stdout)

@@ -1,15 +1,20 @@
 """What is found in a log, and how it is told."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from psfleet_launch.console.failure_report import FailureCause, find_cause, report, tail
-from psfleet_launch.console.tracebacks import Tracebacks
+from psfleet_launch.console.failure_report import FailureCause, Tracebacks, find_cause, report, tail
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StopRequested
+from psfleet_launch.supervision.job_events import (
+    ProcessExited,
+    ServerReady,
+    Standbys,
+    StopRequested,
+)
 from psfleet_launch.supervision.supervisor import Supervisor
 
 SIMPLE = """\
@@ -45,6 +50,9 @@ Traceback (most recent call last):
 OSError: too late
 """
 )
+CHANGED = SIMPLE.replace(
+    "\npsfleet.errors", "\n^^^^^^^^\npsfleet.errors"
+)  # the file, since it began
 SYNTAX = """\
   File "/home/me/train.py", line 3
     for x in
@@ -64,6 +72,13 @@ SIMPLE_LINE = "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9) (train.p
                 "train.py:31 in <module>",
             ),
         ),
+        (
+            CHANGED,
+            FailureCause(
+                "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
+                "train.py:31 in <module>",
+            ),
+        ),
         (CHAINED, FailureCause("RuntimeError: cannot load", "train.py:9 in <module>")),
         (
             ASIDE,
@@ -76,7 +91,7 @@ SIMPLE_LINE = "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9) (train.p
         ("usage: train.py\ntrain.py: error: no data\n\n", FailureCause("train.py: error: no data")),
         ("", FailureCause("it wrote nothing")),
     ],
-    ids=["simple", "chained", "aside", "syntax", "message", "empty"],
+    ids=["simple", "changed", "chained", "aside", "syntax", "message", "empty"],
 )
 def test_the_cause_is_found(log: str, cause: FailureCause) -> None:
     """The exception that ended the process, and the script's own line rather than the library's."""
@@ -140,12 +155,39 @@ def test_the_report_of_an_exit(tmp_path: Path) -> None:
     assert lines[2:5] == [f"  last lines of {tmp_path}/workerlog.1:", "    epoch 1", "    no data"]
 
 
+def test_the_report_of_a_log_of_json_lines(tmp_path: Path) -> None:
+    """The cause is found in the text and the traceback of such a line."""
+    job, state = a_job(tmp_path)
+    failed = Member("worker", 1)
+    line = json.dumps({"time": "", "text": "it ends", "traceback": SIMPLE})
+    job.log(failed).write_text(f'{line}\n{{"time": 3\n')
+    state.handle(ProcessExited(failed, 1), 1)
+    lines = report(job, state, {}, host).splitlines()
+    assert lines[0] == (
+        "worker 1 failed first: psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)"
+    )
+    assert lines[1].startswith("  train.py:31 in <module>")
+
+
+def test_the_report_of_a_server_whose_standby_was_not_ready(tmp_path: Path) -> None:
+    """What ended the server comes first, then why nobody has taken over."""
+    job, state = a_job(tmp_path)
+    state.standbys = Standbys()
+    state.standbys.begin(job.servers)
+    why = "the agent on host h1 is lost: it has been silent for too long"
+    state.handle(ProcessExited(job.servers[0], 137, cause=why), 1)
+    first = report(job, state, {}, host).splitlines()[0]
+    late = "its standby, server 0 copy 1, was not ready"
+    assert first == f"server 0 failed first: {why}; {late}"
+
+
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 @pytest.mark.parametrize(
     ("written", "shown", "held"),
     [
         ("epoch 1\n", "epoch 1\n", ""),
         (SIMPLE, "epoch 1\n", SIMPLE_LINE),
+        (CHANGED, "epoch 1\n", SIMPLE_LINE),
         (SIMPLE + "go on\n", f"epoch 1\n{SIMPLE_LINE}go on\n", ""),
         (
             CHAINED,
@@ -156,7 +198,7 @@ def test_the_report_of_an_exit(tmp_path: Path) -> None:
         (SYNTAX, SYNTAX, ""),
         ("Trace of it\r\n\n", "Trace of it\r\n\n", ""),
     ],
-    ids=["none", "last", "followed", "chained", "two", "syntax", "alike"],
+    ids=["none", "last", "changed", "followed", "chained", "two", "syntax", "alike"],
 )
 def test_a_traceback_is_a_line_on_the_screen(
     written: str, shown: str, held: str, size: int

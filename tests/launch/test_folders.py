@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.launch.conftest import STAND_IN, Launch, job, launch
-from tests.launch.test_modes import wish
-from tests.programs import ended
+import pytest
 
-__all__ = ["job", "launch"]
+from psfleet_launch.commands.launch_command import main as launch
+from psfleet_launch.commands.psfleet_cli import main
+from tests.launch.conftest import STAND_IN, Launch
+from tests.programs import ended
 
 INTERRUPTED = """
 import sys
@@ -26,26 +27,24 @@ sys.exit(door.main())
 """
 
 
-def test_a_second_job_of_the_name_is_refused(job: Launch) -> None:
-    """While a job runs its logs are nobody else's: another of its name starts nothing and removes nothing."""
+def test_a_second_job_of_the_name_is_refused(
+    job: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While a job runs its logs are nobody else's: another of its name starts nothing and removes nothing.
+    When it is over its name is free, and `psfleet mode` says at once that nobody is there to follow."""
     first = job("hangs", "--job", "j", "--durability", "log")
     first.until_logged("workerlog.0", "hanging")
-    code, _, err = job("tells", "--job", "j", "--durability", "log").ends()
-    assert (code, "a job is running in log folder 'psfleet-logs/j'" in err) == (2, True), err
+    logs = first.folder / "psfleet-logs"
+    assert launch(["--job", "j", "--log-dir", str(logs), str(STAND_IN)]) == 2
+    assert f"a job is running in log folder '{logs}/j'" in capsys.readouterr().err
     assert "hanging" in first.log("workerlog.0")
     assert job("tells", "--job", "k").ends()[0] == 0
     first.process.send_signal(signal.SIGTERM)
     assert first.ends()[0] == 128 + signal.SIGTERM
+    assert main(["mode", "j", "async", "--log-dir", str(logs)]) == 2
+    assert "'j' is not running" in capsys.readouterr().err
+    assert not list(logs.glob("j/mode*"))
     assert job("tells", "--job", "j").ends()[0] == 0
-
-
-def test_the_mode_of_a_job_that_does_not_run(job: Launch) -> None:
-    """`psfleet mode` says at once that nobody is there who could follow."""
-    over = job("tells", "--job", "j")
-    assert over.ends()[0] == 0
-    refused = wish(over.folder, "j", "async")
-    assert (refused.returncode, "'j' is not running" in refused.stderr) == (2, True), refused.stderr
-    assert not list(over.folder.glob("psfleet-logs/j/mode*"))
 
 
 def test_streams_that_are_closed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""The report of a job that did not come to its end."""
+"""psfleet top, and a job where the locale has no UTF-8."""
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -12,36 +13,22 @@ from pathlib import Path
 import pytest
 
 from psfleet_launch.commands.psfleet_cli import main
-from psfleet_launch.observability.job_history import read_history
-from psfleet_launch.observability.job_report import state
 from tests.launch.conftest import Launch
 from tests.programs import ended
 from tests.waiting import until
 
 
-def test_a_job_whose_launcher_was_killed_is_reported(
-    job: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """From what is on the disk: what ran, and that no end is recorded."""
-    launcher = job("hangs", "--workers", "2", "--job", "j")
-    folder, logs = tmp_path / "psfleet-logs" / "j", ["--log-dir", str(tmp_path / "psfleet-logs")]
-    launcher.until(lambda: launcher.log("workerlog.1") != "", "workers")
-    assert main(["report", "j", *logs]) == 0
-    assert state(read_history(folder), is_running=True).startswith("runs: ")
-    launcher.process.kill()
-    launcher.ends()
-    launcher.until(lambda: not launcher.family(), "end of all processes")
-    assert main(["report", "j", *logs]) == 0
-    assert capsys.readouterr().out == f"{folder / 'report.html'}\n" * 2
-    page = (folder / "report.html").read_text()
-    assert "no end is recorded: its launcher was killed after" in page
-    assert '["worker 1","local","1","0","running"]' in page
-
-
-def test_top_ends_with_the_job(job: Launch, tmp_path: Path) -> None:
-    """In a terminal it follows the job until that is over; NO_COLOR takes the colours away."""
+def test_top(job: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a terminal it follows the job until that is over; NO_COLOR takes the colours away. Without one it
+    shows the job once and does not wait for its end."""
     launcher = job("hangs", "--job", "j")
     launcher.until_logged("workerlog.0", "hanging")
+    once = ["top", "j", "--log-dir", str(tmp_path / "psfleet-logs")]
+    assert main(once) == 0
+    assert capsys.readouterr().out.startswith("j  runs: ")
+    assert main([*once, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["job"], said["is_running"], said["exit_code"]) == ("j", True, None)
     ours, terminal = pty.openpty()
     words = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "top", "j"]
     variables = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
@@ -65,18 +52,6 @@ def test_top_ends_with_the_job(job: Launch, tmp_path: Path) -> None:
     assert b"ended with exit code 143 after" in shown
     assert b"job: the job is asked to end by signal 15" in shown
     assert not re.search(rb"\x1b\[[0-9;]*3\d[;m]", shown)
-
-
-def test_top_without_a_terminal_shows_once(
-    job: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It does not wait for the end of the job."""
-    launcher = job("hangs", "--job", "j")
-    launcher.until_logged("workerlog.0", "hanging")
-    assert main(["top", "j", "--log-dir", str(tmp_path / "psfleet-logs")]) == 0
-    assert capsys.readouterr().out.startswith("j  runs: ")
-    launcher.process.terminate()
-    launcher.ends()
 
 
 def test_a_locale_without_utf_8(tmp_path: Path) -> None:

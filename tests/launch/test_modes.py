@@ -1,58 +1,37 @@
 """psfleet mode: a running job goes on in another mode."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import Launch, launch
-from tests.programs import ended
-
-__all__ = ["launch"]
+from psfleet_launch.commands.psfleet_cli import main
+from tests.launch.conftest import Launch
 
 SCRIPT = str(Path(__file__).with_name("meeting.py"))
 
 
-def wish(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """The command, where the job was started."""
-    return ended(
-        [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "mode", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-
-
 @pytest.mark.timeout(300)
-def test_a_running_job_changes_its_mode(launch: Launch, tmp_path: Path) -> None:
+def test_a_running_job_changes_its_mode(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All workers go on in the modes that are wished for, one after the other, at their barriers; what
     is no mode is refused before it reaches the job."""
-    job = launch(
-        "--no-progress",
-        "--job",
-        "j",
-        "--servers",
-        "2",
-        "--workers",
-        "2",
-        SCRIPT,
-        "1000000",
-        str(tmp_path),
-    )
+    two = ("--servers", "2", "--workers", "2", "--no-progress")
+    job = launch(*two, "--job", "j", SCRIPT, "1000000", str(tmp_path))
     job.until(lambda: (tmp_path / "runs.1").exists(), "a first barrier")
-    for wrong, says in (
-        ("sometimes", "'sometimes'"),
-        ("async:3", "'async:3' is none"),
-        ("ssp:x", "none"),
+    logs = ("--log-dir", str(tmp_path / "psfleet-logs"))
+    for name, wrong, says in (
+        ("j", "sometimes", "'sometimes'"),
+        ("j", "async:3", "'async:3' is none"),
+        ("j", "ssp:x", "none"),
+        ("k", "async", "has no job 'k'"),
     ):
-        refused = wish(job.folder, "j", wrong)
-        assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
-    assert "has no job 'k'" in wish(job.folder, "k", "async").stderr
+        assert main(["mode", name, wrong, *logs]) == 2
+        assert says in capsys.readouterr().err
     for mode in ("ssp:4", "half-async:3", "geo:2"):
-        done = wish(job.folder, "j", mode, "--wait", "120")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"the workers of j have met and were told to go on in mode {mode}\n"
+        assert main(["mode", "j", mode, "--wait", "120", *logs]) == 0
+        said = f"the workers of j have met and were told to go on in mode {mode}\n"
+        assert capsys.readouterr().out == said
     code, _, err = job.ends(120)
     assert code == 0, err
     for worker in range(2):

@@ -4,20 +4,26 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
+from psfleet.client import Client
+from psfleet.optimizer import SGD
+from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
-from psfleet_launch.console.progress_line import FleetProgress, add_up, line
+from psfleet_launch.console.screen import FleetProgress, ProgressPoller, add_up, line
 from psfleet_launch.job import job_snapshots
 from tests.programs import ended
+from tests.waiting import until
 
 
-def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, float]) -> StatusReply:
+def reply(steps: int, rows: int, samples: dict[int, int], losses: dict[int, float]) -> StatusReply:
     """What one server says."""
     tables = [
         TableStatus(name="t", kind="sparse", count=rows),
         TableStatus(name="d", kind="dense", count=1000),
     ]
     return StatusReply(
-        pushes=pushes,
+        progress=steps,
         tables=tables,
         samples=samples,
         losses=losses,
@@ -27,7 +33,7 @@ def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, flo
 
 
 def test_add_up() -> None:
-    """A step counts once, samples and losses once per worker, rows and bytes of all servers."""
+    """Steps are the furthest server's, samples and losses count once per worker, rows and bytes add up."""
     replies = [reply(40, 10, {0: 500, 1: 300}, {0: 0.5, 1: 0.9}), reply(41, 20, {1: 320}, {1: 0.7})]
     assert add_up(replies, at=3.0) == FleetProgress(3.0, 41, 820, 0.6, 30, 6_000_000)
 
@@ -42,7 +48,7 @@ def test_staleness() -> None:
 
 def test_torn_steps() -> None:
     """They are counted in the line once there are any."""
-    step = TornStep(worker=1, incarnation=4, last={0: 7, 1: 8})
+    step = TornStep(worker=1, incarnation=4, sequences={0: 7, 1: 8})
     now = add_up([StatusReply(torn=[step, step]), StatusReply()], at=0.0)
     assert line(now) == "0 steps · 2 torn steps · 0 rows · 0 MB"
 
@@ -87,10 +93,28 @@ def test_the_age_of_the_snapshot(tmp_path: Path) -> None:
     assert line(FleetProgress(0.0), snapshot=90.2).endswith(" · snapshot 90 s ago")
 
 
+def test_steps_are_those_of_one_worker() -> None:
+    """Of two workers with 5 and 3 pushes the line says 5 steps, as the page, `top` and the report do."""
+    with LocalFleet(2, 2) as fleet:
+        runtimes = [fleet.connect(worker, "async") for worker in (0, 1)]
+        for runtime, steps in zip(runtimes, (5, 3), strict=True):
+            table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
+            for _ in range(steps):
+                table.push(np.arange(20), np.ones((20, 2), np.float32))
+            runtime.flush()
+        poller = ProgressPoller(fleet.environment(0).servers, every=0.1)
+        poller.start()
+        until(lambda: poller.history, "a picture")
+        poller.stop()
+        assert poller.history[-1].steps == 5
+        for runtime in runtimes:
+            runtime.close()
+
+
 FORKS = """
 import os, socket, sys, time
 from psfleet_launch.job.spawn import spawn
-from psfleet_launch.console.progress_line import ProgressPoller
+from psfleet_launch.console.screen import ProgressPoller
 
 silent = socket.socket(socket.AF_UNIX)  # half of the time the poller is within a call
 silent.bind(sys.argv[1])

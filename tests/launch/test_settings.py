@@ -19,9 +19,6 @@ from psfleet_launch.commands.launch_command import main
 from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.launch.conftest import Launch as Start
-from tests.launch.conftest import job, launch
-
-__all__ = ["job", "launch"]
 
 JOB = """
 [job]
@@ -64,6 +61,7 @@ def test_what_is_written_is_read_again() -> None:
         dead_after=0.25,
         replicas=1,
         memory=1 << 33,
+        disk="/rows",
         device="cuda",
         device_memory=1 << 35,
         insecure=True,
@@ -79,7 +77,7 @@ def test_what_is_written_is_read_again() -> None:
         left_file="/left",
         listen="h:0",
         relocations="/moved",
-        pulse=7,
+        liveness=7,
     )
     groups = (FleetSettings, StageSettings, JobSettings, ProcessSettings)
     changed = {one.name for group in groups for one in settings_of(group)} - {"tls"}
@@ -166,6 +164,6 @@ def test_a_wrong_job_file_is_one_sentence(
 def test_limits_are_written_as_they_are_read() -> None:
     """The text of limits names those that are not as usual, and reading it gives the same limits."""
     assert ServerLimits().text == ""
-    limits = ServerLimits(tables=20_000, parked=5)
-    assert limits.text == "tables=20000,parked=5"
+    limits = ServerLimits(tables=20_000, waiting_calls=5)
+    assert limits.text == "tables=20000,waiting_calls=5"
     assert ServerLimits.read(limits.text) == limits

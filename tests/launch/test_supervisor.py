@@ -1,6 +1,7 @@
 """The state machine of a job, without a process: every path from the first start to the end."""
 
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,16 +31,16 @@ W0, W1 = Member("worker", 0), Member("worker", 1)
 TIMEOUTS = Timeouts(start=10, leave=5, grace=4)
 
 
-def begun() -> Supervisor:
+def begun(**options: Any) -> Supervisor:
     """Two servers started, two workers to come."""
-    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, **options)
     assert job.begin(at=0) == [StartProcesses((S0, S1))]
     return job
 
 
-def training() -> Supervisor:
+def training(**options: Any) -> Supervisor:
     """A job under way."""
-    job = begun()
+    job = begun(**options)
     told(job, ServerReady(S0), ServerReady(S1))
     assert job.phase is Phase.TRAINING
     return job
@@ -237,9 +238,7 @@ def test_asked_before_ready(number: int) -> None:
 
 def test_a_server_with_a_log_is_started_again() -> None:
     """So often as it may be; the next death is the job's failure, as is one before the training."""
-    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, restarts=2)
-    job.begin(at=0)
-    told(job, ServerReady(S0), ServerReady(S1))
+    job = training(restarts=2)
     assert told(job, ProcessExited(S1, -9), ProcessExited(S1, 3)) == [
         StartProcesses((S1,)),
         StartProcesses((S1,)),
@@ -248,31 +247,21 @@ def test_a_server_with_a_log_is_started_again() -> None:
     assert told(job, ProcessExited(S1, -9)) == [SendSignal((W0, W1), signal.SIGTERM)]
     assert job.failure is not None
     assert job.failure.member == S1
-    early = Supervisor((S0, S1), (W0, W1), TIMEOUTS, restarts=2)
-    early.begin(at=0)
+    early = begun(restarts=2)
     told(early, ProcessExited(S0, 1))
     assert early.failure is not None
 
 
 def test_a_server_with_a_log_that_is_killed_when_all_is_done() -> None:
     """Its workers have ended well and its log has all that they pushed: the job has succeeded."""
-    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, restarts=2)
-    job.begin(at=0)
-    told(
-        job,
-        ServerReady(S0),
-        ServerReady(S1),
-        ProcessExited(W0, 0, left=True),
-        ProcessExited(W1, 0, left=True),
-    )
+    job = training(restarts=2)
+    told(job, ProcessExited(W0, 0, left=True), ProcessExited(W1, 0, left=True))
     assert told(job, ProcessExited(S0, -9), ProcessExited(S1, 0)) == [FinishJob(0)]
 
 
 def test_a_worker_is_started_again() -> None:
     """So often as it may be; then its death is the job's failure."""
-    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
-    job.begin(at=0)
-    told(job, ServerReady(S0), ServerReady(S1))
+    job = training(worker_restarts=1)
     assert told(job, ProcessExited(W1, -9)) == [StartProcesses((W1,))]
     assert told(job, ProcessExited(W1, 1)) == [SendSignal((W0,), signal.SIGTERM)]
     assert job.failure is not None
@@ -281,9 +270,7 @@ def test_a_worker_is_started_again() -> None:
 
 def test_a_worker_that_has_left_is_done() -> None:
     """Killed after its last word it is not started again, for nobody would know it any more."""
-    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
-    job.begin(at=0)
-    told(job, ServerReady(S0), ServerReady(S1))
+    job = training(worker_restarts=1)
     assert told(job, ProcessExited(W1, -9, left=True)) == [ReportLostWorker(W1, -9, left=True)]
     told(job, ProcessExited(S0, 0), ProcessExited(S1, 0))
     assert told(job, ProcessExited(W0, -9, left=True)) == [
@@ -295,18 +282,14 @@ def test_a_worker_that_has_left_is_done() -> None:
 def test_a_script_that_fails_after_it_has_left_fails_the_job() -> None:
     """At once: another process would not find its seat. So does one that is killed by surprise."""
     for code, restarts in ((3, 1), (-9, 0)):
-        job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=restarts)
-        job.begin(at=0)
-        told(job, ServerReady(S0), ServerReady(S1))
+        job = training(worker_restarts=restarts)
         assert told(job, ProcessExited(W1, code, left=True)) == [SendSignal((W0,), signal.SIGTERM)]
         assert job.failure is not None
 
 
 def test_a_worker_that_came_back_too_late_is_done() -> None:
     """It was killed while its last word was answered; servers end when every worker has left."""
-    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
-    job.begin(at=0)
-    told(job, ServerReady(S0), ServerReady(S1))
+    job = training(worker_restarts=1)
     assert told(job, ProcessExited(W1, -9)) == [StartProcesses((W1,))]
     assert (
         told(job, ProcessExited(W0, 0, left=True), ProcessExited(S0, 0), ProcessExited(S1, 0)) == []
@@ -320,9 +303,8 @@ def test_a_worker_that_dies_between_its_last_words_is_done() -> None:
         (),
         (ProcessExited(W1, -9),),
     ):  # also if it was killed, and started again, a moment before
-        job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
-        job.begin(at=0)
-        told(job, ServerReady(S0), ServerReady(S1), *before)
+        job = training(worker_restarts=1)
+        told(job, *before)
         told(job, ProcessExited(W0, 0, left=True), ProcessExited(S1, 0))
         assert told(job, ProcessExited(W1, 1 if before else -9)) == [
             ReportLostWorker(W1, 1 if before else -9, left=True)
@@ -334,9 +316,7 @@ def test_a_worker_that_dies_between_its_last_words_is_done() -> None:
 
 def test_a_job_goes_on_without_a_worker() -> None:
     """As long as another one trains."""
-    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, spares_workers=True)
-    job.begin(at=0)
-    told(job, ServerReady(S0), ServerReady(S1))
+    job = training(spares_workers=True)
     assert told(job, ProcessExited(W1, -9)) == [ReportLostWorker(W1, -9)]
     assert job.failure is None
     assert told(job, ProcessExited(W0, 1)) == [SendSignal((S0, S1), signal.SIGTERM)]

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from psfleet.faults.crash_points import DeathFault
+from psfleet.faults import DeathFault
 from psfleet.runtime.interface import TableState
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, results, run, some, train
+from tests.trainings import in_threads, same_bits
 
 POINTS: tuple[str, ...] = ("appended", "freeze", "install")
 if MORE:
@@ -20,7 +20,7 @@ if MORE:
 @pytest.fixture(scope="module")
 def expected() -> TableState:
     """Sync weights without deaths."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         return run("sync", fleet, {})[0]
 
 
@@ -57,7 +57,7 @@ def test_leases_survive_the_coordinator(seed: int) -> None:
 def test_a_worker_is_added() -> None:
     """Sync mode: a third worker comes while two train; every sample is still used once."""
     found: list[list[float]] = []
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
 
         def work(worker: int, workers: int) -> None:
             environment = Environment("worker", worker, fleet.endpoints, workers)

@@ -6,16 +6,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from psfleet.data.assignment import LOOKAHEAD, PlanEntry, RoundPlan, length
+from psfleet.datasets.assignment import LOOKAHEAD, PlanEntry, RoundPlan, length
 from psfleet.errors import UsageError
 from psfleet.fleet import Fleet
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 
 
 @pytest.fixture
 def fleet() -> Fleet:
     """Of this process alone."""
-    runtimes.use(None)
+    current().use(None)
     return Fleet()
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.data.assignment import MOST, length
+from psfleet.datasets.assignment import MOST, length
 from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.rules import make_rule
@@ -16,9 +16,9 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, together
 from tests.membership.test_deaths import Steps
+from tests.trainings import in_threads
 
 SAMPLES, BATCH, EPOCHS = 21, 2, 2
 WEIGHTS = TableSpec("weights", "dense", (500,), make_rule("adam", {}))
@@ -38,7 +38,7 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
         )
         runtime.create(WEIGHTS, np.linspace(-1, 1, 500, dtype=np.float32))
         runtime.create(ROWS)
-        for ranges in runtime.shares(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
+        for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
             chosen = np.concatenate([np.arange(*pair) for pair in ranges])
             used.update(chosen.tolist())
             (weights,) = runtime.pull([Read(WEIGHTS.key)])
@@ -53,7 +53,7 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
         ended[worker] = weights.tobytes()
         runtime.close()
 
-    with LocalFleet(2, 3) as fleet:
+    with LocalFleet(2, 3, in_process=True) as fleet:
         in_threads([partial(work, fleet, worker) for worker in range(3)])
         assert fleet.wait(60) == [0, 0]
     assert used == ONCE
@@ -73,7 +73,7 @@ def test_leases_stay_when_the_mode_changes() -> None:
     def work(runtime: ModeSwitchRuntime) -> None:
         left = list(modes)
         size = 8 * SAMPLES  # more leases than changes, so that nobody waits for who has no data
-        for ranges in runtime.shares(Steps(runtime), size, BATCH, 1, 0, 1):
+        for ranges in runtime.data_steps(Steps(runtime), size, BATCH, 1, 0, 1):
             used.update(position for pair in ranges for position in range(*pair))
             runtime.pull([Read(ROWS.key, np.arange(3)), Read(DENSE.key)])
             one = Gradient(ROWS.key, np.ones((length(ranges), ROWS.dim), np.float32),
@@ -84,7 +84,7 @@ def test_leases_stay_when_the_mode_changes() -> None:
         assert not left
         runtime.barrier()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("async"), work)
     assert used == Counter(dict.fromkeys(range(8 * SAMPLES), 1))
 
@@ -101,7 +101,7 @@ def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> No
     def work(runtime: ModeSwitchRuntime) -> None:
         todo = list(modes)
         for number, ranges in enumerate(
-            runtime.shares(Steps(runtime), size, BATCH, EPOCHS, 0, merged), 1
+            runtime.data_steps(Steps(runtime), size, BATCH, EPOCHS, 0, merged), 1
         ):
             used.update(position for pair in ranges for position in range(*pair))
             if number % merged == 0:
@@ -112,7 +112,7 @@ def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> No
                     runtime.set_mode(ConsistencySettings(mode))  # type: ignore[arg-type]  # a mode
         left.append(len(todo))
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("sync"), work)
     assert left == [0, 0]
     assert used == Counter(dict.fromkeys(range(size * EPOCHS), 1))
@@ -130,12 +130,12 @@ def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
         ):
             if consistency != runtime.consistency:
                 runtime.set_mode(consistency)
-            for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+            for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
                 used.update(position for pair in ranges for position in range(*pair))
                 runtime.pull([Read(DENSE.key)])
                 runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings("sync"), work)
     assert used == Counter(dict.fromkeys(range(SAMPLES), 3))
 
@@ -150,7 +150,7 @@ def test_what_a_worker_leaves_of_its_lease_is_used_once(mode: Mode) -> None:
     def work(runtime: ModeSwitchRuntime) -> None:
         leaves = runtime.worker_index == 1
         assert leaves or done.wait(60)
-        for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+        for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
             used.update(position for pair in ranges for position in range(*pair))
             runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
             if leaves:
@@ -159,7 +159,7 @@ def test_what_a_worker_leaves_of_its_lease_is_used_once(mode: Mode) -> None:
             runtime.close()
             done.set()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings(mode), work)
         assert fleet.wait(60) == [0, 0]
     assert used == Counter(dict.fromkeys(range(SAMPLES), 1))
@@ -172,8 +172,8 @@ def test_a_dataset_without_an_end_deals_until_the_script_stops(mode: Mode) -> No
 
     def work(runtime: ModeSwitchRuntime) -> None:
         steps = 3 * SAMPLES  # of each worker, over several epochs
-        shares = runtime.shares(Steps(runtime), SAMPLES, BATCH, MOST // SAMPLES, 0, 1)
-        for number, ranges in enumerate(shares, 1):
+        data_steps = runtime.data_steps(Steps(runtime), SAMPLES, BATCH, MOST // SAMPLES, 0, 1)
+        for number, ranges in enumerate(data_steps, 1):
             used.update(position for pair in ranges for position in range(*pair))
             runtime.pull([Read(DENSE.key)])
             runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
@@ -185,7 +185,7 @@ def test_a_dataset_without_an_end_deals_until_the_script_stops(mode: Mode) -> No
                 break
         runtime.flush()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, ConsistencySettings(mode), work)
         assert fleet.wait(60) == [0, 0]
     assert set(used.values()) == {1}

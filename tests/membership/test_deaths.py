@@ -13,16 +13,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.data.assignment import Range
+from psfleet.datasets.assignment import Range
 from psfleet.errors import Fenced
-from psfleet.faults.crash_points import DeathFault, SimulatedDeath
+from psfleet.faults import DeathFault, SimulatedDeath
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import in_threads, same_bits
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SILENCE = 5.0  # seconds after which a worker is taken for dead; a living one on a busy host is not
@@ -52,12 +52,12 @@ class Steps:
 
 
 def train(runtime: ClusterRuntime, workers: int) -> None:
-    """A script: tables, a meeting, a dataset, a meeting."""
+    """A script: tables, a collective, a dataset, a collective."""
     for worker in range(workers):
         runtime.create(counts(worker))
     runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     assert runtime.all_reduce(np.ones(2), "max").sum() == 2
-    for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, EPOCHS, 0, 1):
+    for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, EPOCHS, 0, 1):
         step(runtime, ranges)
     runtime.barrier()
 
@@ -98,7 +98,7 @@ def run(
     found: list[tuple[TableState, list[float]]] = []
 
     def work(worker: int) -> None:
-        for death in lives(deaths.get(worker, [])):
+        for death in incarnations(deaths.get(worker, [])):
             try:
                 runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
             except SimulatedDeath:  # while it asked a server that was away
@@ -113,7 +113,7 @@ def run(
             except SimulatedDeath:
                 runtime.abandon()
 
-    def lives(own: list[DeathFault | None]) -> Iterator[DeathFault | None]:
+    def incarnations(own: list[DeathFault | None]) -> Iterator[DeathFault | None]:
         yield from (death for death in own if death is not None)
         if None not in own:
             yield None
@@ -132,7 +132,7 @@ def some(seed: int, lowest: int = 15, highest: int = 110) -> DeathFault:
 @pytest.fixture(scope="module")
 def expected() -> TableState:
     """Sync weights without deaths."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         weights, used = run("sync", fleet, {})
     assert used == [1.0] * SAMPLES * EPOCHS
     return weights
@@ -145,7 +145,7 @@ def test_a_worker_that_comes_back_changes_no_bit(expected: TableState, seed: int
         1: [some(seed), some(seed + 1000)],
         0: [some(seed + 2000, 40)],
     }
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         weights, used = run("sync", fleet, deaths)
     same_bits([weights], [expected])
     assert used == [1.0] * SAMPLES * EPOCHS
@@ -155,7 +155,7 @@ def test_a_worker_that_comes_back_changes_no_bit(expected: TableState, seed: int
 @pytest.mark.parametrize("seed", range(2 + MORE))
 def test_the_round_goes_on_without_the_dead(seed: int) -> None:
     """Sync mode: worker 1 dies for good; its seat is removed and its samples are dealt to the others."""
-    with LocalFleet(2, 3, dead_after=SILENCE) as fleet:
+    with LocalFleet(2, 3, dead_after=SILENCE, in_process=True) as fleet:
         _, used = run("sync", fleet, {1: [some(seed, 20, 70), None]})
     assert used == [1.0] * SAMPLES * EPOCHS
 
@@ -163,7 +163,7 @@ def test_the_round_goes_on_without_the_dead(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1 + MORE))
 def test_leases_of_the_dead_are_used_once(seed: int) -> None:
     """Async mode: no sample twice on any server; missing are only those of steps declared torn."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         _, used = run("async", fleet, {1: [some(seed, 12, 60), some(seed + 1000, 12, 40)]})
         torn = fleet.log(0).count("TORN_STEP")
     missing = used.count(0.0)
@@ -174,10 +174,10 @@ def test_leases_of_the_dead_are_used_once(seed: int) -> None:
 
 def test_a_silent_worker_is_fenced() -> None:
     """Who is removed although it lives hears so by name."""
-    with LocalFleet(1, 2, dead_after=SILENCE) as fleet:
+    with LocalFleet(1, 2, dead_after=SILENCE, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync")
         silent = ClusterRuntime(fleet.environment(1), "sync")
-        silent._fleet.beats.stop()
+        silent._fleet.heartbeats.stop()
         for each in (runtime, silent):
             each.create(WEIGHTS, np.zeros(9000, np.float32))
         runtime.push([Gradient(WEIGHTS.key, np.ones(9000, np.float32), None, 0.1)])

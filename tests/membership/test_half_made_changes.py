@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from psfleet.consistency import find_mode
-from psfleet.faults.crash_points import SimulatedDeath
+from psfleet.faults import SimulatedDeath
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1 import shard_pb2
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import ROWS
 from tests.membership.test_deaths import Steps
+from tests.trainings import in_threads
 
 Send = Callable[[str, bytes, float], bytes]
 SAMPLES, BATCH = 24, 2
@@ -47,9 +47,10 @@ class Change:
 @pytest.mark.parametrize(
     ("before", "after"), [("sync", "async"), ("async", "sync"), ("async", "ssp")]
 )
-def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> None:
-    """Worker 0 has told no server, or the first one, when worker 1's later life begins and trains: it is in
-    the new mode, which holds on all servers, and every sample of the dataset is used once, by all of them."""
+def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: int) -> None:
+    """Worker 0 has told no server, or the first one, when worker 1's later incarnation begins and trains: it
+    is in the new mode, which holds on all servers, and every sample of the dataset is used once, by all of
+    them."""
     used: Counter[int] = Counter()
     begun, modes = threading.Event(), []
 
@@ -61,7 +62,7 @@ def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> 
             for _ in range(3 * runtime.worker_index):
                 runtime.push([])
         runtime.set_mode(find_mode(after))
-        for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+        for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
             runtime.pull([Read(ROWS.key, IDS)])
             ones = Gradient(ROWS.key, np.ones((len(IDS), ROWS.dim), np.float32), IDS, 1.0)
             runtime.push([ones], samples=len(ranges))
@@ -93,7 +94,7 @@ def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> 
             modes.append(again.mode.name)
             script(again)
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, fleet, worker) for worker in range(2)])
         assert fleet.wait(60) == [0, 0]
     assert modes == [after]

@@ -2,7 +2,7 @@
 
 import time
 
-from psfleet.faults.crash_points import Send
+from psfleet.faults import Send
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
@@ -17,13 +17,13 @@ def test_server_0_hears_last_of_a_worker_that_leaves() -> None:
             if method != "Shard/Leave":
                 return send(method, request, seconds)
             time.sleep(0.2 * server)
-            answer = send(method, request, seconds)
+            reply = send(method, request, seconds)
             events.append(server)
-            return answer
+            return reply
 
         return meddled
 
-    with LocalFleet(3, 1) as fleet:
+    with LocalFleet(3, 1, in_process=True) as fleet:
         ClusterRuntime(fleet.environment(0), "async", meddle=late).close()
         assert fleet.wait(60) == [0, 0, 0]
     assert events == [1, 2, 0]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.data.dispatch import batches
-from psfleet.faults.crash_points import DeathFault, Send, SimulatedDeath
+from psfleet.datasets.dispatch import batches
+from psfleet.faults import DeathFault, Send, SimulatedDeath
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.optimizer.lr import StepDecay
 from psfleet.rules import make_rule
@@ -25,15 +25,15 @@ from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import in_threads, same_bits
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 WEIGHTS = TableSpec("weights", "dense", (64,), make_rule("adam", {}))
 
 
 class Script:
-    """One life of a worker's script."""
+    """One incarnation of a worker's script."""
 
     def __init__(self, runtime: ClusterRuntime) -> None:
         self.runtime = runtime
@@ -127,7 +127,7 @@ def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, di
                 if runtime is not None:
                     runtime.abandon()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
     result: tuple[TableState, dict[int, float]] = found[0]
@@ -182,9 +182,9 @@ def dies_leaving(server: int, send: Send) -> Send:
 
 
 def test_who_dies_while_it_leaves_does_nothing_again() -> None:
-    """Its next life passes over the script, and leaves too, while another worker is still there."""
+    """Its next incarnation passes over the script, and leaves too, while another worker is still there."""
 
-    def life(meddle: Callable[[int, Send], Send] | None) -> None:
+    def run_script(meddle: Callable[[int, Send], Send] | None) -> None:
         runtime = ClusterRuntime(fleet.environment(0), "async", meddle=meddle)
         loops = DataLoops(0, 1, lambda: None, runtime=lambda: runtime, restarts=True)
         runtime.create(counts())
@@ -196,11 +196,11 @@ def test_who_dies_while_it_leaves_does_nothing_again() -> None:
         finally:
             runtime.abandon()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         other = ClusterRuntime(fleet.environment(1), "async")
         with pytest.raises(SimulatedDeath):
-            life(dies_leaving)
-        life(None)
+            run_script(dies_leaving)
+        run_script(None)
         other.create(counts())
         used = other.read_table(counts().key)
         assert used.ids is not None

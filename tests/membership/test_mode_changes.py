@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.formats.mode_request import write_request
+from psfleet.formats import write_request
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Read
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
+from tests.trainings import in_threads
 
 FIRST = ConsistencySettings("sync")
 CHANGES = [
@@ -47,7 +47,7 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
             if number:
                 runtime.set_mode(consistency)
             for done, ranges in enumerate(
-                runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1), 1
+                runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1), 1
             ):
                 assert runtime.consistency == consistency
                 chosen = np.concatenate([np.arange(*pair) for pair in ranges])
@@ -73,7 +73,7 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
         assert np.isfinite(rows).all()
         runtime.close()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, fleet, worker) for worker in range(2)])
         assert fleet.wait(60) == [0, 0]
     once = Counter(dict.fromkeys(range(SAMPLES), 1))
@@ -86,9 +86,9 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
             assert counts == once
 
 
-def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
-    """Workers follow a wish at the barrier after it, once; a worker that starts again passes that barrier
-    and is in that mode. One that the strategy does not allow changes nothing."""
+def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
+    """Workers follow a mode request at the barrier after it, once; a worker that starts again passes that
+    barrier and is in that mode. One that the strategy does not allow changes nothing."""
     modes: dict[int, list[str]] = {0: [], 1: []}
     taken: list[bool] = []
 
@@ -96,9 +96,11 @@ def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
         runtime.check = partial(refuse, "geo")
-        for number, wish in enumerate([{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}], 1):
-            if wish is not None and runtime.worker_index == 0:
-                write_request(fleet.snapshots.parent, number, wish)
+        for number, mode_request in enumerate(
+            [{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}], 1
+        ):
+            if mode_request is not None and runtime.worker_index == 0:
+                write_request(fleet.snapshots.parent, number, mode_request)
             runtime.barrier()
             modes[runtime.worker_index].append(runtime.consistency.mode)
             if runtime.worker_index == 1 and number == 2 and not taken:
@@ -117,7 +119,7 @@ def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
             script(fleet, runtime)
         runtime.close()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, fleet, worker) for worker in range(2)])
         assert fleet.wait(60) == [0, 0]
     assert modes == {0: ["ssp"] * 3, 1: ["ssp"] * 5}

@@ -115,3 +115,8 @@ def test_every_sample_in_order_of_time_is_used_once_by_killed_jobs(
 ) -> None:
     """Likewise rows that come in order of time: what was held back is read again."""
     everything_dies(launch, f"time:{rows}", 3, 2, 1)
+
+
+def test_every_row_of_an_iterable_is_used_once_by_killed_jobs(launch: Launch, rows: str) -> None:
+    """Likewise rows of RecordBatches that an iterable gives."""
+    everything_dies(launch, f"batches:{rows}", 4, 2, 1)

@@ -50,7 +50,7 @@ def run(fleet: LocalFleet, folder: Path, ends: str) -> tuple[int, str]:
 @pytest.mark.parametrize(("ends", "code"), [("raises", 1), ("exits with 3", 3)])
 def test_a_script_that_fails_keeps_its_seat(ends: str, code: int, tmp_path: Path) -> None:
     """What failed in the block has been pushed; the next process takes the seat, and its end is the job's."""
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         assert run(fleet, tmp_path, ends) == (code, "")
         assert fleet.processes[0].poll() is None
         assert run(fleet, tmp_path, "well") == (0, "3\n")
@@ -60,6 +60,6 @@ def test_a_script_that_fails_keeps_its_seat(ends: str, code: int, tmp_path: Path
 @pytest.mark.parametrize("ends", ["well", "exits", "goes on"])
 def test_a_script_that_ends_well_leaves(ends: str, tmp_path: Path) -> None:
     """So does one that catches what has failed in the block; the servers end with the last worker."""
-    with LocalFleet(1, 1) as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         assert run(fleet, tmp_path, ends)[0] == 0
         assert fleet.wait(60) == [0]

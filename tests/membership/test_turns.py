@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from psfleet.consistency import find_mode
-from psfleet.faults.crash_points import DeathFault, SimulatedDeath
+from psfleet.faults import DeathFault, SimulatedDeath
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import (
     BATCH,
@@ -23,6 +22,7 @@ from tests.membership.test_deaths import (
     results,
     step,
 )
+from tests.trainings import in_threads
 
 ROUNDS, LEASED = 4, 4  # steps of each worker until it comes to the change of the mode
 WORKERS = 2
@@ -31,14 +31,14 @@ WORKERS = 2
 def train(runtime: ClusterRuntime) -> None:
     """A script that changes to async mode and back within its dataset.
 
-    In sync mode the number of the round says where, so that a later life comes to the same place.
+    In sync mode the number of the round says where, so that a later incarnation comes to the same place.
     """
     for worker in range(WORKERS):
         runtime.create(counts(worker))
     runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     changes = 0
     own = 0  # steps since the last change
-    for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, EPOCHS, 0, 1):
+    for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, EPOCHS, 0, 1):
         step(runtime, ranges)
         own += 1
         if changes == 0 and runtime.step >= ROUNDS:
@@ -80,7 +80,7 @@ def test_kills_around_a_change_keep_every_sample(seed: int) -> None:
     twice, and missing are only those of steps that are declared torn."""
     dice = random.Random(seed)
     deaths = {worker: [DeathFault(dice.randint(20, 90), dice.random() < 0.5)] for worker in (0, 1)}
-    with LocalFleet(2, WORKERS) as fleet:
+    with LocalFleet(2, WORKERS, in_process=True) as fleet:
         used = run(fleet, deaths)
         torn = fleet.log(0).count("TORN_STEP")
     missing = used.count(0.0)

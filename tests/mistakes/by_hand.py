@@ -61,10 +61,10 @@ BY_HAND = {
     ),
     "a dim that is a text": Mistake(
         TABLE + "ps.sparse_table('items', dim='8', optimizer=optimizer.Adam(0.1))",
-        r"ShapeError: .*'8'",
+        r"WrongType: .*'8'",
     ),
     "an optimizer by its name": Mistake(
-        TABLE + "ps.sparse_table('items', dim=8, optimizer='adam')", r"\w+Error: .*'adam'"
+        TABLE + "ps.sparse_table('items', dim=8, optimizer='adam')", r"WrongType: .*'adam'"
     ),
     "a table after close": Mistake(
         TABLE + "ps.close()\nt.pull(ids)", r"UsageError: this client is closed"
@@ -74,11 +74,12 @@ BY_HAND = {
         "psfleet.connect().save('model')", r"CheckpointError: there is nothing to save into 'model'"
     ),
     "loading what is not there": Mistake(TABLE + "ps.load('modle')", r"CheckpointError: .*modle"),
+    # Parameters that other tests of the process have left count as the script's; none has this name.
     "loading another model": Mistake(
-        TABLE
+        TABLE.replace("users", "buyers")
         + "t.push(ids, np.ones((3, 4)))\nps.save('model')\nps.close()\nwith psfleet.connect() as ps:\n"
         "    ps.sparse_table('items', dim=4, optimizer=optimizer.Adam(0.1))\n    ps.load('model')",
-        r"CheckpointError: 'model' has table users and the script .*items.*: none of them",
+        r"CheckpointError: 'model' has table buyers and the script .*items.*: none of them",
     ),
     "a folder that takes nothing": Mistake(
         TABLE + "ps.save('/proc/model')", r"CheckpointError: .*/proc/model.*"
@@ -161,11 +162,11 @@ BY_HAND = {
     ),
     "a number in place of batches": Mistake(
         "fleet.init()\nlist(fleet.shard(100))",
-        r"UsageError: fleet\.shard got 100; it needs the batches",
+        r"WrongType: Fleet\.shard: batches is 100, it must be a list or another iterable",
     ),
     "a strategy by its name": Mistake(
         "fleet.init(strategy='sync')\nfleet.distributed_optimizer(optimizer.SGD(0.1))",
-        r"ConfigError: the strategy is 'sync'; it must be a fleet\.DistributedStrategy",
+        r"WrongType: Fleet\.init: strategy is 'sync', it must be a DistributedStrategy",
     ),
     "an optimizer of torch": Mistake(
         "import torch\nfleet.distributed_optimizer(torch.optim.SGD([torch.zeros(1)], 0.1))",

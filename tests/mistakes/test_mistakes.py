@@ -4,10 +4,17 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import psfleet
+from psfleet.errors import PsfleetError
+from psfleet.program import names
+from psfleet.program.program import Program, program_guard
+from psfleet.runtime.process_runtime import current
+from psfleet_launch.commands.launch_command import main as launch
 from psfleet_worker.session.retries import Patience
 from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
 from tests.programs import ended
@@ -43,15 +50,48 @@ def run(tmp_path: Path) -> Run:
     return one
 
 
-@pytest.mark.parametrize("name", BY_HAND)
+PROCESSES = ["gradients of another width", "a missing feed", "no minimize"]
+PROCESSES += [name for name, mistake in BY_HAND.items() if mistake.variables or not mistake.code]
+
+
+def test_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a script with a mistake names its kind and says in one sentence what is wrong, with the
+    value. These scripts run in this process, each with a runtime and programs of its own.
+    """
+    monkeypatch.chdir(tmp_path)
+    wrong = []
+    for name in BY_HAND.keys() - PROCESSES:
+        mistake = BY_HAND[name]
+        if mistake.script.startswith("import torch") and find_spec("torch") is None:
+            continue
+        script = IMPORTS + (MODEL if mistake.model else "") + mistake.script
+        before = current().use(None)
+        said = "nothing"
+        try:
+            with names.guard(), program_guard(Program(), Program()):
+                exec(script, {"__name__": "__main__"})
+        except PsfleetError as error:
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            psfleet.reset()
+            current().use(before)
+        if not re.fullmatch(f"{mistake.sentence}.*", said):
+            wrong.append(f"{name}: {said}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", PROCESSES)
 def test_a_script_that_is_run_by_hand(run: Run, name: str) -> None:
-    """The last line names the kind of error and says in one sentence what is wrong, with the value."""
+    """The last line that a process prints is this sentence with the place in the script; no traceback."""
     mistake = BY_HAND[name]
     script = IMPORTS + (MODEL if mistake.model else "") + mistake.script + "\n"
     code, lines = run(script, **dict(mistake.variables))
     print(*lines[-1:])
     assert lines, "it said nothing"
     assert re.fullmatch(rf"(psfleet\.errors\.)?{mistake.sentence}.*", lines[-1]), lines[-1]
+    if lines[-1].startswith("psfleet.errors."):
+        assert not any(line.startswith("Traceback") for line in lines), "more than the sentence"
+        assert lines[-1].endswith(")"), "the place in the script is missing"
     assert code == mistake.code
 
 
@@ -63,7 +103,7 @@ OPTIONS = {
         ["--mode", "synch", "train.py"],
         r".*'synch' is not one of 'sync'.*",
     ),
-    "an option with a slip": (["--wrokers", "2", "train.py"], r".*'--wrokers'.*'--workers'.*"),
+    "an option with a slip": (["--wrokers", "2", "train.py"], r".*--wrokers.*--workers.*"),
     "a resume from nothing": (
         ["--resume", ".", "train.py"],
         r"--resume is '\.', which is no complete.*",
@@ -79,15 +119,22 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_of_the_launcher(run: Run, tmp_path: Path, name: str) -> None:
-    """A wrong option is one line that quotes it, with exit code 2, and nothing starts."""
+def test_options_of_the_launcher(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong option is one line that quotes it, with exit code 2, and nothing starts: all of them in this
+    process, and one in a process of its own."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "s.toml").write_text("[synchronous]\n")
-    arguments, sentence = OPTIONS[name]
-    code, lines = run("", *arguments)
+    wrong = []
+    for name, (arguments, sentence) in OPTIONS.items():
+        code, said = launch(arguments), capfd.readouterr().err
+        if code != 2 or not re.fullmatch(f"psfleet-launch: {sentence}\n", said):
+            wrong.append(f"{name}: {code} {said}")
+    assert not wrong, "\n".join(wrong)
+    code, lines = run("", "--workers", "0", "train.py")
     assert (code, len(lines)) == (2, 1), lines
-    assert re.fullmatch(f"psfleet-launch: {sentence}", lines[0]), lines
 
 
 def launched(folder: Path, script: str, *options: str) -> tuple[int, list[str]]:
@@ -118,7 +165,8 @@ JOBS = {
     "no minimize": (
         "fleet.init()\nx = layers.data('x', [None, 2])\nloss = layers.mean(layers.fc(x, 1))\n"
         "exe = psfleet.Executor()\n"
-        "for batch in fleet.shard([np.ones((4, 2), np.float32)] * 4):\n    exe.run(feed={'x': batch})",
+        "for batch in fleet.shard([np.ones((4, 2), np.float32)] * 4):\n"
+        "    exe.run(feed={'x': batch}, fetch_list=[loss])",
         ["--workers", "2"],
         1,
         r"worker \d failed first: psfleet\.errors\.UsageError: a program with parameters was run 2 times .*",
@@ -153,7 +201,8 @@ JOBS = {
         TABLE + "t.push(ids, np.full((3, 4), np.nan))\nps.close()",
         [],
         0,
-        r"psfleet: worker 0, step 1: the gradient for table 'users' has nan for id 0, and is .*",
+        r".+ WARNING worker\.0 psfleet: worker 0, step 1: the gradient for table 'users' has nan for id 0, "
+        r"and is .*",
     ),
 }
 
@@ -182,7 +231,19 @@ def test_servers_that_were_never_started(run: Run) -> None:
     assert code == 1
     said = (
         r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/nonexistent/none has not answered for "
-        r".*; start the servers first, or correct PSFLEET_SERVERS"
+        r".*; start the servers first, or correct PSFLEET_SERVERS \(train\.py, line 7\)"
     )
     assert re.fullmatch(said, lines[-1]), lines
     assert Patience().start == 60
+
+
+def test_the_traceback_can_be_had(run: Run) -> None:
+    """PSFLEET_TRACEBACK=1 prints an error of psfleet with its whole traceback."""
+    script = f"{IMPORTS}fleet.set_mode(3)\n"
+    code, lines = run(script, PSFLEET_TRACEBACK="1")
+    assert code == 1
+    assert lines[0] == "Traceback (most recent call last):"
+    code, lines = run(script)
+    assert code == 1
+    assert len(lines) == 1, lines
+    assert re.fullmatch(r"psfleet\.errors\..* \(train\.py, line 4\)", lines[0])

@@ -10,12 +10,17 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from psfleet.testing.leaks import nothing_left
+from tests.docs.test_pages import ROOT
+from tests.leaks import nothing_left
+from tests.programs import IN_DOCS
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "notebook.ipynb"
-# jupyter_client and nbclient have warnings of their own.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+CURVES = ROOT / "examples" / "curves.ipynb"
+pytestmark = [
+    IN_DOCS,
+    # jupyter_client and nbclient have warnings of their own.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +31,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setenv(name, str(tmp_path / name))
-    with nothing_left(within=20):
+    with nothing_left():
         yield
     assert not list((tmp_path / "TMPDIR").glob("psfleet-*"))
     assert not processes_with(str(tmp_path))
@@ -83,9 +88,24 @@ def test_the_example_and_its_cells_again() -> None:
     assert tables == "(1, 2)\n"
 
 
-def test_the_example_has_no_outputs() -> None:
+def test_curves_are_drawn() -> None:
+    """The notebook of curves trains until the AUC is no better, and draws two curves."""
+    pytest.importorskip(
+        "matplotlib", reason="matplotlib is not installed: pip install psfleet[examples]"
+    )
+    read: Any = nbformat.read
+    notebook = read(CURVES, 4)
+    NotebookClient(notebook, timeout=150, kernel_name="python3").execute()
+    outputs = {cell["id"]: cell.get("outputs") for cell in notebook.cells}
+    steps = int(outputs["train"][0]["text"].split()[0])
+    assert 100 < steps < 2000
+    assert outputs["draw"][0]["data"]["image/png"]
+
+
+@pytest.mark.parametrize("path", [EXAMPLE, CURVES], ids=lambda path: path.stem)
+def test_the_examples_have_no_outputs(path: Path) -> None:
     """The notebook in the repository is as before its first run."""
-    for cell in json.loads(EXAMPLE.read_text())["cells"]:
+    for cell in json.loads(path.read_text())["cells"]:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime import interface
+from psfleet.runtime.process_runtime import current
 
 
 @pytest.fixture(autouse=True)
 def fleet() -> Iterator[EmbeddedRuntime]:
     """The active runtime: fresh, and closed when the test is over."""
     fresh = EmbeddedRuntime()
-    before = interface.use(fresh)
+    before = current().use(fresh)
     yield fresh
-    interface.use(before)
+    current().use(before)
     fresh.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.optimizer.test_state import MAKERS, three, train, weights
@@ -19,7 +19,7 @@ from tests.optimizer.workers import run_two_workers
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterRuntime]:
     """The only worker of a fleet with 2 servers, sync."""
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync")
         yield runtime
         runtime.close()
@@ -27,7 +27,7 @@ def cluster() -> Iterator[ClusterRuntime]:
 
 def outcome(runtime: Any, name: str) -> tuple[list[Any], dict[str, Any]]:
     """Weights and state after training in a runtime, state set in the middle of it."""
-    runtimes.use(runtime)
+    current().use(runtime)
     first, second = MAKERS[name](), MAKERS[name]()
     them = three(name)
     train(first, them, range(3))

@@ -116,46 +116,10 @@ def test_the_documents_example() -> None:
     assert adam.get_opti_var_name_list()[0] in adam.state_dict()
 
 
-A, B = two(2)
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "twice": (
-        lambda: optimizer.SGD(0.1, parameters=[{"params": [A]}, {"params": [A, B]}]),
-        r"Parameter\('a2', shape=\(6,\)\) is in two groups",
-    ),
-    "unknown": (
-        lambda: optimizer.SGD(0.1, parameters=[{"params": [A], "beta1": 0.5}]),
-        "has 'beta1'; it may have params, learning_rate, weight_decay",
-    ),
-    "no params": (lambda: optimizer.SGD(0.1, parameters=[{"weight_decay": 0.1}]), "'params'"),
-    "empty": (lambda: optimizer.SGD(0.1, parameters=[{"params": []}]), "at least one"),
-    "mixed": (lambda: optimizer.SGD(0.1, parameters=[{"params": [A]}, B]), "each entry must be"),
-    "rate": (
-        lambda: optimizer.SGD(0.1, parameters=[{"params": [A], "learning_rate": -1}]),
-        "a group's learning_rate is -1",
-    ),
-    "hyperparameter": (
-        lambda: optimizer.Adam(0.1, parameters=[{"params": [A], "beta1": 1.5}]),
-        "beta1 is 1.5",
-    ),
-    "DGC": (
-        lambda: optimizer.DGCMomentum(0.1, 0.9, 0, parameters=[{"params": [A]}]),
-        "DGCMomentum: parameters has groups",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_wrong_groups(case: str) -> None:
-    """What is wrong with a group is said at once."""
-    make, text = REFUSED[case]
-    with pytest.raises(ConfigError, match=text):
-        make()
-
-
 def test_a_strategy_that_replaces_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """lars, lamb and dgc would lose the groups, so they refuse them."""
     monkeypatch.setattr(fleet._fleet, "_strategy", None)
     strategy = DistributedStrategy(lars=True)
-    made = optimizer.Momentum(0.1, parameters=[{"params": [A], "weight_decay": 0.1}])
+    made = optimizer.Momentum(0.1, parameters=[{"params": [two()[0]], "weight_decay": 0.1}])
     with pytest.raises(ConfigError, match="strategy lars replaces the optimizer Momentum"):
         optimizer.DistributedOptimizer(made, strategy)

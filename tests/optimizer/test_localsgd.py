@@ -3,21 +3,18 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError
 from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.strategy import LocalSGDSettings, Settings
+from psfleet.strategy import LocalSGDSettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
+from tests.trainings import in_threads
 
 SGD = make_rule("sgd", {})
 W = TableSpec("local/w", "dense", (3, 2), SGD)
@@ -30,13 +27,13 @@ Work = Callable[[Runtime], None]
 def together(servers: int, workers: int, settings: LocalSGDSettings, work: Work) -> None:
     """Every worker of a fleet does the work, in rounds, with local dense tables."""
 
-    def life(fleet: LocalFleet, worker: int) -> None:
+    def train(fleet: LocalFleet, worker: int) -> None:
         runtime = LocalSGDRuntime(fleet.connect(worker, "sync"), settings)
         work(runtime)
         runtime.close()
 
-    with LocalFleet(servers, workers) as fleet:
-        in_threads([partial(life, fleet, worker) for worker in range(workers)])
+    with LocalFleet(servers, workers, in_process=True) as fleet:
+        in_threads([partial(train, fleet, worker) for worker in range(workers)])
         assert fleet.wait() == [0] * servers
 
 
@@ -150,23 +147,3 @@ def test_servers_get_no_dense_gradients() -> None:
         )  # the last is not committed
 
     together(1, 1, LocalSGDSettings(k_steps=100), work)
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({"localsgd": {"k_steps": 0}}, "localsgd k_steps is 0"),
-        ({"localsgd": {"begin_step": 0}}, "begin_step is 0"),
-        ({"localsgd": {}, "dgc": {}}, "dgc and localsgd contradict"),
-        (
-            {"localsgd": {}, "consistency": {"mode": "async"}},
-            "localsgd and the consistency mode 'async'",
-        ),
-        ({"localsgd": {}, "pipeline": {}}, "localsgd and pipeline contradict"),
-        ({"localsgd": {"adaptive": True}}, "'adaptive'"),
-    ],
-)
-def test_refusals(parts: dict[str, Any], words: str) -> None:
-    """Unknown, impossible and contradictory settings are one sentence."""
-    with pytest.raises(ConfigError, match=words):
-        Settings.from_parts(parts)

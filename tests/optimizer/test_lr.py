@@ -1,13 +1,10 @@
 """Learning-rate schedules against the readings of the reference."""
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import lr
 from tests.recordings import arrays
 
@@ -91,74 +88,8 @@ def test_plateau() -> None:
     np.testing.assert_allclose(rates, z["ReduceOnPlateau"], rtol=1e-12)
 
 
-OLDER: dict[str, tuple[Callable[[], lr.LRScheduler], Callable[[int], float]]] = {
-    "noam": (
-        lambda: lr.noam_decay(64, 10),
-        lambda n: 64**-0.5 * min((n + 1) ** -0.5, (n + 1) * 10**-1.5),
-    ),
-    "exponential": (lambda: lr.exponential_decay(B, 5, 0.9), lambda n: B * 0.9 ** (n / 5)),
-    "staircase": (
-        lambda: lr.exponential_decay(B, 5, 0.9, staircase=True),
-        lambda n: B * 0.9 ** (n // 5),
-    ),
-    "natural": (lambda: lr.natural_exp_decay(B, 5, 0.9), lambda n: B * math.exp(-0.9 * n / 5)),
-    "inverse": (lambda: lr.inverse_time_decay(B, 5, 0.9), lambda n: B / (1 + 0.9 * n / 5)),
-    "polynomial": (
-        lambda: lr.polynomial_decay(B, 5, 0.1),
-        lambda n: (B - 0.1) * (1 - min(n, 5) / 5) + 0.1,
-    ),
-    "piecewise": (
-        lambda: lr.piecewise_decay([3, 6], [1.0, 0.5, 0.1]),
-        lambda n: 1.0 if n < 3 else 0.5 if n < 6 else 0.1,
-    ),
-    "cosine": (
-        lambda: lr.cosine_decay(B, 3, 10),
-        lambda n: B * 0.5 * (math.cos(n // 3 * math.pi / 10) + 1),
-    ),
-    "warmup": (
-        lambda: lr.linear_lr_warmup(lr.exponential_decay(B, 5, 0.9), 4, 0.0, 0.5),
-        lambda n: 0.5 * n / 4 if n < 4 else B * 0.9 ** (n / 5),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OLDER)
-def test_older_functions(name: str) -> None:
-    """The older functions count updates from the first one and are advanced by the optimizer."""
-    make, expected = OLDER[name]
-    scheduler = make()
-    assert scheduler.steps_itself
-    golden = [expected(n) for n in range(12)]
-    np.testing.assert_allclose(readings(scheduler, 12), golden, rtol=1e-12)
-
-
-BAD: list[tuple[Callable[[], Any], str]] = [
-    (lambda: lr.NoamDecay(0, 10), "d_model is 0"),
-    (lambda: lr.PiecewiseDecay([1], [1.0]), "1 boundaries need 2 values"),
-    (lambda: lr.ExponentialDecay(B, 1.5), "gamma is 1.5"),
-    (lambda: lr.StepDecay(-1.0, 7), "learning_rate is -1.0"),
-    (lambda: lr.StepDecay(B, 0), "step_size is 0"),
-    (lambda: lr.MultiStepDecay(B, [5, 3]), r"milestones are \[5, 3\]"),
-    (lambda: lr.PolynomialDecay(B, 0), "decay_steps is 0"),
-    (lambda: lr.CosineAnnealingDecay(B, 0), "T_max is 0"),
-    (lambda: lr.LinearWarmup(B, 3, 0.5, 0.1), "end_lr is 0.1"),
-    (lambda: lr.OneCycleLR(B, 40, phase_pct=2.0), "phase_pct is 2.0"),
-    (lambda: lr.CyclicLR(0.1, 0.5, 0), "step_size_up is 0"),
-    (lambda: lr.ReduceOnPlateau(B, factor=1.0), "factor is 1.0"),
-    (lambda: lr.exponential_decay(B, 0, 0.9), "steps is 0"),
-]
-
-
-@pytest.mark.parametrize(("make", "text"), BAD)
-def test_bad_arguments(make: Callable[[], Any], text: str) -> None:
-    """A bad argument is refused with the value quoted."""
-    with pytest.raises(ConfigError, match=text):
-        make()
-
-
-def test_incomplete_state() -> None:
-    """A state without an entry is refused by the entry's name and changes nothing."""
-    scheduler = lr.StepDecay(B, 7)
-    with pytest.raises(UsageError, match="last_lr"):
-        scheduler.set_state_dict({"last_epoch": 3})
-    assert scheduler.last_epoch == 0
+def test_a_warm_up_names_what_follows() -> None:
+    """`LinearWarmup.learning_rate` is what it was given, as in the reference."""
+    after = lr.ExponentialDecay(B, 0.9)
+    assert lr.LinearWarmup(after, 8, 0.01, B).learning_rate is after
+    assert lr.LinearWarmup(B, 8, 0.01, 0.5).learning_rate == B

@@ -35,10 +35,11 @@ MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
     "ASGD": lambda: optimizer.ASGD(0.1, 3),
     "ASGD of one batch": lambda: optimizer.ASGD(0.1, 1),
     "ProximalGD": lambda: optimizer.ProximalGD(0.1, 0.1),
+    "ProximalAdagrad": lambda: optimizer.ProximalAdagrad(0.1, 0.1),
 }
 LAZY: dict[str, Callable[[], optimizer.Optimizer]] = {
     "Ftrl": lambda: optimizer.Ftrl(0.1, 0.01, 0.01),
-    "Adam, lazy": lambda: optimizer.Adam(0.1, lazy_mode=True),
+    "Adam, lazy": lambda: optimizer.Adam(0.1, sparse_mode="lazy"),
 }
 
 
@@ -74,8 +75,12 @@ def rows(kind: str) -> Parameter:
     return Parameter("sparse", shape=(6, 5), sparse=True, initializer=start)
 
 
-@pytest.mark.parametrize("kind", ["plain", "sparse"])
-@pytest.mark.parametrize("name", MAKERS | LAZY)
+PLAIN = ("SGD with decay", "Momentum", "Lamb", "Ftrl")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((n, "sparse") for n in MAKERS | LAZY), *((n, "plain") for n in PLAIN)]
+)
 def test_a_sparse_parameter_gets_the_bits_of_a_dense_one(name: str, kind: str) -> None:
     """With gradients for some of its rows; under a lazy optimizer with gradients for every row."""
     both((MAKERS | LAZY)[name], name in LAZY, rows(kind))

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import psfleet
 from psfleet import optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ShapeError, UsageError
 from psfleet.optimizer import SGD, Adam, Momentum, lr
 from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import InitializerSpec
 
 ONE = np.ones(3, np.float32)
@@ -126,7 +126,7 @@ def test_another_runtime() -> None:
     them = three("moved")
     train(SGD(0.1), them, range(2))
     before = [value.copy() for value in weights(them)]
-    psfleet.runtime.interface.use(EmbeddedRuntime())
+    current().use(EmbeddedRuntime())
     opt = SGD(0.0)
     train(opt, them, range(1))
     for expected, found in zip(before, weights(them), strict=True):

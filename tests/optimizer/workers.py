@@ -13,7 +13,7 @@ __all__ = ["run_two_workers"]
 def run_two_workers(script: Path, servers: int) -> list[str]:
     """What each of two workers prints that run the script in its folder, in sync mode."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    with LocalFleet(servers, 2) as fleet:
+    with LocalFleet(servers, 2, in_process=True) as fleet:
         workers = [
             subprocess.Popen(
                 [sys.executable, str(script)],

@@ -11,13 +11,13 @@ import pytest
 from psfleet import layers
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.pipeline.pipelined_run import PipelinedRun
 from psfleet.program import names
-from psfleet.program.feed import check_feed
+from psfleet.program.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.plan import make_plan
 from psfleet.program.program import Program, program_guard
+from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 from psfleet.stages.links import StagePosition
 from tests.pipeline.thread_links import ThreadLinks
 
@@ -25,10 +25,10 @@ from tests.pipeline.thread_links import ThreadLinks
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Programs, names and a runtime of the test's own."""
-    before = runtimes.use(EmbeddedRuntime())
+    before = current().use(EmbeddedRuntime())
     with program_guard(Program(), Program()), names.guard():
         yield
-    runtimes.use(before)
+    current().use(before)
 
 
 @dataclass

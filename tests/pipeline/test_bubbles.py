@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.pipeline.cutting import PipelineSpec
-from psfleet.pipeline.pipelined_run import PipelinedRun
 from psfleet.program import names
 from psfleet.program.backward import append_backward
-from psfleet.program.feed import check_feed
 from psfleet.program.operation import Array, Context, Op, Spec
+from psfleet.program.pipeline.cutting import PipelineSpec, split
+from psfleet.program.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program, program_guard
-from psfleet.program.sections import split
+from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable, apply
 from psfleet.stages.links import Links, StagePosition
-from psfleet.testing.training_run import in_threads
 from tests.pipeline.thread_links import ThreadLinks
+from tests.trainings import in_threads
 
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
     "gpipe": lambda stages, micro: (stages - 1) / (micro + stages - 1),

@@ -4,11 +4,7 @@ import os
 import re
 from pathlib import Path
 
-import pytest
-
-from psfleet.errors import ConfigError
-from psfleet.optimizer import SGD, PipelineOptimizer
-from psfleet.pipeline.cores import cores_of
+from psfleet.program.pipeline.cutting import cores_of
 from psfleet.stages.links import StagePosition
 from tests.launch.conftest import Launch, launch
 
@@ -38,12 +34,6 @@ def test_processes_take_cores_in_turn() -> None:
     assert [cores_of(p, 1, 1, [0, 2, 4, 6, 8]) for p in places] == [[2], [4], [6], [8]]
     assert [cores_of(p, 2, 2, [0, 2, 4, 6]) for p in places[:2]] == [[4, 6], [0, 2]]
     assert cores_of(places[0], 0, 3, [5]) == [5]
-
-
-def test_steps_between_synchronisations_are_refused() -> None:
-    """Copies share their weights, so only 1 can be honoured."""
-    with pytest.raises(ConfigError, match="sync_steps is 4, but copies of a section have one set"):
-        PipelineOptimizer(SGD(0.1), sync_steps=4)
 
 
 def test_stage_processes_keep_to_their_cores(launch: Launch, tmp_path: Path) -> None:

@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import Adam, PipelineOptimizer
-from psfleet.optimizer.gradient_merge import GradientMerger
+from psfleet.optimizer.outgoing_gradients import GradientMerger
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.pipeline.cutting import PipelineSpec
 from psfleet.program import names
 from psfleet.program.backward import Automatic, Backward, append_backward
+from psfleet.program.pipeline.cutting import PipelineSpec, split
 from psfleet.program.program import Program, default_main_program, program_guard
-from psfleet.program.sections import split
 from psfleet.program.variable import Variable
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import current
 from psfleet.strategy import GradientMergeSettings
 from tests.pipeline.conftest import Model, bits, build_model, make_feed, run_stages
 
@@ -60,9 +58,9 @@ def test_gradients_are_those_of_the_plain_program(kind: str, stages: int) -> Non
     """Loss and every gradient, on every stage, equal the merged ones of plain runs in every bit."""
     model = build_model()
     gradients, backward = _cut(model)
-    wish, backward.pipeline = backward.pipeline, None
+    spec, backward.pipeline = backward.pipeline, None
     expected = [bits(value) for value in _plain(model, 4, gradients)]
-    backward.pipeline = PipelineSpec(kind, micro_batches=4, parts=wish.parts)
+    backward.pipeline = PipelineSpec(kind, micro_batches=4, parts=spec.parts)
     results = [model.loss, *gradients]
     for run in run_stages(default_main_program(), make_feed(), results, stages):
         assert [bits(run.result(variable)) for variable in results] == expected
@@ -103,9 +101,9 @@ def test_uneven_micro_batches_weigh_by_their_samples() -> None:
     model = build_model()
     gradients, backward = _cut(model, micro_batches=4)
     program, feed = default_main_program().clone(for_test=True), make_feed(23)
-    wish, backward.pipeline = backward.pipeline, None
+    spec, backward.pipeline = backward.pipeline, None
     expected = Executor().run(program, feed, [model.loss, *gradients])
-    backward.pipeline = wish
+    backward.pipeline = spec
     [run] = run_stages(program, feed, [model.loss, *gradients, model.guess], 1)
     for variable, value in zip([model.loss, *gradients], expected, strict=True):
         found = run.result(variable)
@@ -133,42 +131,15 @@ def test_results_come_to_every_stage() -> None:
         assert all(bits(run.result(v)) == bits(runs[0].result(v)) for v in wanted)
 
 
-def test_what_cannot_be_a_pipeline_is_refused() -> None:
-    """Stages that do not divide the pieces, zero-bubble with recompute, feeds that cannot be cut."""
-    model = build_model()
-    gradients, backward = _cut(model, micro_batches=4)
-    program, feed = default_main_program(), make_feed()
-    with pytest.raises(ConfigError, match="3 pieces, which 2 stages"):
-        run_stages(program, feed, gradients, 2)
-    backward.pipeline.schedule, backward.checkpoints = "zero-bubble", [model.cuts[0][0]]
-    with pytest.raises(ConfigError, match="zero-bubble and recompute contradict"):
-        run_stages(program, feed, gradients, 3)
-    backward.checkpoints = None
-    with pytest.raises(ShapeError, match="different numbers of samples"):
-        run_stages(program, feed | {"late": feed["late"][:7]}, gradients, 3)
-    backward.pipeline = PipelineSpec(stages=400)
-    with pytest.raises(ConfigError, match="too few for 400 pieces"):
-        run_stages(program, feed, gradients, 1)
-
-
-def test_two_losses_are_refused() -> None:
-    """A program with a second backward pass names how many it has."""
-    model = build_model()
-    gradients, _ = _cut(model, micro_batches=2)
-    other = append_backward(model.loss)
-    with pytest.raises(UsageError, match="has 2 losses"):
-        run_stages(default_main_program(), make_feed(), [gradients[0], other[0][1]], 1)
-
-
 @pytest.mark.parametrize("micro", [1, 4])
 def test_training_by_the_executor(micro: int) -> None:
     """5 steps of exe.run give the weights of the same micro-batches with gradient merge."""
     found = []
     for pipelined in (True, False):
         with program_guard(Program(), Program()), names.guard():
-            before = runtimes.use(EmbeddedRuntime())
+            before = current().use(EmbeddedRuntime())
             found.append(_trained(pipelined, micro))
-            runtimes.use(before)
+            current().use(before)
     assert found[0] == found[1]
 
 

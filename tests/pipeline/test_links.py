@@ -10,11 +10,11 @@ import zmq
 
 from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.pipeline.messages import pack, unpack
 from psfleet.program.operation import Array
+from psfleet.program.pipeline.micro_batches import pack, unpack
 from psfleet.stages.links import StagePosition
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.stages.stage_links import StageLinks
+from tests.trainings import in_threads
 
 
 @pytest.fixture

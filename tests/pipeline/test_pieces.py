@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import UsageError
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
-from psfleet.pipeline.balance import balanced_parts, weight_of
-from psfleet.pipeline.chunk_plan import cut_plan
-from psfleet.pipeline.cutting import PipelineSpec
-from psfleet.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.backward import append_backward
-from psfleet.program.feed import check_feed
+from psfleet.program.pipeline.balance import balanced_parts, weight_of
+from psfleet.program.pipeline.chunk import cut_plan
+from psfleet.program.pipeline.cutting import PipelineSpec
+from psfleet.program.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.recompute import ActivationMeter
+from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.stages import links
@@ -75,12 +75,12 @@ def test_pieces_say_what_travels() -> None:
     model = build_model()
     plan = make_plan(default_main_program(), [append_backward(model.loss)[0][1]])
     thirds = balanced_parts(plan, 3)
-    pieces = cut_plan(plan, thirds)
-    for i, piece in enumerate(pieces):
-        assert all(i in pieces[maker].gives[v] for v, maker in piece.takes.items())
-        assert all(pieces[after].last_user[v] == i for v, after in piece.next_user.items())
+    parts = cut_plan(plan, thirds)
+    for i, part in enumerate(parts):
+        assert all(i in parts[maker].gives[v] for v, maker in part.takes.items())
+        assert all(parts[after].last_user[v] == i for v, after in part.next_user.items())
     shift = default_main_program().variable("shift")
-    assert [shift in piece.owned for piece in pieces].count(True) <= 1
+    assert [shift in part.owned for part in parts].count(True) <= 1
 
 
 def test_recompute_lowers_the_peak_of_all_live_micro_batches() -> None:
@@ -124,25 +124,6 @@ def test_each_process_has_a_seat_of_its_own() -> None:
     assert (found.rank, found.workers) == (1, 2)
     assert (found.seat.rank, found.seat.workers, found.seat.stages) == (5, 6, 1)
     assert Environment().seat == Environment()
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (
-            {"PSFLEET_STAGE": "2", "PSFLEET_STAGES": "2"},
-            "PSFLEET_STAGE is 2, but the worker has stages 0",
-        ),
-        ({"PSFLEET_STAGES": "2"}, "names 0 endpoints for 2 processes"),
-        ({"PSFLEET_STAGES": "2", "PSFLEET_STAGE_COPIES": "1"}, r"COPIES is \(1,\)"),
-        ({"PSFLEET_STAGE_COPIES": "one"}, "'one'; it must be whole numbers"),
-        ({"PSFLEET_COPY": "1"}, "PSFLEET_COPY is 1, but stage 0 has 1 copies"),
-    ],
-)
-def test_stages_that_cannot_be_are_refused(more: dict[str, str], says: str) -> None:
-    """Each with the variable and its value."""
-    with pytest.raises(ConfigError, match=says):
-        read_environment(_variables(**more))
 
 
 def test_a_job_has_a_member_for_each_process(tmp_path: Path) -> None:

@@ -44,10 +44,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("wrapper", "options"),
     [
-        ("cut", ("--pipeline", "1f1b", "--stages", "3")),
         ("cut", ("--pipeline", "zero-bubble", "--stages", "3", "--servers", "2")),
-        ("plain", ("--pipeline", "interleaved", "--stages", "2")),
-        ("cut", ("--pipeline", "gpipe", "--stages", "3", "--recompute")),
+        ("plain", ("--pipeline", "interleaved", "--stages", "2", "--recompute")),
         ("loss", ("--pipeline", "1f1b", "--stages", "2")),  # the second stage reads no parameter
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else value,

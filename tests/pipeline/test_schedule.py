@@ -3,7 +3,7 @@
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.pipeline.simulation import live_micro_batches, picture, simulate, validate
+from psfleet.program.pipeline.simulation import live_micro_batches, picture, simulate, validate
 from psfleet.stages.schedule import Action, Schedule, Work, make_schedule
 
 _UNIT = {Work.FORWARD: 1.0, Work.BACKWARD: 2.0, Work.INPUT: 1.0, Work.WEIGHT: 1.0}
@@ -63,18 +63,3 @@ def test_pictures() -> None:
         "stage 0  F0 F1 .. .. B0 -- .. B1 --",
         "stage 1  .. F0 B0 -- F1 B1 -- .. ..",
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("2f2b", 2, 2), "schedule is '2f2b'; it must be one of gpipe"),
-        (("1f1b", 0, 2), "pipeline stages is 0"),
-        (("1f1b", 2, 0), "pipeline micro_batches is 0"),
-        (("zero-bubble", 2, 2, 2), "2 chunks per stage"),
-    ],
-)
-def test_what_makes_no_schedule_is_refused(arguments: tuple[str, int, int], says: str) -> None:
-    """Each by the value that is wrong."""
-    with pytest.raises(ConfigError, match=says):
-        make_schedule(*arguments)

@@ -1,13 +1,16 @@
 """The part `pipeline` of a strategy: what it says, and what it contradicts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from psfleet import optimizer
-from psfleet.errors import ConfigError
+from psfleet import layers, optimizer
 from psfleet.optimizer.distributed import DistributedOptimizer
+from psfleet.program import names
 from psfleet.program.backward import Backward
+from psfleet.program.program import Program, program_guard
+from psfleet.program.variable import Variable
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 from tests.pipeline.conftest import build_model
 
@@ -25,11 +28,11 @@ def _backward(asked: dict[str, dict[str, Any]], cut: bool) -> Backward:
 
 def test_a_strategy_puts_a_pipeline_around_any_optimizer() -> None:
     """Without cuts of its own a program is cut where the work is balanced."""
-    wish = _backward(
+    spec = _backward(
         {"pipeline": {"schedule": "interleaved", "stages": 2, "micro_batches": 8}}, cut=False
     ).pipeline
-    assert (wish.schedule, wish.stages, wish.micro_batches, wish.chunks) == ("interleaved", 2, 8, 2)
-    assert wish.parts is None
+    assert (spec.schedule, spec.stages, spec.micro_batches, spec.chunks) == ("interleaved", 2, 8, 2)
+    assert spec.parts is None
 
 
 @pytest.mark.parametrize("recompute", [{}, {"recompute": {"checkpoints": ["first"]}}])
@@ -41,6 +44,24 @@ def test_cuts_of_the_script_stay(recompute: dict[str, Any]) -> None:
     assert (backward.checkpoints is None) == (not recompute)
 
 
+def cut(cuts: Callable[[Variable, Variable], Any]) -> list[int]:
+    """How many records the forward pieces of a two-layer network have."""
+    with names.guard(), program_guard(Program(), Program()):
+        hidden = layers.fc(layers.data("x", [None, 2]), 3, act="tanh", name="first")
+        loss = layers.mean(layers.fc(hidden, 1, name="second"))
+        made = optimizer.PipelineOptimizer(optimizer.SGD(0.1), cuts(hidden, loss))
+        made.minimize(loss)
+        return [len(section.records) for section in made.sections if section.forward]
+
+
+def test_cuts_by_name() -> None:
+    """A cut may name a variable, or a layer: then what the layer gives."""
+    wanted = cut(lambda hidden, loss: [[hidden], [loss]])
+    assert wanted == [2, 2]
+    assert cut(lambda hidden, loss: [[hidden.name], [loss]]) == wanted
+    assert cut(lambda hidden, loss: ["first", loss.name]) == wanted
+
+
 def test_the_launcher_has_the_last_word() -> None:
     """Its keys go before the script's, one by one."""
     strategy = DistributedStrategy(
@@ -49,32 +70,3 @@ def test_the_launcher_has_the_last_word() -> None:
     found = resolve(strategy, '{"pipeline": {"micro_batches": 8}}').pipeline
     assert found is not None
     assert (found.micro_batches, found.stages, found.schedule) == (8, 4, "1f1b")
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"pipeline": {"schedule": "2f2b"}}, "schedule is '2f2b'"),
-        ({"pipeline": {"stages": 0}}, "pipeline stages is 0; it must be at least 1"),
-        ({"pipeline": {"micro_batches": "4"}}, "micro_batches is '4'; it must be a whole number"),
-        ({"pipeline": {"stages": 2, "copies": [1, 2, 1]}}, r"copies is \(1, 2, 1\); it must name"),
-        ({"pipeline": {"depth": 4}}, "no setting 'depth'"),
-        (
-            {"pipeline": {"schedule": "zero-bubble", "chunks": 2}},
-            "zero-bubble and chunks = 2 contradict",
-        ),
-        (
-            {"pipeline": {"schedule": "zero-bubble"}, "recompute": {}},
-            "recompute and the pipeline schedule",
-        ),
-        ({"pipeline": {"stages": 2}, "localsgd": {}}, "localsgd and pipeline contradict"),
-        (
-            {"pipeline": {"stages": 2}, "amp": {"dtype": "float16"}},
-            "amp with float16 and a pipeline",
-        ),
-    ],
-)
-def test_contradictions_are_refused(asked: dict[str, dict[str, Any]], says: str) -> None:
-    """Each with a sentence that says what to do."""
-    with pytest.raises(ConfigError, match=says):
-        Settings.from_parts(asked)

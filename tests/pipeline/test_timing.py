@@ -10,17 +10,17 @@ import pytest
 from psfleet import layers
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, PipelineOptimizer
-from psfleet.pipeline import timing
-from psfleet.pipeline.timing import agree_on_parts, measure
 from psfleet.program.backward import append_backward
-from psfleet.program.feed import check_feed
 from psfleet.program.operation import Array, Context, Op, Record, Spec
+from psfleet.program.pipeline import balance as timing
+from psfleet.program.pipeline.balance import agree_on_parts, measure
 from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
+from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable, apply
 from psfleet.stages.links import StagePosition
-from psfleet.testing.training_run import in_threads
 from tests.pipeline.thread_links import ThreadLinks
+from tests.trainings import in_threads
 
 
 class Clock:
@@ -104,11 +104,11 @@ def test_one_process_cuts_by_its_first_step() -> None:
     """And keeps to these cuts, whatever is fetched later."""
     loss = _build()
     _, pairs = PipelineOptimizer(SGD(0.1)).minimize(loss)
-    wish = pairs[0][1].backward_pass.pipeline
-    wish.stages = 2
+    spec = pairs[0][1].backward_pass.pipeline
+    spec.stages = 2
     executor, feed = Executor(), {"x": np.ones((8, 4), np.float32)}
     executor.run(feed=feed)
-    parts = wish.parts
+    parts = spec.parts
     executor.run(feed=feed, fetch_list=[loss])
     assert len(parts) == 2
-    assert wish.parts is parts
+    assert spec.parts is parts

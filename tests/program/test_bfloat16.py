@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import psfleet as ps
 from psfleet import layers
 from psfleet.errors import ConfigError
-from psfleet.kernels.float16 import rounded
+from psfleet.kernels.number_formats import rounded
 from psfleet.optimizer import SGD
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.program import names

@@ -6,7 +6,7 @@ import numpy as np
 
 import psfleet as ps
 from psfleet import layers
-from psfleet.program.ops.dropout import keep_mask
+from psfleet.program.ops.activation import keep_mask
 from psfleet.program.variable import to_variable
 
 ONES = {"x": np.ones((64, 64), np.float32)}

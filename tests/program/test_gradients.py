@@ -162,7 +162,7 @@ CASES: dict[str, tuple[Callable[..., Variable], list[Any]]] = {
     ),
     "BatchNorm": (
         lambda x, scale, shift: apply(
-            ops.batch_norm.BatchNorm(), x, concrete(np.zeros(4)), concrete(np.ones(4)), scale, shift
+            ops.normalize.BatchNorm(), x, concrete(np.zeros(4)), concrete(np.ones(4)), scale, shift
         ),
         [normal(3, 4, 2), normal(4), normal(4)],
     ),

@@ -33,7 +33,7 @@ def test_auc_over_batches_is_that_of_the_whole() -> None:
     with pytest.raises(ShapeError, match="needs scores in"):
         streamed.update([1.5], [1])
     with pytest.raises(ConfigError, match="curve is 'PR'"):
-        metrics.Auc(curve="PR")
+        metrics.Auc(curve="PR")  # type: ignore[arg-type]
 
 
 def test_accuracy_breaks_ties_towards_the_lower_class() -> None:

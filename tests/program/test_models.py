@@ -11,7 +11,7 @@ from psfleet import layers, metrics, optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.variable import Variable, to_variable
-from psfleet.runtime import interface
+from psfleet.runtime.process_runtime import current
 from tests.program.hand import HandSGD
 
 
@@ -19,9 +19,9 @@ from tests.program.hand import HandSGD
 def fleet() -> Iterator[None]:
     """A fresh embedded runtime."""
     fresh = EmbeddedRuntime()
-    before = interface.use(fresh)
+    before = current().use(fresh)
     yield
-    interface.use(before)
+    current().use(before)
     fresh.close()
 
 
@@ -62,35 +62,6 @@ def test_a_wide_and_deep_model_learns() -> None:
     assert first > 0.65
     assert last < 0.4
     assert auc > 0.9
-
-
-def test_a_deep_fm_learns() -> None:
-    """Factorization machine and tower over one table."""
-    ids = layers.data("ids", [None, 4], dtype="int64")
-    linear = layers.reduce_sum(layers.embedding(ids, [None, 1], is_distributed=True), dim=1)
-    rows = layers.embedding(ids, [None, 8], is_distributed=True)
-    total = layers.square(layers.reduce_sum(rows, dim=1))
-    parts = layers.reduce_sum(layers.square(rows), dim=1)
-    pairs = 0.5 * layers.reduce_sum(total - parts, dim=1, keep_dim=True)
-    tower = layers.fc(layers.fc(layers.reshape(rows, [-1, 32]), 16, act="relu"), 1)
-    first, last, _ = train(linear + pairs + tower)
-    assert last < 0.6 * first
-
-
-def test_a_linear_model_finds_the_plane() -> None:
-    """Least squares by hand-written SGD."""
-    x, y = layers.data("x", [None, 3]), layers.data("y", [None, 1])
-    loss = layers.mean(layers.square_error_cost(layers.fc(x, 1), y))
-    HandSGD(0.1).minimize(loss)
-    random = np.random.default_rng(0)
-    features = random.normal(size=(64, 3)).astype(np.float32)
-    feed = {"x": features, "y": features @ np.array([[1], [-2], [3]], np.float32) + np.float32(0.5)}
-    exe = ps.Executor()
-    for _ in range(200):
-        value, weights, bias = exe.run(feed=feed, fetch_list=[loss, "fc_0.w_0", "fc_0.b_0"])
-    assert value < 1e-6
-    np.testing.assert_allclose(weights.ravel(), [1, -2, 3], atol=1e-3)
-    np.testing.assert_allclose(bias, [0.5], atol=1e-3)
 
 
 def test_a_classifier_learns_eagerly() -> None:

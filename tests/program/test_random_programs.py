@@ -88,14 +88,14 @@ def assert_same(first: tuple[float, dict[str, Any]], second: tuple[float, dict[s
 
 
 @given(GRAPHS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_eager_is_static(choices: Choices) -> None:
     """Loss and gradients of random graphs."""
     assert_same(run_static(choices), run_eager(choices))
 
 
 @given(GRAPHS, st.lists(st.integers(0, 13), max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_recomputed_is_plain(choices: Choices, marks: list[int]) -> None:
     """Random checkpoints of random graphs."""
     assert_same(run_static(choices), run_static(choices, marks))

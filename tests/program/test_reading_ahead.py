@@ -7,10 +7,10 @@ import pytest
 
 import psfleet as ps
 from psfleet import layers, optimizer
-from psfleet.data.peekable import Peekable
+from psfleet.datasets.read_ahead import Peekable
 from psfleet.fleet import Fleet
-from psfleet.runtime import interface
 from psfleet.runtime.interface import Read
+from psfleet.runtime.process_runtime import current
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
@@ -21,15 +21,15 @@ STEPS = 6
 @pytest.mark.parametrize(("mode", "behind"), [("async", 1), ("sync", 0)])
 def test_one_push_behind(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of each step is that of the step before it in async mode, its own in sync mode."""
-    with LocalFleet(2, 1) as servers:
+    with LocalFleet(2, 1, in_process=True) as servers:
         cluster = ClusterRuntime(servers.environment(0), mode)
-        before = interface.use(cluster)
+        before = current().use(cluster)
         try:
             plain = losses("plain", False)
             asked = count_asked(cluster, monkeypatch)
             ahead = losses("ahead", True)
         finally:
-            interface.use(before)
+            current().use(before)
             cluster.close()
     steps = [max(step - behind, 0) for step in range(STEPS)]
     np.testing.assert_allclose(ahead, [plain[step] for step in steps], rtol=1e-5)
@@ -46,9 +46,9 @@ def test_loops_of_run(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -
         "shard": fleet.shard([feed] * STEPS),
         "dataset": fleet.dataset([feed] * STEPS, 1),
     }
-    with LocalFleet(2, 1) as servers:
+    with LocalFleet(2, 1, in_process=True) as servers:
         cluster = ClusterRuntime(servers.environment(0), mode)
-        before = interface.use(cluster)
+        before = current().use(cluster)
         try:
             plain = losses("plain", False)
             asked = count_asked(cluster, monkeypatch)
@@ -60,7 +60,7 @@ def test_loops_of_run(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -
                 assert len(asked) == (STEPS - 1 - len(blind)) * behind
                 asked.clear()
         finally:
-            interface.use(before)
+            current().use(before)
             cluster.close()
 
 
@@ -85,13 +85,13 @@ def test_what_is_seen_is_what_comes() -> None:
             yield three[number]
 
     known = [three[1], None]
-    coming = Peekable(items(), lambda: known.pop(0))
-    assert next(coming) == [0]
-    seen = coming.peek()
+    peekable = Peekable(items(), lambda: known.pop(0))
+    assert next(peekable) == [0]
+    seen = peekable.peek()
     assert taken == [0]
-    assert next(coming) is seen
-    assert coming.peek() is None
-    assert [*coming] == [[2]]
+    assert next(peekable) is seen
+    assert peekable.peek() is None
+    assert [*peekable] == [[2]]
 
 
 def losses(name: str, read_ahead: bool) -> list[float]:

@@ -11,14 +11,14 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface
+from psfleet.runtime.process_runtime import current
 from psfleet.strategy import RecomputeSettings, resolve
 
 
 def train(strategy: fleet.DistributedStrategy) -> Any:
     """The weights after some steps of a deep network with dropout."""
     engine = EmbeddedRuntime()
-    before = interface.use(engine)
+    before = current().use(engine)
     with names.guard(), program_guard(Program(), Program()):
         hidden = layers.data("x", [None, 8])
         for _ in range(9):
@@ -32,15 +32,15 @@ def train(strategy: fleet.DistributedStrategy) -> Any:
         (weights,) = exe.run(
             ps.default_main_program().clone(for_test=True), fetch_list=["fc_4.w_0"]
         )
-    interface.use(before)
+    current().use(before)
     engine.close()
     return weights
 
 
 @pytest.mark.parametrize(
-    "configs", [{}, {"checkpoints": ["fc_2", "fc_5"]}, {"memory_budget": "64KiB"}]
+    ("configs", "merge"),
+    [({}, False), ({"checkpoints": ["fc_2", "fc_5"]}, True), ({"memory_budget": "64KiB"}, False)],
 )
-@pytest.mark.parametrize("merge", [False, True])
 def test_a_strategy_recomputes_to_the_same_bits(configs: dict[str, Any], merge: bool) -> None:
     """Chosen or given checkpoints, with and without gradient merge."""
     plain, strategy = fleet.DistributedStrategy(), fleet.DistributedStrategy()

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from psfleet import fluid, layers, to_variable
-from psfleet.errors import ConfigError, PsfleetError
 from psfleet.execution.executor import Executor
 from tests.program.numeric import check_gradient
 
@@ -52,17 +51,13 @@ def test_values(pool: str, pad: float) -> None:
         np.testing.assert_allclose(out.numpy(), expected(pool, present, pad), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("said", ["lengths", "mask", "nothing"])
 @pytest.mark.parametrize("pool", POOLS)
-def test_gradients(pool: str, said: str) -> None:
+def test_gradients(pool: str) -> None:
     """They are those of central differences, and 0 for the padding and for an empty sequence."""
-    if said == "lengths":
-        check_gradient(lambda x: layers.sequence_pool(x, pool, LENGTHS, pad_value=7.0), X)
-    elif said == "mask":
-        holes = np.array([[0, 1, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 0, 0, 1]])
-        check_gradient(lambda x: layers.sequence_pool(x, pool, mask=holes), X)
-    else:
-        check_gradient(lambda x: layers.sequence_pool(x, pool), X)
+    holes = np.array([[0, 1, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 0, 0, 1]])
+    check_gradient(lambda x: layers.sequence_pool(x, pool, LENGTHS, pad_value=7.0), X)
+    check_gradient(lambda x: layers.sequence_pool(x, pool, mask=holes), X)
+    check_gradient(lambda x: layers.sequence_pool(x, pool), X)
 
 
 def test_in_a_program() -> None:
@@ -86,32 +81,3 @@ def test_older_face() -> None:
     np.testing.assert_array_equal(out.numpy()[1], 3.0)
     first = fluid.layers.sequence_first_step(x, LENGTHS)
     np.testing.assert_array_equal(first.numpy()[0], X[0, 0].astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"pool_type": "mean"}, "pool_type is 'mean', use one of sum, average"),
-        ({"pool_type": 3}, "pool_type is 3"),
-        ({"lengths": [1, 2, 6, 0]}, "a length is 6; sequences here have 0 to 5 steps"),
-        ({"lengths": [1, 2, -1, 0]}, "a length is -1"),
-        ({"lengths": [1, 2]}, r"is \(2,\), it must be \[batch\] or \[batch, 1\]"),
-        ({"lengths": [1.0, 2.0, 3.0, 4.0]}, "they must be int64"),
-        ({"mask": np.ones((4, 4))}, r"is \(4, 4\), it must be \[batch, time\]"),
-        ({"lengths": LENGTHS, "mask": np.ones((4, 5))}, "lengths and a mask; give one"),
-        ({"input": to_variable(np.ones(3))}, r"it must be \[batch, time, ...\]"),
-        ({"input": to_variable(np.ones((3, 2), int))}, "needs floats"),
-    ],
-)
-def test_refused(arguments: dict[str, Any], sentence: str) -> None:
-    """What does not fit is quoted in a sentence."""
-    with pytest.raises(PsfleetError, match=sentence):
-        layers.sequence_pool(**{"input": to_variable(X), "pool_type": "sum", **arguments})
-
-
-def test_no_such_pool_in_the_operation() -> None:
-    """An inference model cannot name another one either."""
-    from psfleet.program.ops.sequence import SequencePool
-
-    with pytest.raises(ConfigError, match="pool_type is 'x'"):
-        SequencePool("x")

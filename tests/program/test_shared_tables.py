@@ -10,7 +10,7 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.execution.executor import Executor
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface
+from psfleet.runtime.process_runtime import current
 
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def trained(kind: str, places: int) -> tuple[list[float], np.ndarray]:
     """The losses of three steps of SGD and the table's rows after them."""
     fresh = EmbeddedRuntime()
-    before, startup = interface.use(fresh), Program()
+    before, startup = current().use(fresh), Program()
     with names.guard(), program_guard(Program(), startup):
         fields = [layers.data(f"ids_{i}", [None, 2], dtype="int64") for i in range(places)]
         rows = [layers.embedding(ids, [20, 4], name="shared", **KINDS[kind]) for ids in fields]
@@ -33,7 +33,7 @@ def trained(kind: str, places: int) -> tuple[list[float], np.ndarray]:
             feed = {f"ids_{i}": dice.integers(0, 20, (4, 2)) for i in range(places)}
             losses += Executor().run(feed=feed, fetch_list=[loss])
         found = startup.parameters["shared.w_0"].lookup(np.arange(20))
-    interface.use(before)
+    current().use(before)
     fresh.close()
     return [float(loss) for loss in losses], found
 

@@ -12,25 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = [
-    "Append",
-    "Boot",
-    "Broken",
-    "Chances",
-    "Die",
-    "Disk",
-    "Instruction",
-    "Machine",
-    "Received",
-    "Scheduler",
-    "Send",
-    "Store",
-    "Tick",
-    "WriteFile",
-    "run",
-    "shrink",
-]
-
 _CROWDED = 150  # messages in flight; more are lost
 _PATIENCE = 600  # turns without faults in which everything must end
 _OLD = 400  # messages that may turn up again very late

@@ -2,11 +2,10 @@
 
 import os
 from collections import Counter
+from typing import Any
 
-import pytest
 
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     """With PSFLEET_TORTURE: the deaths of all tests that have passed, by what they trained and where."""
     if not os.environ.get("PSFLEET_TORTURE"):
         return

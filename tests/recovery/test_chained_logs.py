@@ -17,10 +17,10 @@ from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.inspect_log import replay, verify
-from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog, files_of, records
+from psfleet_server.durability.records import server_state
+from psfleet_server.durability.recovery import Journal
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
@@ -68,7 +68,7 @@ class Server:
         table = self.shard.tables[DENSE.key]
         assert isinstance(table, DenseTable)
         core = (
-            self.shard.workers.lives,
+            self.shard.workers.incarnations,
             self.shard.workers.sequences,
             self.shard.tables.makers,
             self.shard.cuts.last,

@@ -14,18 +14,17 @@ import pytest
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.push_counts import CountingWorkload
-from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
-from tests.trainings import train_together
+from tests.push_counts import CountingWorkload
+from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
 
 TRAINING = TrainingWorkload()
 POINTS = ("append", "tear", "appended", "applied", "settled")
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 DEATHS = 3  # of each server in one run
 
-PATIENCE = Patience(answer=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
+PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
 
 
@@ -58,7 +57,7 @@ def train(fleet: LocalFleet) -> list[TableState]:
 @pytest.fixture(scope="module")
 def expected() -> list[TableState]:
     """The result without faults and without a log."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         return train(fleet)
 
 

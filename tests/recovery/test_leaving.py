@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from psfleet.errors import NotReady
-from psfleet.faults.crash_points import Send
+from psfleet.faults import Send
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1.shard_pb2 import LeaveRequest
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
+from tests.trainings import in_threads
 
 SPEC = TableSpec("weights", "dense", (3,), make_rule("sgd", {}))
-PATIENCE = Patience(answer=60.0, outage=60.0, start=60.0, leave=60.0)
+PATIENCE = Patience(reply=60.0, outage=60.0, start=60.0, leave=60.0)
 
 
 def leaves(method: str, request: bytes) -> bool:
@@ -98,7 +98,7 @@ def test_a_server_that_is_not_ready_yet_is_waited_for() -> None:
     """Patience.leave is for servers that do not answer; one that does has only to become ready."""
     meddle = UnreadyForAWhile(1.0)
     patience = Patience(outage=30.0, start=60.0, leave=0.1)
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience, meddle=meddle)
         runtime.close()
         assert fleet.wait(60) == [0, 0]

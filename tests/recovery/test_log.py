@@ -22,8 +22,8 @@ from psfleet.tables.dense import DenseTable
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog, records
+from psfleet_server.durability.recovery import Journal
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
@@ -40,7 +40,7 @@ def kept(path: Path) -> tuple[ServerLog, Shard, Coordinator]:
 
 
 def push(worker: int, number: int) -> Push:
-    """The number-th push of a worker in its first life."""
+    """The number-th push of a worker in its first incarnation."""
     dice = np.random.default_rng((worker, number))
     rows = dice.standard_normal((3, 2), np.float32)
     return Push(
@@ -81,7 +81,7 @@ def content(shard: Shard) -> list[bytes]:
         repr(
             (
                 shard.mode,
-                shard.workers.lives,
+                shard.workers.incarnations,
                 shard.workers.sequences,
                 shard.workers.writes,
                 shard.tables.makers,
@@ -123,7 +123,7 @@ def test_a_server_comes_back_as_it_was(tmp_path: Path, mode: Mode) -> None:
     assert before != content(again)
 
 
-def test_repeats_get_the_answer_of_before(tmp_path: Path) -> None:
+def test_repeats_get_the_reply_of_before(tmp_path: Path) -> None:
     """After a restart a repeated push, write or registration has no effect."""
     log, shard, coordinator = kept(tmp_path / "log")
     begin(shard, coordinator, "async")
@@ -142,7 +142,7 @@ def test_repeats_get_the_answer_of_before(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_meeting_that_was_over_is_over(tmp_path: Path) -> None:
+def test_a_collective_that_was_over_is_over(tmp_path: Path) -> None:
     """Who has not heard the result of a reduction before the server died gets it afterwards."""
     log, shard, coordinator = kept(tmp_path / "log")
     begin(shard, coordinator, "async")

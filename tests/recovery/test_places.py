@@ -8,16 +8,16 @@ import pytest
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
-from psfleet.wire.access import Access
-from psfleet.wire.channel import open_channel
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import open_channel
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
+from tests.trainings import in_threads
 
 
 def test_a_worker_registers_although_all_places_are_taken() -> None:
     """Two of two calls that may wait do so at a barrier, for a worker that is only coming."""
-    with LocalFleet(1, 3, limits="parked=2") as fleet:
+    with LocalFleet(1, 3, limits="waiting_calls=2", in_process=True) as fleet:
         early = [ClusterRuntime(fleet.environment(worker), "async") for worker in range(2)]
 
         def meet(runtime: ClusterRuntime) -> None:
@@ -50,7 +50,7 @@ def test_a_worker_hears_that_a_server_has_too_many_connections(
 
     (Over unix sockets server 0 knows its own address from the start, and might take the place itself.)
     """
-    with LocalFleet(1, 1, transport, limits="connections=1") as fleet:
+    with LocalFleet(1, 1, transport, limits="connections=1", in_process=True) as fleet:
         environment = fleet.environment(0)
         access = Access.of(environment)
         with open_channel(fleet.endpoints[0], access) as channel:

@@ -80,11 +80,11 @@ class Busy:
 
 
 @pytest.mark.parametrize("place", ["first", "second"])
-def test_a_slow_answer_is_waited_for(tmp_path: Path, place: str) -> None:
+def test_a_slow_reply_is_waited_for(tmp_path: Path, place: str) -> None:
     """A worker whose connection is answered after a second registers, meets and leaves."""
     slow = 0 if place == "first" else 1
     with (
-        LocalFleet(2, 1) as fleet,
+        LocalFleet(2, 1, in_process=True) as fleet,
         Busy(tmp_path / "busy.sock", fleet.endpoints[slow]).open() as busy,
     ):
         environment = fleet.environment(0)

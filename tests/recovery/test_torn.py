@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from psfleet.faults.crash_points import SimulatedDeath
+from psfleet.faults import SimulatedDeath
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import InitializerSpec, TableSpec
@@ -39,8 +39,8 @@ class Between:
 
 
 def test_a_torn_step_is_in_the_status() -> None:
-    """Async mode: the next life finds what the servers have of the one before it."""
-    with LocalFleet(2, 1) as fleet:
+    """Async mode: the next incarnation finds what the servers have of the one before it."""
+    with LocalFleet(2, 1, in_process=True) as fleet:
         dying = ClusterRuntime(fleet.environment(0), "async", meddle=Between(3))
         dying.create(COUNTS)
         rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), IDS, 1.0)

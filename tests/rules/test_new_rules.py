@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULE = '''
 """Sign descent."""
 from dataclasses import dataclass
-from psfleet.rules.optimizer_spec import OptimizerSpec
+from psfleet.rules.rule import OptimizerSpec
 from psfleet.rules.rule import Rule
 
 def lion(w, g, h):

@@ -115,7 +115,7 @@ def test_servers_give_the_bits_of_one_process(write: Write, tmp_path: Path) -> N
         runtime.create(TableSpec("s", "sparse", (5,), rule, seed=4))
         assert states(runtime, keys) == wanted
         runtime.close()
-    write(SOURCE.replace("SCALE = 1.0", "SCALE = 2.0"))
+    write(SOURCE.replace("SCALE = 1.0", "SCALE = 0.25"))
     refusal = r"cannot be loaded here: rule 'slowing' is defined differently here"
     with (
         pytest.raises(ServerUnavailable, match=refusal),
@@ -192,7 +192,11 @@ def test_what_a_definition_is(write: Write) -> None:
         ("h[0] * g", "math.exp(g)", r"uses 'math\.exp'; of math it may use math\.copysign"),
         ("slowing(", "pull(", "has a name that the kernels use themselves"),
         ("return slowing\n", "return lambda w, g, seen, h: (w, seen)\n", "must be defined by def"),
-        ('name = "slowing"', 'name = "sgd"', r"'sgd', which is that of psfleet\.rules\.sgd\.SGD"),
+        (
+            'name = "slowing"',
+            'name = "sgd"',
+            r"'sgd', which is that of psfleet\.rules\.momentum\.SGD",
+        ),
         ('name = "slowing"', 'name = "Slowing!"', "'Slowing!'; a name has lower-case letters"),
         ("h[0] * g, seen", "h[0] * (g, g), seen", r"the kernels of Slowing\(.*\) do not compile"),
     ],

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from psfleet.settings.environment import Environment
-from psfleet.wire.channel import open_channel
+from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 from psfleet_server.process import Server
 
@@ -26,12 +26,12 @@ class Peer:
     def join(
         self, worker: int, mode: shard_pb2.Mode = shard_pb2.MODE_ASYNC, workers: int = 1
     ) -> int:
-        """Begin a life."""
-        life: int = self.coordinator.Register(
+        """Begin an incarnation."""
+        incarnation: int = self.coordinator.Register(
             coordinator_pb2.RegisterRequest(worker=worker, boot=worker + 7, workers=workers)
         ).incarnation
-        self.shard.Join(shard_pb2.JoinRequest(worker=worker, incarnation=life, mode=mode))
-        return life
+        self.shard.Join(shard_pb2.JoinRequest(worker=worker, incarnation=incarnation, mode=mode))
+        return incarnation
 
     def create(self, name: str, kind: str, shape: tuple[int, ...], value: bytes = b"") -> int:
         """Make a table under SGD whose rows start at zero."""

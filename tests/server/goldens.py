@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.consistency import SspMode, SyncMode
-from psfleet.data.assignment import PlanEntry, RoundPlan
+from psfleet.datasets.assignment import PlanEntry, RoundPlan
 from psfleet.entry import CapacityEntry, CountFilterEntry
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
@@ -34,10 +34,9 @@ from psfleet.shard.events import (
     WriteState,
 )
 from psfleet.shard.membership_view import Incarnation, InstallView, SeatView
-from psfleet.shard.mode_state import ConsistencyState
 from psfleet.shard.pull_gate import PullGate
 from psfleet.shard.rounds import Rounds
-from psfleet.shard.shard_state import ShardState
+from psfleet.shard.shard_state import ConsistencyState, ShardState
 from psfleet.shard.workers import Workers
 from psfleet.tables.row_data import TableClock
 from psfleet.wire import replication
@@ -68,12 +67,15 @@ from psfleet_server.coordinator.data_dispatch import (
     TornStep,
 )
 from psfleet_server.coordinator.membership import Membership, Seat
-from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.log import VERSION, ServerLog
 from psfleet_server.durability.log_shipping import joined
-from psfleet_server.durability.records import RecordKind, encode, encode_change, encode_state
-
-__all__ = ["FOLDER", "SPECS", "build", "coordinator", "decisions", "records", "shard_states"]
+from psfleet_server.durability.records import (
+    RecordKind,
+    encode,
+    encode_change,
+    encode_state,
+    server_state,
+)
 
 FOLDER = Path(__file__).parents[1] / "goldens" / "formats" / f"v{VERSION}" / "server"
 DENSE = TableSpec("dense", "dense", (5,), make_rule("adam", {}))
@@ -143,7 +145,7 @@ def _plan() -> RoundPlan:
     return RoundPlan(60, 4, entries, frozenset({(2, 0), (3, 1)}))
 
 
-def _supply() -> DataDispatch:
+def _dispatch() -> DataDispatch:
     return DataDispatch(
         [
             DispatchedDataset(_order(1, True), _plan()),
@@ -168,7 +170,7 @@ def _switch() -> ModeSwitch:
     return ModeSwitch(2, SSP, {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
 
 
-def _wish() -> ModeRequest:
+def _mode_request() -> ModeRequest:
     return ModeRequest(3, "geo", (("k_steps", 20), ("staleness", 0)))
 
 
@@ -176,9 +178,9 @@ def decisions() -> list[Decision]:
     """A decision of each kind."""
     return [
         TermStarted(2),
-        ViewDecided(_members(), _supply()),
+        ViewDecided(_members(), _dispatch()),
         CollectiveCompleted(4, np.array([[1.5, -2.0]]), None, None),
-        CollectiveCompleted(5, None, _wish()),
+        CollectiveCompleted(5, None, _mode_request()),
         CollectiveCompleted(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
         WorkerLeft(1, 12),
         DatasetBegun(_order(1, True), _plan()),
@@ -197,7 +199,7 @@ def shard_states() -> dict[str, ShardState]:
     rounds = Rounds({0, 1}, 5, {0: 5}, {}, {0: 5, 1: 6}, {1: 5}, {2}, {1: 3}, {1})
     rounds.held = {1: _push(1, 6), 0: Push(0, 13, 6, ())}
     sync = ConsistencyState(0, rounds, SyncMode(), 1)
-    ssp = ConsistencyState(0, Rounds({0, 1}), SSP, gate=PullGate(at={0: 3, 1: 7}, lead=4))
+    ssp = ConsistencyState(0, Rounds({0, 1}), SSP, gate=PullGate(at={0: 3, 1: 7}, leading_steps=4))
     return {
         "sync": ShardState(workers, sync, 7, {DENSE.key: 1, SPARSE.key: 0}),
         "ssp": ShardState(workers, ssp),
@@ -208,9 +210,9 @@ def shard_states() -> dict[str, ShardState]:
 def coordinator() -> Coordinator:
     """One that has decided all that there is to decide."""
     found = Coordinator(2)
-    found.term, found.members, found.supply = 2, _members(), _supply()
+    found.term, found.members, found.dispatch = 2, _members(), _dispatch()
     results = {4: np.array([[1.5, -2.0]]), 6: np.array([3, 4, -3, -4, 9])}
-    found.meetings = CollectiveState(6, results, {5: _wish()}, _switch())
+    found.collectives = CollectiveState(6, results, {5: _mode_request()}, _switch())
     return found
 
 

@@ -5,8 +5,6 @@ from psfleet.shard.membership_view import PrepareView, ViewReport
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
 
-__all__ = ["register", "settled"]
-
 
 def settled(coordinator: Coordinator, report: ViewReport | None = None) -> list[Outcome]:
     """Let every server answer what is due to it, at once and with this report."""
@@ -23,7 +21,7 @@ def settled(coordinator: Coordinator, report: ViewReport | None = None) -> list[
 
 
 def register(coordinator: Coordinator, worker: int, boot: int, workers: int) -> int:
-    """The life that a process gets once all servers know of it."""
+    """The incarnation that a process gets once all servers know of it."""
     outcomes = coordinator.register(worker, boot, workers, "register")
     every = [*outcomes, *settled(coordinator)]
     [outcome] = [one for one in every if one.call == "register"]

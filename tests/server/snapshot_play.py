@@ -36,9 +36,9 @@ from psfleet_server.snapshots.snapshot_events import (
     WorkerStateArrived,
 )
 
-LIVES = {0: 11, 1: 12}
+INCARNATIONS = {0: 11, 1: 12}
 OPENED = DraftOpened("/job/snapshot-000001", "/job/.partial")
-ASYNC = Standing("async", 0, LIVES)
+ASYNC = Standing("async", 0, INCARNATIONS)
 PLACED = ServersReplied((ASYNC, ASYNC))
 
 
@@ -85,9 +85,12 @@ class Play:
         return self(ServersReplied())
 
 
-def learned(number: int = 1, lives: Mapping[int, int] = LIVES) -> list[WorkerLearned]:
+def learned(number: int = 1, incarnations: Mapping[int, int] = INCARNATIONS) -> list[WorkerLearned]:
     """All workers have learned of a snapshot."""
-    return [WorkerLearned(f"w{seat}", number, seat, life) for seat, life in lives.items()]
+    return [
+        WorkerLearned(f"w{seat}", number, seat, incarnation)
+        for seat, incarnation in incarnations.items()
+    ]
 
 
 def parts(pushes: dict[int, tuple[int, int]], number: int = 1) -> tuple[SnapshotPart, ...]:
@@ -110,7 +113,7 @@ class Chaos:
         self.play = Play()
         self.due: list[SnapshotEvent] = []  # the answer to the last instruction
         self.number = 0
-        self.answers: Counter[str] = Counter()
+        self.replies: Counter[str] = Counter()
         self.requests = self.learned = 0
         self.begun: list[int] = []
         self.settled: list[int] = []
@@ -127,7 +130,7 @@ class Chaos:
 
     def _event(self) -> SnapshotEvent:
         dice, seats = self.dice, range(3)
-        seat, life = dice.randrange(3), dice.choice([11, 12])
+        seat, incarnation = dice.randrange(3), dice.choice([11, 12])
         number = self.number - dice.choice([0, 0, 0, 1])
         match dice.randrange(9):
             case 0:
@@ -141,11 +144,11 @@ class Chaos:
                 return SnapshotRequested(f"r{self.requests}", wanted, dice.randrange(3))
             case 1 | 2 | 3:
                 self.learned += 1
-                return WorkerLearned(f"w{self.learned}", number, seat, life)
+                return WorkerLearned(f"w{self.learned}", number, seat, incarnation)
             case 4:
-                return WorkerStateArrived(number, seat, life, {})
+                return WorkerStateArrived(number, seat, incarnation, {})
             case 5:
-                return WorkerIntroduced(seat, life, dice.random() < 0.5)
+                return WorkerIntroduced(seat, incarnation, dice.random() < 0.5)
             case 6:
                 left = frozenset(s for s in seats if dice.random() < 0.3)
                 return MembersChanged(left, frozenset(seats))
@@ -160,32 +163,32 @@ class Chaos:
                 assert not self.due
                 assert number > self.number
                 self.number = number
-                self._answer(OPENED)
+                self._reply(OPENED)
             case BeginCuts(_, cutting):
                 self.begun.append(cutting.number)
-                self._answer(ServersReplied((self._standing(), self._standing())))
+                self._reply(ServersReplied((self._standing(), self._standing())))
             case AwaitParts(number, cut):
-                self._answer(ServersReplied(() if cut else parts({}, number)))
+                self._reply(ServersReplied(() if cut else parts({}, number)))
             case PublishSnapshot(cut):
                 self.published.append(cut.number)
-                self._answer(SnapshotPublished())
+                self._reply(SnapshotPublished())
             case SettleCuts(number, complete):
                 assert not complete or number in self.published
                 self.settled.append(number)
                 self.due = [ServersReplied()]
             case ReleaseWorker(call):
-                self.answers[f"{call}"] += 1
+                self.replies[f"{call}"] += 1
             case SendError(call):
-                self.answers[f"{call}"] += 1
+                self.replies[f"{call}"] += 1
             case CompleteSnapshot(call, number):
                 assert number in self.published
-                self.answers[f"{call}"] += 1
+                self.replies[f"{call}"] += 1
 
-    def _answer(self, event: SnapshotEvent) -> None:
+    def _reply(self, event: SnapshotEvent) -> None:
         fails = self.dice.random() < 0.1
         self.due = [SnapshotFailed(ServerUnavailable("it is away")) if fails else event]
 
     def _standing(self) -> Standing:
-        lives = self.dice.choice([LIVES, LIVES, LIVES, {0: 11}, {}])
+        incarnations = self.dice.choice([INCARNATIONS, INCARNATIONS, INCARNATIONS, {0: 11}, {}])
         mode = "async" if self.number % 2 else "sync"
-        return Standing(mode, self.dice.randrange(5), lives, tuple(self.published))
+        return Standing(mode, self.dice.randrange(5), incarnations, tuple(self.published))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psfleet.errors import PsfleetError
 from psfleet.wire import frame
-from psfleet.wire.error_status import error_of
+from psfleet.wire.connections.error_status import error_of
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import (
     CONTENT_ELEMENTS,
@@ -38,7 +38,7 @@ class Victim:
     def __init__(self, peer: Any, server: Server) -> None:
         self.peer = peer
         self.server = server
-        self.life = peer.join(0)
+        self.present = peer.join(0)
         self.rows = peer.create("rows", "sparse", (3,))
         self.whole = peer.create("whole", "dense", (4,), struct.pack("<4f", 1, 2, 3, 4))
         self.send("Shard/Push", self.push(self.rows, CONTENT_ID_ROWS, 2, IDS + ROWS))
@@ -50,22 +50,24 @@ class Victim:
         count: int,
         payload: bytes,
         sequence: int = 1,
-        life: int | None = None,
+        incarnation: int | None = None,
         worker: int = 0,
     ) -> bytes:
         """A push of one segment."""
         header = Header(
-            worker=worker, incarnation=self.life if life is None else life, sequence=sequence
+            worker=worker,
+            incarnation=self.present if incarnation is None else incarnation,
+            sequence=sequence,
         )
         header.segments.add(table=table, content=content, count=count, learning_rate=1)
         return Frame(header=header, payload=payload).SerializeToString()
 
     def send(self, method: str, message: bytes) -> bytes:
         """Bytes as they are."""
-        answer: bytes = self.peer.channel.unary_unary(f"/psfleet.v1.{method}", None, None)(
-            message, timeout=20
+        reply: bytes = self.peer.channel.unary_unary(f"/psfleet.v1.{method}", None, None)(
+            message, timeout=60
         )
-        return answer
+        return reply
 
     def state(self) -> list[bytes]:
         """All there is: tables with their steps, and the server's counts of pushes."""
@@ -122,12 +124,12 @@ def test_pushes_that_lie(victim: Victim) -> None:
         (b"\xff" * 40, "more than 10 bytes"),
         (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, sequence=9), "push 2 has not arrived"),
         (
-            victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, life=9),
+            victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, incarnation=9),
             "incarnation 9 .* has not joined",
         ),
         (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, worker=5), "worker 5 has not joined"),
         (
-            victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, life=0),
+            victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, incarnation=0),
             "incarnation 0 of worker 0 has ended",
         ),
     ]:
@@ -137,7 +139,7 @@ def test_pushes_that_lie(victim: Victim) -> None:
 
 def elements(victim: Victim, count: int, payload: bytes, **fields: Any) -> bytes:
     """A push of elements of the dense table."""
-    header = Header(incarnation=victim.life, sequence=2)
+    header = Header(incarnation=victim.present, sequence=2)
     header.segments.add(
         table=victim.whole, content=CONTENT_ELEMENTS, count=count, learning_rate=1, **fields
     )
@@ -198,7 +200,7 @@ def test_elements_that_lie(victim: Victim) -> None:
 
 
 def test_an_empty_frame_is_a_push_of_nothing(victim: Victim) -> None:
-    """No bytes at all are a valid Frame: a push without a life, which is refused."""
+    """No bytes at all are a valid Frame: a push without an incarnation, which is refused."""
     victim.refuses("Shard/Push", b"", "incarnation 0 of worker 0 has ended")
 
 
@@ -221,7 +223,10 @@ def test_pulls_that_lie(victim: Victim) -> None:
         (victim.push(victim.rows, CONTENT_VALUES, 0, b""), "'rows' is sparse; its segment"),
         (victim.push(victim.rows, CONTENT_IDS, 5, IDS), "announces 40 bytes"),
         (victim.push(victim.rows, CONTENT_IDS, 2**40, IDS), "announces 8796093022208 bytes"),
-        (victim.push(victim.rows, CONTENT_IDS, 2, IDS, life=3), "incarnation 3 .* has not joined"),
+        (
+            victim.push(victim.rows, CONTENT_IDS, 2, IDS, incarnation=3),
+            "incarnation 3 .* has not joined",
+        ),
     ]:
         victim.refuses("Shard/Pull", message, text)
 
@@ -314,7 +319,7 @@ def test_numbers_that_are_too_large(victim: Victim) -> None:
 
 def rated(victim: Victim, rate: float) -> bytes:
     """A push with this learning rate."""
-    header = Header(incarnation=victim.life, sequence=2)
+    header = Header(incarnation=victim.present, sequence=2)
     header.segments.add(table=victim.whole, content=CONTENT_VALUES, count=4, learning_rate=rate)
     return bytes(Frame(header=header, payload=bytes(16)).SerializeToString())
 

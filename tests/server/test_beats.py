@@ -1,44 +1,47 @@
-"""Signs of life: they come, they are answered, and they end with whoever gives them."""
+"""Liveness signals: they come, they are answered, and they end with whoever gives them."""
 
 import threading
 from pathlib import Path
 
 from psfleet.settings.environment import Environment
-from psfleet.wire.v1.membership_pb2 import BeatReply
+from psfleet.wire.v1.membership_pb2 import HeartbeatReply
 from psfleet_server.coordinator.coordinator_messages import WorkerRequests
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.waiting import until
 
-_BEAT = 1.0  # seconds between two beats; after five a worker counts as dead, which no busy machine reaches
+# After five of these a worker counts as dead, which no busy machine reaches.
+_HEARTBEAT_SECONDS = 1.0
 
 
 def environment(folder: Path, role: str, rank: int, servers: int = 1) -> Environment:
     """Of one process of a fleet of some servers and one worker."""
     endpoints = tuple(f"unix:{folder}/{server}" for server in range(servers))
-    return Environment(role, rank, endpoints, 1, dead_after=5 * _BEAT)  # type: ignore[arg-type]  # a role
+    return Environment(role, rank, endpoints, 1, dead_after=5 * _HEARTBEAT_SECONDS)  # type: ignore[arg-type]  # a role
 
 
-def test_a_beat_is_answered_with_what_is_wanted(tmp_path: Path) -> None:
+def test_a_heartbeat_is_answered_with_what_is_wanted(tmp_path: Path) -> None:
     """A worker hears of a snapshot, and says which step it has started."""
     with Server(environment(tmp_path, "server", 0)) as server:
         coordinator = server.host.coordinator
         assert coordinator is not None
         runtime = ClusterRuntime(environment(tmp_path, "worker", 0), "async")
-        heard: list[BeatReply] = []
-        runtime.on_beat(heard.append)
-        until(lambda: heard)
-        assert not heard[0].HasField("snapshot")
-        coordinator.orders = WorkerRequests((3, 4))
+        replies: list[HeartbeatReply] = []
+        runtime.on_heartbeat(replies.append)
+        until(lambda: replies)
+        assert not replies[0].HasField("snapshot")
+        coordinator.worker_requests = WorkerRequests((3, 4))
         runtime.push([]).wait()
-        until(lambda: heard[-1].HasField("snapshot"))
-        assert (heard[-1].snapshot.number, heard[-1].snapshot.view) == (3, 4)
-        until(lambda: coordinator.beats[False, 0][0].step == 1)
+        until(lambda: replies[-1].HasField("snapshot"))
+        assert (replies[-1].snapshot.number, replies[-1].snapshot.view) == (3, 4)
+        until(lambda: coordinator.heartbeats[False, 0][0].step == 1)
         runtime.close()
-        assert "beats" not in {thread.name for thread in threading.enumerate() if not thread.daemon}
+        assert "heartbeats" not in {
+            thread.name for thread in threading.enumerate() if not thread.daemon
+        }
 
 
-def test_servers_beat_too(tmp_path: Path) -> None:
+def test_servers_send_heartbeats_too(tmp_path: Path) -> None:
     """Server 0 hears of the process that server 1 is, and of the one after it."""
     with Server(environment(tmp_path, "server", 0, 2)) as first:
         coordinator = first.host.coordinator
@@ -48,8 +51,9 @@ def test_servers_beat_too(tmp_path: Path) -> None:
             with Server(environment(tmp_path, "server", 1, 2)):
                 until(
                     lambda: (
-                        (found := coordinator.beats.get((True, 1))) and found[0].boot not in boots
+                        (found := coordinator.heartbeats.get((True, 1)))
+                        and found[0].boot not in boots
                     )
                 )
-            boots.add(coordinator.beats[True, 1][0].boot)
+            boots.add(coordinator.heartbeats[True, 1][0].boot)
             assert len(boots) == count

@@ -1,4 +1,4 @@
-"""Lives and meetings, as a pure state machine."""
+"""Lives and collectives, as a pure state machine."""
 
 import dataclasses
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.data.assignment import PlanEntry, RoundPlan
+from psfleet.consistency import SyncMode
+from psfleet.datasets.assignment import LOOKAHEAD, PlanEntry, RoundPlan
 from psfleet.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -30,15 +31,15 @@ from tests.server.seating import register, settled
 
 
 def registered(workers: int) -> Coordinator:
-    """A coordinator whose workers have the lives 1, 2, 3, ..."""
+    """A coordinator whose workers have the incarnations 1, 2, 3, ..."""
     coordinator = Coordinator(workers)
-    lives = [register(coordinator, w, w + 100, workers) for w in range(workers)]
-    assert lives == [*range(1, workers + 1)]
+    incarnations = [register(coordinator, w, w + 100, workers) for w in range(workers)]
+    assert incarnations == [*range(1, workers + 1)]
     return coordinator
 
 
 def barrier(worker: int, number: int = 1) -> Arrival:
-    """Worker w with life w + 1 at a barrier."""
+    """Worker w with incarnation w + 1 at a barrier."""
     return Arrival(worker, worker + 1, number)
 
 
@@ -54,8 +55,8 @@ def error_of(outcome: list[Outcome]) -> PsfleetError:
     return refusal.error
 
 
-def test_a_start_gets_one_life() -> None:
-    """Registering again is answered with the same life; a new start gets a new one."""
+def test_a_start_gets_one_incarnation() -> None:
+    """Registering again is answered with the same incarnation; a new start gets a new one."""
     coordinator = registered(2)
     assert register(coordinator, 0, 100, 2) == 1
     assert register(coordinator, 0, 555, 2) == 3
@@ -95,7 +96,7 @@ def test_a_reduction_goes_in_worker_order(mode: str, wanted: float) -> None:
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
-    """Another shape, another kind of meeting, a skipped number or an unknown way to combine."""
+    """Another shape, another kind of collective, a skipped number or an unknown way to combine."""
     coordinator = registered(3)
     coordinator.arrive(reduction(0, [1, 2]), "c0")
     assert isinstance(error_of(coordinator.arrive(reduction(1, [1]), "c1")), ShapeError)
@@ -107,23 +108,24 @@ def test_what_does_not_belong_together_is_refused() -> None:
     assert len(coordinator.arrive(reduction(2, [1, 2]), "c2")) == 3
 
 
-def test_only_the_present_life_may_come() -> None:
-    """A life that is over is fenced, one that has not begun is not ready; an old arrival is refused."""
+def test_only_the_present_incarnation_may_come() -> None:
+    """An incarnation that is over is fenced, one that has not begun is not ready; an old arrival is
+    refused."""
     coordinator = registered(2)
     coordinator.arrive(barrier(0), "old")
     coordinator.register(0, 999, 2, "new process")
     old, new = settled(coordinator)
     assert isinstance(error_of([old]), Fenced)
     assert isinstance(new, Registration)
-    life = new.incarnation
+    incarnation = new.incarnation
     assert isinstance(error_of(coordinator.arrive(barrier(0), "c")), Fenced)
-    assert isinstance(error_of(coordinator.arrive(Arrival(0, life + 1, 1), "c")), NotReady)
+    assert isinstance(error_of(coordinator.arrive(Arrival(0, incarnation + 1, 1), "c")), NotReady)
     assert coordinator.arrive(barrier(1), "c1") == []
-    assert len(coordinator.arrive(Arrival(0, life, 1), "new")) == 2
+    assert len(coordinator.arrive(Arrival(0, incarnation, 1), "new")) == 2
 
 
 def test_who_has_left_is_not_awaited() -> None:
-    """Leaving completes a meeting that only lacked the leaver."""
+    """Leaving completes a collective that only lacked the leaver."""
     coordinator = registered(2)
     coordinator.arrive(barrier(0), "c0")
     assert coordinator.leave(1, 1) == []
@@ -145,14 +147,43 @@ def test_an_expired_wait_names_the_missing() -> None:
     ]
 
 
-def test_a_life_that_is_over_hears_so() -> None:
-    """The beat of an earlier life of a seat is answered with Fenced."""
+def test_an_incarnation_that_is_over_hears_so() -> None:
+    """The heartbeat of an earlier incarnation of a seat is answered with Fenced."""
     coordinator = Coordinator(1)
-    life = register(coordinator, 0, 7, 1)
-    coordinator.beat(Heartbeat(0, incarnation=life), 1.0)
+    incarnation = register(coordinator, 0, 7, 1)
+    coordinator.take_heartbeat(Heartbeat(0, incarnation=incarnation), 1.0)
     register(coordinator, 0, 8, 1)
     with pytest.raises(Fenced):
-        coordinator.beat(Heartbeat(0, incarnation=life), 2.0)
+        coordinator.take_heartbeat(Heartbeat(0, incarnation=incarnation), 2.0)
+
+
+def switch(number: int, mode: Mode, change: int) -> Arrival:
+    """Worker 0 with incarnation 1 at a mode switch, the `change`-th of its script."""
+    request = [write_mode(mode), 0]
+    brought = np.array([*request, *(-each for each in request), 4 * number])
+    return Arrival(0, 1, number, "switch", brought, change=change, round=4 * number)
+
+
+def test_a_switch_that_was_made_is_passed_over() -> None:
+    """A process that begins its script anew comes to it once more, and the fleet stays in its mode."""
+    coordinator = registered(1)
+    modes: tuple[tuple[Mode, int], ...] = (("async", 1), ("sync", 2), ("async", 1))
+    for number, (mode, change) in enumerate(modes, 1):
+        coordinator.arrive(switch(number, mode, change), "c")
+        settled(coordinator)
+    outcomes = [*coordinator.register(0, 555, 1, "register"), *settled(coordinator)]
+    [found] = [one.switch for one in outcomes if isinstance(one, Registration)]
+    assert found is not None
+    assert (found.number, found.mode) == (2, SyncMode())
+
+
+@pytest.mark.parametrize(("last", "first"), [(5, 6), (3, 5 + LOOKAHEAD + 1)])
+def test_no_process_begins_in_closed_rounds(last: int, first: int) -> None:
+    """It takes up behind its predecessor's last round, unless others have closed rounds since."""
+    coordinator = registered(1)
+    report = ViewReport("sync", 5, {0: 1}, {0: last})
+    outcomes = [*coordinator.register(0, 555, 1, "register"), *settled(coordinator, report)]
+    assert [one.first for one in outcomes if isinstance(one, Registration)] == [first]
 
 
 def test_a_late_request_begins_no_plan() -> None:
@@ -160,17 +191,17 @@ def test_a_late_request_begins_no_plan() -> None:
     of the rounds since would be passed over."""
     coordinator = registered(1)
     asked = DatasetRequest(1, 24, 2, 1, round=1)
-    assert coordinator.deal(0, 1, asked) == RoundPlan(24, 2, (PlanEntry(1, (0,), ((0, 24),)),))
+    assert coordinator.assign_data(0, 1, asked) == RoundPlan(
+        24, 2, (PlanEntry(1, (0,), ((0, 24),)),)
+    )
     modes: tuple[Mode, ...] = ("async", "sync")
     for number, mode in enumerate(modes, 1):
-        wish = [write_mode(mode), 0]
-        brought = np.array([*wish, *(-each for each in wish), 4 * number])
-        switch = Arrival(0, 1, number, "switch", brought, change=number, round=4 * number)
         report = ViewReport("sync", 4, {0: 1}, {0: 4}) if mode == "async" else ViewReport("async")
-        assert len([*coordinator.arrive(switch, "c"), *settled(coordinator, report)]) == 1
+        arrived = coordinator.arrive(switch(number, mode, change=number), "c")
+        assert len([*arrived, *settled(coordinator, report)]) == 1
     with pytest.raises(Gap, match="round 1 was asked for before the fleet changed modes"):
-        coordinator.deal(0, 1, asked)
-    plan = coordinator.deal(0, 1, dataclasses.replace(asked, round=9))
+        coordinator.assign_data(0, 1, asked)
+    plan = coordinator.assign_data(0, 1, dataclasses.replace(asked, round=9))
     assert isinstance(plan, RoundPlan)
     assert [entry.first for entry in plan.entries] == [9]
 

@@ -21,11 +21,13 @@ from psfleet.wire.v1.frame_pb2 import (
 )
 
 
-def push(life: int, sequence: int, *segments: Segment, payload: bytes) -> Frame:
+def push(incarnation: int, sequence: int, *segments: Segment, payload: bytes) -> Frame:
     """A push of worker 0."""
     return Frame(
         payload=payload,
-        header=Header(incarnation=life, sequence=sequence, segments=segments, samples=4, loss=0.5),
+        header=Header(
+            incarnation=incarnation, sequence=sequence, segments=segments, samples=4, loss=0.5
+        ),
     )
 
 
@@ -37,12 +39,12 @@ def padded(*arrays: "np.ndarray[Any, Any]") -> bytes:
 
 def test_a_stock_client_trains(peer: Any) -> None:
     """Register, join, create, pull, push, pull, status, leave with protobuf alone."""
-    life = peer.join(0)
+    incarnation = peer.join(0)
     rows = peer.create("rows", "sparse", (3,))
     whole = peer.create("whole", "dense", (5,), struct.pack("<5f", *range(5)))
     ids = np.array([9, -1, 2**62], "<i8")
     pushed = push(
-        life,
+        incarnation,
         1,
         Segment(table=whole, content=CONTENT_VALUES, count=5, learning_rate=1),
         Segment(table=rows, content=CONTENT_ID_ROWS, count=3, learning_rate=0.5),
@@ -50,11 +52,11 @@ def test_a_stock_client_trains(peer: Any) -> None:
     )
     for _ in range(2):  # a repeat gets the same answer and no effect
         assert peer.shard.Push(pushed).header.outcome == OUTCOME_APPLIED
-    answer = peer.shard.Pull(
+    reply = peer.shard.Pull(
         Frame(
             payload=ids.tobytes(),
             header=Header(
-                incarnation=life,
+                incarnation=incarnation,
                 segments=[
                     Segment(table=rows, content=CONTENT_IDS, count=3),
                     Segment(table=whole, content=CONTENT_WHOLE),
@@ -62,29 +64,29 @@ def test_a_stock_client_trains(peer: Any) -> None:
             ),
         )
     )
-    assert [(s.table, s.content, s.count) for s in answer.header.segments] == [
+    assert [(s.table, s.content, s.count) for s in reply.header.segments] == [
         (rows, CONTENT_ROWS, 3),
         (whole, CONTENT_VALUES, 5),
     ]
-    values = np.frombuffer(answer.payload, "<f4")
+    values = np.frombuffer(reply.payload, "<f4")
     np.testing.assert_array_equal(values[:9], np.full(9, -0.5))
     np.testing.assert_array_equal(values[10:15], np.arange(5) - 1)  # after 4 bytes that fill up
     status = peer.shard.Status(shard_pb2.StatusRequest())
     assert (status.pushes, status.repeats, dict(status.samples)) == (1, 1, {0: 4})
     assert status.resident_bytes > 1 << 20
     assert status.bytes_in > 0
-    leave = shard_pb2.LeaveRequest(incarnation=life, last=1)
+    leave = shard_pb2.LeaveRequest(incarnation=incarnation, last=1)
     assert peer.shard.Leave(leave).remaining == 0
 
 
 def test_a_stock_client_in_a_sync_round(peer: Any) -> None:
     """A sync push is held; the pull that commits it waits and sees the closed round."""
-    life = peer.join(0, shard_pb2.MODE_SYNC)
+    incarnation = peer.join(0, shard_pb2.MODE_SYNC)
     whole = peer.create("whole", "dense", (2,), struct.pack("<2f", 0, 0))
     segment = Segment(table=whole, content=CONTENT_VALUES, count=2, learning_rate=1)
-    pushed = push(life, 1, segment, payload=struct.pack("<2f", 1, 2))
+    pushed = push(incarnation, 1, segment, payload=struct.pack("<2f", 1, 2))
     assert peer.shard.Push(pushed).header.outcome == OUTCOME_HELD
-    pull = Header(incarnation=life, segments=[Segment(table=whole, content=CONTENT_WHOLE)])
+    pull = Header(incarnation=incarnation, segments=[Segment(table=whole, content=CONTENT_WHOLE)])
     assert struct.unpack("<2f", peer.shard.Pull(Frame(header=pull)).payload) == (0, 0)
     pull.commit = 1
     assert struct.unpack("<2f", peer.shard.Pull(Frame(header=pull)).payload) == (-1, -2)
@@ -93,12 +95,12 @@ def test_a_stock_client_in_a_sync_round(peer: Any) -> None:
 @pytest.mark.parametrize("name", ["float32", "float64", "int32", "int64"])
 def test_a_stock_client_meets(peer: Any, name: str) -> None:
     """Barrier and reduction with generated messages."""
-    life = peer.join(0)
-    peer.coordinator.Barrier(coordinator_pb2.BarrierRequest(incarnation=life, number=1))
+    incarnation = peer.join(0)
+    peer.coordinator.Barrier(coordinator_pb2.BarrierRequest(incarnation=incarnation, number=1))
     value = np.arange(4, dtype=name).tobytes()
     reply = peer.coordinator.AllReduce(
         coordinator_pb2.AllReduceRequest(
-            incarnation=life, number=2, mode="max", dtype=name, shape=[2, 2], value=value
+            incarnation=incarnation, number=2, mode="max", dtype=name, shape=[2, 2], value=value
         )
     )
     assert reply.value == value

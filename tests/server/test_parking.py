@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
-from psfleet.wire.access import Access
-from psfleet.wire.channel import GRACE, open_channel
-from psfleet.wire.error_status import error_of
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import GRACE, open_channel
+from psfleet.wire.connections.error_status import error_of
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply, immediate, parkable
 
 WAITERS = 200
@@ -25,6 +25,8 @@ class Station:
         self.expired: list[DeferredReply] = []
         self.changed = threading.Condition()
         self.deadlines = Deadlines()
+        self.may_expire = threading.Event()
+        self.may_expire.set()
 
     def wait(self, request: bytes, reply: DeferredReply) -> None:
         """Park the call; a request `fail` fails at once."""
@@ -42,12 +44,13 @@ class Station:
         with self.changed:
             self.expired.append(reply)
             self.changed.notify()
+        assert self.may_expire.wait(60)
         reply.fail(DeadlineExceeded("waits for worker 1"))
 
     def let_go(self) -> None:
         """Answer everybody."""
         for reply in self.waiting:
-            reply.answer(b"gone")
+            reply.complete(b"gone")
 
     def until(self, waiting: int = 0, expired: int = 0) -> None:
         """Wait until so many calls are parked and expired."""
@@ -101,7 +104,7 @@ def test_200_waiting_calls_leave_4_threads_free(station: Station, channel: grpc.
         assert call(channel, "Echo")(b"still here", timeout=60) == b"still here"
     station.let_go()
     assert [future.result(timeout=60) for future in waiting] == [b"gone"] * WAITERS
-    assert len(station.deadlines) == 0
+    assert len(station.deadlines.live) == 0
 
 
 def test_the_server_speaks_before_the_deadline(station: Station, channel: grpc.Channel) -> None:
@@ -121,7 +124,20 @@ def test_a_call_whose_client_is_gone_is_expired(station: Station, channel: grpc.
     station.until(waiting=1)
     future.cancel()  # type: ignore[no-untyped-call]  # so in grpc-stubs
     station.until(expired=1)
-    assert len(station.deadlines) == 0
+    assert len(station.deadlines.live) == 0
+
+
+def test_an_end_that_waits_blocks_no_other_call(station: Station, channel: grpc.Channel) -> None:
+    """The end of a call whose client is gone may wait for a standby, whose messages come meanwhile."""
+    station.may_expire.clear()
+    future = call(channel, "Wait").future(b"x", timeout=60)
+    station.until(waiting=1)
+    future.cancel()  # type: ignore[no-untyped-call]  # so in grpc-stubs
+    station.until(expired=1)
+    try:
+        assert call(channel, "Echo")(b"still here", timeout=30) == b"still here"
+    finally:
+        station.may_expire.set()
 
 
 def test_calls_expire_in_order_of_their_deadlines(station: Station, channel: grpc.Channel) -> None:
@@ -139,7 +155,7 @@ def test_calls_expire_in_order_of_their_deadlines(station: Station, channel: grp
     ("request_", "text"),
     [(b"fail", "no"), (b"crash", "the server failed: RuntimeError: a bug; see its log")],
 )
-def test_an_error_in_a_handler_is_the_answer(
+def test_an_error_in_a_handler_is_the_reply(
     channel: grpc.Channel, request_: bytes, text: str
 ) -> None:
     """A psfleet error travels as it is; a bug becomes one sentence and leaves its trace in the log."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.formats.ready_file import read_ready
+from psfleet.formats import read_ready
 from tests.waiting import until
 
 ENV = {
@@ -45,16 +45,8 @@ def refused(*arguments: str, **variables: str) -> str:
 @pytest.fixture
 def ready(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
     """A running server and its folder."""
-    with start(
-        "--index",
-        "0",
-        "--servers",
-        f"unix:{tmp_path}/s",
-        "--workers",
-        "1",
-        "--ready-file",
-        f"{tmp_path}/ready",
-    ) as process:
+    one = ("--index", "0", "--servers", f"unix:{tmp_path}/s", "--workers", "1")
+    with start(*one, "--ready-file", f"{tmp_path}/ready") as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

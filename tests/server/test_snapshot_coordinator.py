@@ -39,7 +39,7 @@ from psfleet_server.snapshots.snapshot_events import (
 from psfleet_server.snapshots.snapshot_under_way import Stage
 from tests.server.snapshot_play import (
     ASYNC,
-    LIVES,
+    INCARNATIONS,
     OPENED,
     PLACED,
     Chaos,
@@ -51,13 +51,14 @@ from tests.server.snapshot_play import (
 
 
 def test_an_asynchronous_snapshot() -> None:
-    """Servers are cut at the marks of the lives that all of them know; workers mark once all have learned
-    of the snapshot; it is published when all files are there, and the requester hears when all servers do."""
+    """Servers are cut at the marks of the incarnations that all of them know; workers mark once all have
+    learned of the snapshot; it is published when all files are there, and the requester hears when all
+    servers do."""
     play = Play()
     assert play.request(seen=6) == [OpenDraft(7, "")]
     assert play(OPENED) == [BeginCuts("/job/.partial", PendingCut(7))]
     assert play(ServersReplied((ASYNC, ASYNC))) == [
-        BeginCuts("/job/.partial", PendingCut(7, members=LIVES))
+        BeginCuts("/job/.partial", PendingCut(7, members=INCARNATIONS))
     ]
     assert play(PLACED) == [AnnounceSnapshot(7), WatchCut(7)]
     first, second = learned(7)
@@ -85,7 +86,7 @@ def test_a_synchronous_snapshot() -> None:
     """All servers are cut after the highest round that one of them has closed. Workers need not mark; one
     that learns of the snapshot is told at once which round is the last in it."""
     play = Play()
-    found = play.begin(Standing("sync", 4, LIVES), Standing("sync", 5, LIVES))
+    found = play.begin(Standing("sync", 4, INCARNATIONS), Standing("sync", 5, INCARNATIONS))
     assert found == [BeginCuts("/job/.partial", PendingCut(1, round=5))]
     assert play(PLACED) == [AnnounceSnapshot(1), AwaitParts(1, cut=True)]
     assert play(learned()[1]) == [ReleaseWorker("w1", False, 5)]
@@ -105,7 +106,7 @@ def test_every_third_round(closed: int, last: int, round_: int) -> None:
     play = Play()
     if last:
         synchronous(play, last)
-    standing = Standing("sync", closed, LIVES)
+    standing = Standing("sync", closed, INCARNATIONS)
     [begin] = play.begin(standing, standing, every=3)
     assert isinstance(begin, BeginCuts)
     assert begin.cutting.round == round_
@@ -117,7 +118,7 @@ def test_every_third_round(closed: int, last: int, round_: int) -> None:
 
 def synchronous(play: Play, last: int) -> None:
     """Take a whole snapshot after a round."""
-    standing = Standing("sync", last, LIVES)
+    standing = Standing("sync", last, INCARNATIONS)
     play.begin(standing, standing)
     cut = CutPosition(1, "sync", last, {})
     written = ServersReplied((SnapshotPart(cut, ""), SnapshotPart(cut, "")))
@@ -136,7 +137,7 @@ def synchronous(play: Play, last: int) -> None:
 def test_a_snapshot_that_waits_for_its_round_gives_way(event: SnapshotEvent, why: str) -> None:
     """To another one, to the end of the server, to a change of the fleet; the next one begins then."""
     play = Play()
-    standing = Standing("sync", 4, LIVES)
+    standing = Standing("sync", 4, INCARNATIONS)
     play.begin(standing, standing, every=3)
     play(PLACED)
     assert play(event) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
@@ -166,7 +167,7 @@ def test_a_worker_that_comes_while_servers_are_asked() -> None:
     """It belongs to a snapshot of rounds, which waits for its state; another snapshot is given up, since
     no server waits for its mark."""
     play, alone = Play(), {0: 11}
-    play.begin(Standing("sync", 4, alone), Standing("sync", 4, LIVES))
+    play.begin(Standing("sync", 4, alone), Standing("sync", 4, INCARNATIONS))
     play(PLACED, WorkerIntroduced(0, 11, keeps=False), WorkerIntroduced(1, 12, keeps=True))
     assert play(ServersReplied(), ServersReplied(parts({}))) == []
     [publish] = play(WorkerStateArrived(1, 1, 12, "state"))
@@ -224,9 +225,11 @@ def test_a_delta_builds_on_the_last_base() -> None:
     """If every server remembers it; the manifest names it, and servers may forget earlier ones."""
     play = Play()
     play.complete(base=True)
-    remembers = Standing("async", 0, LIVES, (1,))
+    remembers = Standing("async", 0, INCARNATIONS, (1,))
     [begin] = play.begin(remembers, remembers, delta=True)
-    assert begin == BeginCuts("/job/.partial", PendingCut(2, members=LIVES, since=1, remember=True))
+    assert begin == BeginCuts(
+        "/job/.partial", PendingCut(2, members=INCARNATIONS, since=1, remember=True)
+    )
     play(ServersReplied((remembers, remembers)), *learned(2), ServersReplied())
     [publish] = play(ServersReplied(parts({}, 2)))
     assert isinstance(publish, PublishSnapshot)
@@ -238,7 +241,7 @@ def test_a_delta_that_a_server_cannot_say() -> None:
     """It holds everything, and a line says which server remembers nothing."""
     play = Play()
     play.complete(base=True)
-    warning, begin = play.begin(Standing("async", 0, LIVES, (1,)), ASYNC, delta=True)
+    warning, begin = play.begin(Standing("async", 0, INCARNATIONS, (1,)), ASYNC, delta=True)
     assert isinstance(warning, WarnOperator)
     assert warning.line.startswith(
         "snapshot 2 was to be a delta and holds everything: server 1 remembers no earlier one"
@@ -293,15 +296,18 @@ def test_a_cut_that_is_lost_while_workers_learn() -> None:
     assert "snapshot 2 was given up; take it again" in str(failed(play(ServersReplied())))
 
 
-@pytest.mark.parametrize(("number", "life"), [(2, 11), (1, 10), (1, 12)])
-def test_workers_of_another_snapshot_or_life(number: int, life: int) -> None:
+@pytest.mark.parametrize(("number", "incarnation"), [(2, 11), (1, 10), (1, 12)])
+def test_workers_of_another_snapshot_or_incarnation(number: int, incarnation: int) -> None:
     """They are refused, and what they keep is not taken."""
     play = Play()
     play(WorkerIntroduced(0, 11, keeps=True))
     play.mark()
-    assert str(failed(play(WorkerLearned("w0", number, 0, life)))) == f"snapshot {number} is over"
+    assert (
+        str(failed(play(WorkerLearned("w0", number, 0, incarnation))))
+        == f"snapshot {number} is over"
+    )
     play(*learned(), ServersReplied(), ServersReplied(parts({})))
-    assert play(WorkerStateArrived(number, 0, life, "wrong")) == []
+    assert play(WorkerStateArrived(number, 0, incarnation, "wrong")) == []
     assert play.coordinator.stage is Stage.AWAITING_STATES
 
 
@@ -327,7 +333,7 @@ def test_states_that_do_not_come() -> None:
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_the_state_of_a_worker_that_has_left(keeps: bool) -> None:
-    """It is the last one that is not behind the cut; a new life of the worker forgets it."""
+    """It is the last one that is not behind the cut; a new incarnation of the worker forgets it."""
     play = Play()
     farewell = WorkerStateArrived(0, 1, 12, [[6, "six"], [7, "seven"], [8, "eight"]])
     play(WorkerIntroduced(1, 12, keeps=keeps), farewell)
@@ -335,10 +341,12 @@ def test_the_state_of_a_worker_that_has_left(keeps: bool) -> None:
     assert isinstance(publish, PublishSnapshot)
     assert publish.states == ({1: "seven"} if keeps else {})
     play(SnapshotPublished(), ServersReplied(), WorkerIntroduced(1, 13, keeps=False))
-    lives = {0: 11, 1: 13}
-    play.begin(Standing("async", 0, lives), Standing("async", 0, lives))
-    placed = ServersReplied((Standing("async", 0, lives), Standing("async", 0, lives)))
-    play(placed, *learned(2, lives), ServersReplied())
+    incarnations = {0: 11, 1: 13}
+    play.begin(Standing("async", 0, incarnations), Standing("async", 0, incarnations))
+    placed = ServersReplied(
+        (Standing("async", 0, incarnations), Standing("async", 0, incarnations))
+    )
+    play(placed, *learned(2, incarnations), ServersReplied())
     [publish] = play(ServersReplied(parts({1: (13, 9)}, 2)))
     assert isinstance(publish, PublishSnapshot)
     assert publish.states == {}
@@ -383,5 +391,5 @@ def test_random_schedules(seed: int) -> None:
         chaos.hand(chaos.due.pop() if chaos.due else TimePassed())
     assert chaos.published
     assert chaos.settled == list(dict.fromkeys(chaos.begun))
-    assert set(chaos.answers.values()) == {1}
-    assert {f"r{number + 1}" for number in range(chaos.requests)} <= set(chaos.answers)
+    assert set(chaos.replies.values()) == {1}
+    assert {f"r{number + 1}" for number in range(chaos.requests)} <= set(chaos.replies)

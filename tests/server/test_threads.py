@@ -21,16 +21,16 @@ LOG = ("--durability", "log", "--snapshot-every", "1h")
 PAIR = ("--replicas", "1")
 THREADS: dict[str, tuple[str, ...]] = {
     # of a server
-    "beats": (),  # of a worker too
+    "heartbeats": (),  # of a worker too
     "deadlines": (),
-    "door": ("--tcp",),
+    "connection_limit": ("--tcp",),
     "following": PAIR,
     "http2": (),
     "http2 connection": (),
     "lanes": (),
     "metrics": PAIR,
-    "orders": PAIR,
-    "pulse": (),
+    "takeover_commands": PAIR,
+    "liveness": (),
     "signals": (),
     "snapshot": LOG,
     "snapshot calls": (),
@@ -50,10 +50,12 @@ THREADS: dict[str, tuple[str, ...]] = {
 """By name, with what a job needs to have it."""
 
 ON_MACHINES = "moved servers"  # only where servers may move to another machine
+OF_SERVICES = {"follower", "http", "versions"}  # tests/serving
+FOR_OTHERS = "http2 sending"  # only where a client does not read; tests/http2/test_slow_readers.py
 
 ELSEWHERE = {
-    "psfleet/platform/service_thread.py",  # makes them
-    "psfleet/tables/page_maker.py",  # makes pages in advance; without it they are made at first use
+    "psfleet/platform/threads.py",  # makes them
+    "psfleet/tables/arena.py",  # makes pages in advance; without it they are made at first use
     "psfleet/testing/local_fleet.py",  # for tests
     "psfleet/testing/training_run.py",
 }
@@ -79,7 +81,7 @@ def test_all_threads_are_made_in_one_way() -> None:
     assert plain <= ELSEWHERE
     names = {ast.unparse(call.args[1]) for _, _, call in calls("ServiceThread")}
     numbered = "f'server {index}'"
-    plain_names = {*THREADS, ON_MACHINES} - {"server 1"}
+    plain_names = {*THREADS, *OF_SERVICES, ON_MACHINES, FOR_OTHERS} - {"server 1"}
     assert names == {*map(repr, plain_names), numbered}
 
 
@@ -95,8 +97,8 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
         | {"PSFLEET_TRANSPORT": "http2" if name.startswith("http2") else "grpcio"},
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
-    said = rf"^psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: a test wants"
-    assert re.search(said, logs, re.MULTILINE), logs + done.stderr
+    said = rf" CRITICAL \w+\.\d psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: "
+    assert re.search(f"{said}a test wants", logs), logs + done.stderr
     if name not in ("following", "metrics", "standby"):  # another process takes a standby's place
         assert "code 1" in done.stderr, done.stderr
 
@@ -105,7 +107,7 @@ def test_the_thread_that_looks_for_moved_servers_ends_its_process(tmp_path: Path
     """The same for the thread that no job on one machine has."""
     script = (
         "import pathlib, time, grpc\n"
-        "from psfleet.wire.relocating_channel import RelocatingChannel\n"
+        "from psfleet.wire.connections.relocating_channel import RelocatingChannel\n"
         f"RelocatingChannel('unix:a', pathlib.Path({str(tmp_path)!r}), grpc.insecure_channel)\n"
         "time.sleep(100)\n"
     )

@@ -24,14 +24,14 @@ from psfleet_worker.session.push_stream import WINDOW, Stream
 from psfleet_worker.session.worker_session import Session
 
 
-class Answer:
+class Reply:
     """The answer to a pull."""
 
     view = 7
 
 
 def stream_in(mode: Mode) -> tuple[Session, Stream]:
-    """The stream of a first life."""
+    """The stream of a first incarnation."""
     session = Session(0, find_mode(mode))
     stream = Stream(session)
     stream.begin()
@@ -48,7 +48,7 @@ def wanted(program: Program[Any]) -> list[Instruction]:
         except StopIteration:
             return found
         marks = isinstance(found[-1], AwaitMarking)
-        outcome = Answer() if isinstance(found[-1], SendPull) else (True, 0) if marks else 0
+        outcome = Reply() if isinstance(found[-1], SendPull) else (True, 0) if marks else 0
         if isinstance(found[-1], LayOutPush):
             outcome = (True, True)
 
@@ -66,7 +66,7 @@ def test_a_round_is_committed_when_every_server_holds_its_push() -> None:
     assert stream.open == 1
     assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
     assert (stream.open, session.view) == (0, 7)
-    assert wanted(stream.pull()) == [AwaitPushes(), SendPull(), AwaitPushes()]
+    assert wanted(stream.pull()) == [AwaitPushes(), SendPull()]  # no push is awaited twice
 
 
 def test_two_pushes_without_a_pull_are_two_rounds() -> None:
@@ -87,7 +87,7 @@ def test_one_push_may_overtake_what_is_read_ahead() -> None:
     assert wanted(stream.push())[0] == AwaitPushes(WINDOW - 1)
 
 
-def test_a_push_that_cannot_be_laid_out_gets_no_number() -> None:
+def test_a_push_that_does_not_fit_gets_no_number() -> None:
     """The next one has it."""
     session, stream = stream_in("async")
     program = stream.push()

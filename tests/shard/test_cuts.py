@@ -13,6 +13,7 @@ from psfleet.shard.events import (
     BeginCut,
     EndCut,
     Event,
+    FrozenShard,
     Join,
     Leave,
     MarkCut,
@@ -23,7 +24,6 @@ from psfleet.shard.events import (
     WriteSnapshot,
 )
 from psfleet.shard.shard import Shard
-from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.server_state import ServerState, write_state
 from psfleet_server.durability.log_shipping import joined
@@ -32,7 +32,7 @@ DENSE = TableSpec("d", "dense", (3,), make_rule("sgd", {}))
 
 
 def shard(mode: Mode, workers: int = 2) -> Shard:
-    """A shard that all workers have joined, in their first lives."""
+    """A shard that all workers have joined, in their first incarnations."""
     made = Shard(workers=workers)
     made.create(DENSE, np.zeros(3, np.float32))
     for worker in range(workers):
@@ -66,9 +66,9 @@ def weight(frozen: FrozenShard | None) -> float:
     return float(page["value"][0])
 
 
-def members(number: int, *lives: tuple[int, int]) -> BeginCut:
-    """A cut at the marks of these lives."""
-    return BeginCut(PendingCut(number, members=dict(lives)))
+def members(number: int, *incarnations: tuple[int, int]) -> BeginCut:
+    """A cut at the marks of these incarnations."""
+    return BeginCut(PendingCut(number, members=dict(incarnations)))
 
 
 def test_pushes_behind_a_mark_wait_for_the_cut() -> None:
@@ -111,7 +111,7 @@ def test_old_marks_and_numbers_mean_nothing() -> None:
 
 @pytest.mark.parametrize("event", [EndCut(1), members(2, (0, 1)), Join(1, 2, find_mode("async"))])
 def test_a_cut_that_is_given_up_holds_nobody(event: Event) -> None:
-    """R11: given up, replaced by a later one, or a new life: what waited goes on."""
+    """R11: given up, replaced by a later one, or a new incarnation: what waited goes on."""
     one = shard("async")
     take(one, members(1, (0, 1), (1, 1)))
     take(one, MarkCut(1, 0, 1, 0))
@@ -170,9 +170,9 @@ def test_a_fleet_without_rounds_is_not_cut_after_one() -> None:
         take(one, BeginCut(PendingCut(1, round=0)))
 
 
-def test_an_answer_says_how_far_it_is() -> None:
+def test_a_reply_says_how_far_it_is() -> None:
     """Server 0 learns the last closed round of each server."""
     one = shard("sync")
-    [answer] = one.handle(BeginCut(PendingCut(1)), "call")
-    assert isinstance(answer, SendOutcome)
-    assert answer.number == 0
+    [reply] = one.handle(BeginCut(PendingCut(1)), "call")
+    assert isinstance(reply, SendOutcome)
+    assert reply.number == 0

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.rules.sgd import SGD
+from psfleet.rules.momentum import SGD
 from psfleet.schema.table import BLOCK, TableSpec
-from psfleet.shard.dense_partition import deal_elements, dense_ranges
+from psfleet.shard.server_group import dense_ranges, split_elements
 
 
 @given(size=st.integers(0, 40 * BLOCK), servers=st.integers(1, 9), name=st.text(min_size=1))
@@ -32,7 +32,7 @@ def test_elements_go_where_their_values_are(places: set[int], servers: int) -> N
     """Every position is dealt once, to the server whose range has it."""
     ranges = dense_ranges(TableSpec("w", "dense", (10 * BLOCK,), SGD()), servers)
     positions = np.array(sorted(places), np.int64)
-    dealt = [positions[part] for part in deal_elements(positions, ranges)]
+    dealt = [positions[part] for part in split_elements(positions, ranges)]
     assert sum(len(part) for part in dealt) == len(places)
     assert all(
         ((low <= part) & (part < high)).all()

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from psfleet.consistency import AsyncMode
 from psfleet.errors import ShapeError
 from psfleet.rules import make_rule
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import PartState, SendError, SendOutcome, WriteState
+from psfleet.shard.events import Join, PartState, SendError, SendOutcome, WriteState
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 
@@ -56,3 +57,17 @@ def test_rows_that_share_a_value_stay_together() -> None:
     rows.restore(1, list(np.ones((2, 10), np.float32)))
     with pytest.raises(ShapeError):
         rows.restore(1, list(np.ones((2, 4), np.float32)), 2)
+
+
+def test_a_repeated_write_changes_nothing() -> None:
+    """A write whose answer was lost comes once more, after another one, and does not undo it."""
+    shard = Shard()
+    target = table(shard, SPEC)
+    shard.handle(Join(0, 1, AsyncMode()), "join")
+    first, second = (
+        WriteState((PartState(SPEC.key, 1, np.full((3, 10), number, np.float32)),), 0, 1, number)
+        for number in (1, 2)
+    )
+    for write in (first, second, first):
+        assert isinstance(shard.handle(write, "call")[0], SendOutcome)
+    assert (target.state()[0] == 2).all()

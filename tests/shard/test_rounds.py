@@ -9,7 +9,7 @@ import pytest
 from psfleet.consistency import find_mode
 from psfleet.errors import DeadlineExceeded, Fenced, Gap, NotReady, ProtocolError, ShapeError
 from psfleet.rules.adam import Adam
-from psfleet.rules.sgd import SGD
+from psfleet.rules.momentum import SGD
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import (
@@ -22,6 +22,7 @@ from psfleet.shard.events import (
     Push,
     SendError,
     SendOutcome,
+    SendReport,
     SendValues,
 )
 from psfleet.shard.membership_view import Incarnation, InstallView, PrepareView, SeatView
@@ -106,8 +107,8 @@ def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
     assert weights(shard) == [0, 0, 0]
 
 
-def test_earlier_life_is_fenced(shards: list[Shard]) -> None:
-    """After a new life has joined, the old one can neither push nor pull; an unknown one must join."""
+def test_earlier_incarnation_is_fenced(shards: list[Shard]) -> None:
+    """After a new incarnation has joined, the old one can neither push nor pull; an unknown one must join."""
     shard = make(shards, 1, "async")
     shard.handle(Join(0, 2, find_mode("async")), "join")
     assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=1), "a")) is Fenced
@@ -116,8 +117,8 @@ def test_earlier_life_is_fenced(shards: list[Shard]) -> None:
     assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")) == "applied"
 
 
-def test_new_life_takes_the_seat_in_the_open_round(shards: list[Shard]) -> None:
-    """Sync: what a dead life left open does not count; its successor pushes the same round."""
+def test_new_incarnation_takes_the_seat_in_the_open_round(shards: list[Shard]) -> None:
+    """Sync: what a dead incarnation left open does not count; its successor pushes the same round."""
     shard = make(shards, 2)
     shard.handle(dense_push(0, 1, 8.0), "lost")
     shard.handle(Join(0, 2, find_mode("sync")), "join")
@@ -219,6 +220,17 @@ def test_a_push_of_the_next_round_is_no_repeat_of_one_that_is_held(shards: list[
     assert outcome(shard.handle(dense_push(0, 2, 1.0), "next")) is Gap
 
 
+def test_views_do_not_go_back(shards: list[Shard]) -> None:
+    """Late messages about a view are refused: a later one is promised, or it is installed already."""
+    shard = make(shards, 1)
+    seats = {0: SeatView((Incarnation(1),))}
+    assert outcome(shard.handle(PrepareView(3), "freeze")) is SendReport
+    assert outcome(shard.handle(PrepareView(2), "late")) is ProtocolError
+    assert outcome(shard.handle(InstallView(2, seats), "late")) is ProtocolError
+    assert outcome(shard.handle(InstallView(3, seats), "install")) is None
+    assert outcome(shard.handle(PrepareView(3), "again")) is ProtocolError
+
+
 def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
     shards: list[Shard],
 ) -> None:
@@ -226,9 +238,9 @@ def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
     shard = make(shards, 2)
     for worker in (0, 1):
         shard.handle(dense_push(worker, 1, 1.0), "push")
-    lives = {0: SeatView((Incarnation(1),)), 1: SeatView((Incarnation(1, 1, 1),))}
+    incarnations = {0: SeatView((Incarnation(1),)), 1: SeatView((Incarnation(1, 1, 1),))}
     shard.handle(PrepareView(1, {1: 1}), "freeze")
-    installed = shard.handle(InstallView(1, lives, closed=3), "install")
+    installed = shard.handle(InstallView(1, incarnations, closed=3), "install")
     assert outcome(installed) is None
     assert shard.rounds.closed == 0  # the pushes of the first round are to be committed
     shard.handle(Pull(0, 1, (), commit=1), "commit")

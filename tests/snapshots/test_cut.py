@@ -18,8 +18,8 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import in_threads
 
 COUNTS = TableSpec(
     "counts", "sparse", (3,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
@@ -104,7 +104,7 @@ def test_every_push_is_wholly_inside_or_outside(tmp_path: Path, mode: Mode) -> N
         runtime.barrier()
         runtime.close()
 
-    with LocalFleet(SERVERS, WORKERS + 1) as fleet:
+    with LocalFleet(SERVERS, WORKERS + 1, in_process=True) as fleet:
         works = [partial(train, fleet, mode, steps, stop, worker) for worker in range(WORKERS)]
         in_threads([*works, partial(take, fleet)])
     totals = [0]

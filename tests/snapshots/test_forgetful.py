@@ -20,7 +20,7 @@ COUNTS = TableSpec(
     "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 IDS = np.arange(100)
-PATIENCE = Patience(answer=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
+PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # processes start one after the other
 
 

@@ -16,8 +16,8 @@ from psfleet.initializer import Normal
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet_launch.commands.psfleet_cli import main
+from tests.trainings import in_threads
 
 WORKERS, STEPS = 2, 4
 FILE = """
@@ -99,7 +99,10 @@ def run(
             client.save(save)
         client.barrier()
 
-    with LocalFleet(servers, WORKERS, resume=resume) as fleet, contextlib.ExitStack() as stack:
+    with (
+        LocalFleet(servers, WORKERS, resume=resume, in_process=True) as fleet,
+        contextlib.ExitStack() as stack,
+    ):
         clients = [
             stack.enter_context(psfleet.connect(fleet.environment(worker), mode="sync"))
             for worker in range(WORKERS)
@@ -132,7 +135,7 @@ def test_migrate_and_train_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sorted(said[:5]) == [
         "add x: 4 wide, ftrl; 0 rows",
         f"drop z: 2 wide; {count['z']} rows",
-        "keep bias: 5 values",
+        "keep bias: 5 values; shape 5",
         f"keep rest: {count['rest']} rows",
         f"widen y: {count['y']} rows; from 8 to 16 wide",
     ]

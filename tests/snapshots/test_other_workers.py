@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.data.worker_state import redealt
 from psfleet.mode_runtimes.switch import connect
+from psfleet.runtime.worker_state import redealt
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
+from tests.trainings import in_threads
 
 SAMPLES, EPOCHS = 50, 2
 
@@ -33,7 +33,7 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
         runtime.create(ROWS)
         for size, counts in ((10, earlier), (SAMPLES, used)):
             for done, ranges in enumerate(
-                runtime.shares(Steps(runtime), size, batch, EPOCHS, 0, 1), 1
+                runtime.data_steps(Steps(runtime), size, batch, EPOCHS, 0, 1), 1
             ):
                 chosen = np.concatenate([np.arange(*pair) for pair in ranges])
                 step(runtime, chosen)
@@ -46,12 +46,12 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
         runtime.barrier()
         runtime.close()
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, fleet, worker, 3, 5) for worker in range(2)])
         assert fleet.wait(60) == [0, 0]
     assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
     assert 0 < sum(used.values()) < SAMPLES * EPOCHS
-    with LocalFleet(1, 3, resume=path) as fleet:
+    with LocalFleet(1, 3, resume=path, in_process=True) as fleet:
         in_threads([partial(work, fleet, worker, 4, 0) for worker in range(3)])
         assert fleet.wait(60) == [0]
     assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
@@ -64,7 +64,7 @@ def test_what_is_remembered_goes_to_other_workers() -> None:
     noise = {"bit_generator": "PCG64", "state": {"state": 1, "inc": 2}}
 
     def state(loop: int, item: int) -> dict[str, Any]:
-        place = {"loop": loop, "item": item, "inside": True, "broken": {}, "meetings": {}}
+        place = {"loop": loop, "item": item, "inside": True, "broken": {}, "collectives": {}}
         return {
             "format": "worker state",
             "version": 1,

@@ -15,8 +15,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.server_state import ServerState
-from psfleet_server.durability.snapshot_writer import SnapshotWriter
-from psfleet_server.durability.throttle import Throttle
+from psfleet_server.durability.snapshot_writer import SnapshotWriter, Throttle
 
 DENSE = TableSpec("d", "dense", (10,), make_rule("sgd", {}))
 SECONDS = 60.0

@@ -5,26 +5,26 @@ import json
 import numpy as np
 import pytest
 
-from psfleet.data.worker_state import LoopPosition, WorkerState, read_states
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.lr import StepDecay
-from psfleet.settings.durations import SnapshotInterval
+from psfleet.runtime.worker_state import LoopPosition, WorkerState, read_states
+from psfleet.settings.kinds import SnapshotInterval
 
 
 def test_states_belong_to_steps() -> None:
     """A snapshot gets what things were after its step; a thing gets back what it was."""
-    remembered, place, dice = WorkerState(), LoopPosition(), np.random.default_rng(3)
+    worker_state, place, dice = WorkerState(), LoopPosition(), np.random.default_rng(3)
     rate = StepDecay(0.1, step_size=2)
     for name, thing in (("place", place), ("dice", dice), ("rate", rate)):
-        remembered.add(name, thing)
+        worker_state.add(name, thing)
     drawn = []
     for step in range(1, 6):
         drawn.append(dice.random())
         rate.step()
         place.item = step
-        remembered.capture(step)
-    state = read_states(json.loads(remembered.state_at(3)))
-    assert [step for step, _ in json.loads(remembered.state_at(-1))] == [1, 2, 3, 4, 5]
+        worker_state.capture(step)
+    state = read_states(json.loads(worker_state.state_at(3)))
+    assert [step for step, _ in json.loads(worker_state.state_at(-1))] == [1, 2, 3, 4, 5]
     again, there = np.random.default_rng(0), LoopPosition()
     other = StepDecay(0.1, step_size=2)
     for name, thing in (("place", there), ("dice", again), ("rate", other)):
@@ -34,13 +34,13 @@ def test_states_belong_to_steps() -> None:
 
 def test_what_cannot_be_remembered_is_refused() -> None:
     """No state, a state that is no JSON, a name that is taken."""
-    remembered = WorkerState()
+    worker_state = WorkerState()
     with pytest.raises(UsageError, match="no state_dict"):
-        remembered.add("x", object())
-    remembered.add("place", LoopPosition())
+        worker_state.add("x", object())
+    worker_state.add("place", LoopPosition())
     with pytest.raises(UsageError, match="already"):
-        remembered.add("place", LoopPosition())
-    assert remembered.state_at(0) == b"" or remembered.state_at(-1) == b"[]"
+        worker_state.add("place", LoopPosition())
+    assert worker_state.state_at(0) == b"" or worker_state.state_at(-1) == b"[]"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.errors import CheckpointError
 from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import TrainingWorkload, in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import TrainingWorkload, in_threads
 from tests.waiting import until
 
 EVERY, STEPS = 3, 12
@@ -42,7 +42,7 @@ def test_snapshots_lie_on_their_rounds(tmp_path: Path) -> None:
         runtime.barrier()
         runtime.close()
 
-    with LocalFleet(2, 2, snapshot_every=f"{EVERY} rounds") as fleet:
+    with LocalFleet(2, 2, snapshot_every=f"{EVERY} rounds", in_process=True) as fleet:
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
         log = fleet.log(0)

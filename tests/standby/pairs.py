@@ -8,7 +8,7 @@ from types import TracebackType
 
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.standbys import PromoteStandby, Standbys
+from psfleet_launch.supervision.job_events import PromoteStandby, Standbys
 from tests.waiting import until
 
 LOOK = 0.005  # seconds between looks at processes and ready files
@@ -66,7 +66,7 @@ class Pairs(LocalFleet):
         self.processes[:] = self._members.values()
         self.close()
         for process in self.processes:
-            _close_orders(process)
+            _close_commands(process)
 
     def process(self, index: int) -> "subprocess.Popen[bytes]":
         """That of the primary."""
@@ -119,7 +119,7 @@ class Pairs(LocalFleet):
             over.set()
             thread.join()
 
-    def await_end(self, timeout: float = 20.0) -> None:
+    def await_end(self, timeout: float = 120.0) -> None:
         """Return when all have ended by themselves but standbys that were not ready in time."""
         living = {*self.places.primary.values(), *self.places.ready}
         codes = {member: self._members[member].wait(timeout) for member in living}
@@ -134,7 +134,7 @@ class Pairs(LocalFleet):
         elif (promote := self.places.take_over(member)) is not None:
             self._promote(promote)
         elif self.durability == "log" and self.places.primary[member.rank] == member:
-            _close_orders(self._members[member])
+            _close_commands(self._members[member])
             self._members[member] = self.spawn(member.rank, member.copy, follows=False)
             self._ended.discard(member)
 
@@ -156,6 +156,6 @@ class Pairs(LocalFleet):
             stdin.write(f"{order}\n".encode())
 
 
-def _close_orders(process: "subprocess.Popen[bytes]") -> None:
+def _close_commands(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
     process.stdin.close()

@@ -8,16 +8,19 @@ import pytest
 
 from psfleet.errors import Fenced, ProtocolError
 from psfleet.wire.frame import Part
+from psfleet_launch.console.screen import StandbyNotice
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import (
     FinishJob,
     MachineCutOff,
     ProcessExited,
+    PromoteStandby,
+    ReleaseStandbys,
     SendSignal,
     ServerReady,
+    Standbys,
     StartProcesses,
 )
-from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.durability.log_shipping import LogShipping, joined
 
@@ -51,11 +54,38 @@ def test_a_ready_standby_takes_over_and_gets_one_itself() -> None:
 
 
 def test_a_standby_that_is_not_ready_does_not_take_over() -> None:
-    """The server may have answered what that standby has not: the job fails as it would without."""
+    """The server may have answered what that standby has not: the job fails as it would without, and says
+    that no standby was ready."""
     job = training()
     job.handle(ProcessExited(SERVER, -9), 3.0)
     assert job.failure is not None
     assert job.failure.member == SERVER
+    assert job.failure.why == "its standby, server 0 copy 1, was not ready"
+
+
+def test_a_person_hears_when_all_servers_have_standbys() -> None:
+    """Once they have, and again after one was lost; until then nothing is said."""
+    job, notice = training(), StandbyNotice()
+    assert job.standbys is not None
+    assert [notice.look(job.standbys, at) for at in (1.0, 2.0)] == ["", ""]
+    job.handle(ServerReady(FIRST), 4.2)
+    assert notice.look(job.standbys, 4.2) == "standbys  ready in 3.2 s"
+    assert notice.look(job.standbys, 5.0) == ""
+    job.handle(ProcessExited(FIRST, 1), 6.0)
+    assert notice.look(job.standbys, 6.0) == ""
+    job.handle(ServerReady(SECOND), 7.0)
+    assert notice.look(job.standbys, 7.0) == "standbys  ready again in 1.0 s"
+
+
+def test_a_server_without_any_standby_says_so() -> None:
+    """All that it may have had are lost."""
+    job = training()
+    assert job.standbys is not None
+    job.standbys.most = 1
+    job.handle(ProcessExited(FIRST, 1), 2.0)
+    job.handle(ProcessExited(SERVER, 137, cause="the agent on host h1 is lost"), 3.0)
+    assert job.failure is not None
+    assert job.failure.why == "server 0 had no standby"
 
 
 def cut_off(member: Member, *answering: Member) -> MachineCutOff:
@@ -155,6 +185,20 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
     assert done.is_set()
 
 
+def test_words_of_a_released_standby_do_not_count() -> None:
+    """Its stream may still end, or bring what it took, when the next one follows."""
+    feed = LogShipping()
+    feed.attach(1)
+    feed.release(1)
+    last = feed.attach(2)
+    feed.took(1, last)
+    assert not feed.required
+    feed.lose(1)
+    assert feed.attached
+    feed.took(2, last)
+    assert feed.required
+
+
 def test_released_standbys_cannot_attach() -> None:
     """A late one must not be waited for: nobody would promote it."""
     feed = LogShipping()
@@ -166,7 +210,7 @@ def test_released_standbys_cannot_attach() -> None:
     assert feed.attached
 
 
-def test_a_record_in_one_piece_has_all_its_bytes() -> None:
+def test_a_record_in_one_part_has_all_its_bytes() -> None:
     """Arrays of any shape too, also one without rows: of a push that has none for this server."""
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     parts: list[Part] = [b"head", rows[:, ::2], np.empty((0, 4), np.float32), memoryview(b"tail")]

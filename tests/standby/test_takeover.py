@@ -1,7 +1,7 @@
 """Servers that die beside a standby: it takes over, and nothing that was acknowledged is lost.
 
 Processes die at named points or by SIGKILL at seeded steps; whoever decides about takeovers is the
-launcher's own code (psfleet_launch.supervision.standbys).
+launcher's own code (psfleet_launch.supervision.job_events).
 """
 
 import random
@@ -16,12 +16,11 @@ import pytest
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import DeadlineExceeded
 from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.testing.push_counts import CountingWorkload
-from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.push_counts import CountingWorkload
 from tests.standby.pairs import Pairs
-from tests.trainings import train_together
+from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
 from tests.waiting import pause
 
 TRAINING = TrainingWorkload()
@@ -117,7 +116,7 @@ def test_every_push_is_counted_once() -> None:
     counting.check(2)
 
 
-def test_a_deposed_primary_answers_nobody() -> None:
+def test_a_deposed_primary_replies_to_nobody() -> None:
     """It is stopped, its standby takes over, and it goes on: it ends, the push is counted once."""
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
@@ -141,7 +140,7 @@ def test_a_deposed_primary_answers_nobody() -> None:
         runtime.close()
 
 
-def test_a_primary_without_its_standby_answers_nobody() -> None:
+def test_a_primary_without_its_standby_replies_to_nobody() -> None:
     """The standby is stopped: a push waits, until the launcher says that it will never take over."""
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()

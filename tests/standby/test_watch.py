@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
@@ -15,13 +14,16 @@ from psfleet_launch.supervision.job_events import (
     LivenessSignal,
     ProcessEnding,
     ProcessExited,
+    PromoteStandby,
+    ReleaseStandbys,
     ReportHung,
     ServerReady,
+    Standbys,
     StartProcesses,
 )
-from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
+from psfleet_launch.supervision.job_phases import HangDetector
 from psfleet_launch.supervision.supervisor import Supervisor
-from psfleet_server.liveness import LivenessPipe
+from psfleet_server.signals import LivenessPipe
 from tests.waiting import until
 
 SERVER = Member("server", 0)
@@ -46,7 +48,7 @@ class Job:
             self.supervisor.handle(ServerReady(FIRST), self.at)
 
     def look(self, living: set[Member], seconds: float, step: float = LOOK) -> list[Action]:
-        """All that is done while only these give signs of life."""
+        """All that is done while only these give liveness signals."""
         found: list[Action] = []
         for _ in range(round(seconds / step)):
             self.at += step
@@ -138,24 +140,24 @@ def test_nobody_is_silent_while_the_launcher_sleeps() -> None:
     assert job.supervisor.handle(ClockTick(), job.at) == []
 
 
-def test_signs_of_life_come_until_nobody_listens() -> None:
+def test_liveness_signals_come_until_nobody_listens() -> None:
     """A byte at once and then others; the thread ends when the pipe's other end is closed."""
     ours, theirs = os.pipe()
     with LivenessPipe(theirs):
         assert os.read(ours, 1) + os.read(ours, 1) == b"\0\0"
         os.close(ours)
-        until(lambda: all(thread.name != "pulse" for thread in threading.enumerate()))
+        until(lambda: all(thread.name != "liveness" for thread in threading.enumerate()))
 
 
 def test_who_ends_closes_the_pipe() -> None:
-    """The last sign of life is the pipe's end, with no thread left."""
+    """The last liveness signal is the pipe's end, with no thread left."""
     ours, theirs = os.pipe()
     with LivenessPipe(theirs):
         assert os.read(ours, 1) == b"\0"
     while os.read(ours, 64):
         pass
     os.close(ours)
-    assert not any(thread.name == "pulse" for thread in threading.enumerate())
+    assert not any(thread.name == "liveness" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("restarts_hung", [False, True])

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels import cuda_queue
-from psfleet.kernels.cuda import table_kernels
-from psfleet.kernels.cuda_queue import DeviceBuffers, DeviceOperations, DeviceQueue, Staging
+from psfleet.kernels.device import cuda_queue
+from psfleet.kernels.device.cuda import table_kernels
+from psfleet.kernels.device.cuda_queue import DeviceBuffers, DeviceOperations, DeviceQueue, Staging
 from psfleet.rules import RULES
-from psfleet.tables import dense_memory
+from psfleet.tables import memory_kind
 from psfleet.tables.sparse import SparseTable
 from tests.tables import device_rows, device_tables
 
@@ -149,7 +149,7 @@ def pushes_overlap(seed: int) -> bool:
 
 def dense_is_in_order(seed: int) -> bool:
     """Whether dense tables have the bits of the host's, with one place for gradients and with two."""
-    dense_memory._SHORT = 0 if seed % 2 else 1 << 24
+    memory_kind._SHORT = 0 if seed % 2 else 1 << 24
     rules = [rule() for rule in RULES.values()]
     number = (len(rules) + 1) // 2 if device_rows.IS_FULL else 3
     own = [rules[(seed // 2 * number + n) % len(rules)] for n in range(number)]

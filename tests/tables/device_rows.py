@@ -38,11 +38,12 @@ from psfleet.rules import (
 )
 from psfleet.rules.eviction_policy import LFU, DecayedFrequency
 from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
+from psfleet.tables.assigned_weights import refill
 from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.device_rows import DeviceRowMemory
-from psfleet.tables.restore import refill
+from psfleet.tables.device.device_rows import DeviceRowMemory
+from psfleet.tables.device.tiered_rows import TieredRowMemory
+from psfleet.tables.row_data import TableChanges
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.tiered_rows import TieredRowMemory
 from tests.tables.worth import Worth
 
 IS_FULL = "PSFLEET_TORTURE" in os.environ
@@ -172,7 +173,7 @@ def read(dice: Dice, table: SparseTable) -> Any:
 
 def freeze(dice: Dice, table: SparseTable) -> Any:
     """Rows as they were, of all ids and of some, while pushes, a removal and a shrink go on."""
-    views = [table.freeze(), table.freeze(only=np.unique(some_ids(dice)))]
+    views = [table.freeze(), table.freeze(TableChanges(np.unique(some_ids(dice))))]
     mark = table.mark()
     pages = [view.pages() for view in views]
     first = [next(page, {}) for page in pages]

@@ -13,8 +13,8 @@ import subprocess
 import numba.cuda  # noqa: F401  # it starts a program when it is first imported, which no quick test may
 import pytest
 
-from psfleet.kernels.cuda_arithmetic import SIMULATED
-from psfleet.tables.cuda_memory import why_no_gpu
+from psfleet.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.tables.device.cuda_memory import why_no_gpu
 from tests import starter
 from tests.tables import compiled_kernels
 
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     SparseTable.__init__.__defaults__ = (2**28, 1, None, "cuda", None)
     DenseTable.__init__.__defaults__ = ("cuda",)
-    MemoryChoice.__init__.__defaults__ = ("cuda", True, {"cuda": room}, False)
+    MemoryChoice.__init__.__defaults__ = ("cuda", True, {"cuda": room}, False, "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

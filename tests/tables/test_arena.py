@@ -2,13 +2,17 @@
 
 import _thread
 import ctypes
+import re
+import subprocess
+import sys
 
 import pytest
 
 from psfleet.errors import UsageError
-from psfleet.rules.adam import Adam
+from psfleet.rules.momentum import SGD
 from psfleet.schema.table import TableSpec
 from psfleet.tables.arena import Arena
+from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.sparse import SparseTable
 from tests.waiting import until
 
@@ -45,9 +49,42 @@ def test_an_impossible_size_is_refused() -> None:
         Arena(1 << 60)
 
 
+MAPPINGS = """
+import mmap
+from psfleet.tables.arena import Arena
+held = []
+try:
+    while True:  # neighbours of one kind are one mapping
+        held.append(mmap.mmap(-1, 4096, prot=mmap.PROT_READ | (len(held) % 2) * mmap.PROT_WRITE))
+except OSError:
+    del held[-2:]
+arenas = []
+while True:
+    arenas.append(Arena(1 << 21))
+"""
+
+
+def test_too_many_mappings_are_told_from_too_little_space() -> None:
+    """The kernel gives the same error for both; ours says which limit it is."""
+    ended = subprocess.run([sys.executable, "-c", MAPPINGS], capture_output=True, check=False)
+    assert ended.returncode == 1
+    assert re.search(
+        rb"the process has \d+ memory mappings and the kernel allows \d+", ended.stderr
+    )
+    with pytest.raises(UsageError, match="ulimit -v"):
+        Arena(1 << 60)
+
+
+def test_thousands_of_tables_fit_into_the_address_space() -> None:
+    """The last one may still grow to a hundred thousand rows, and much is left."""
+    tables = [HostRowMemory(48, 2**28, marks=False) for _ in range(4000)]
+    assert tables[0].max_rows >= tables[-1].max_rows > 100_000
+    assert Arena(1 << 38).size == 1 << 38
+
+
 def test_hundreds_of_tables_fit_into_the_address_space() -> None:
     """Of the widest rows too; each may still grow to gigabytes."""
-    specs = [TableSpec(f"t{n}", "sparse", (1024,), Adam()) for n in range(300)]
+    specs = [TableSpec(f"t{n}", "sparse", (1024,), SGD()) for n in range(300)]
     tables = [SparseTable(spec) for spec in specs]
     assert Arena(1 << 40).size == 1 << 40  # and much is left
     assert len(tables) == 300

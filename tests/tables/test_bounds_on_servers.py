@@ -16,19 +16,19 @@ from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
 from psfleet.errors import ConfigError, UsageError
-from psfleet.rules import Adam
-from psfleet.runtime import interface as runtimes
+from psfleet.rules import SGD, Adam
 from psfleet.runtime.interface import Gradient, Read, Runtime
+from psfleet.runtime.process_runtime import active, current
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.recovery import Journal
+from tests.trainings import in_threads
 from tests.waiting import until
 
 POLICY = (
@@ -141,7 +141,7 @@ def train(runtime: Runtime, worker: int, entry: Entry) -> list[bytes]:
 def test_rounds_are_bit_identical_on_any_number_of_servers(servers: int) -> None:
     """Two workers in sync mode: admission, expiry and shrinks on 1 and 3 servers are those of one shard."""
     wanted, found = alone(EXACT), {}
-    with LocalFleet(servers=servers, workers=2) as local:
+    with LocalFleet(servers=servers, workers=2, in_process=True) as local:
 
         def run(worker: int) -> None:
             runtime = local.connect(worker, "sync")
@@ -191,7 +191,7 @@ def test_a_full_table_comes_back_whole_on_other_servers(
     """All its rows, although hashing gives some server more than its part; pushes then keep the limit."""
     spec = spec_of(CapacityEntry(rows=1000, full=full))
     ids = np.arange(1000)
-    with LocalFleet(servers=1, workers=1) as local:
+    with LocalFleet(servers=1, workers=1, in_process=True) as local:
         saved = local.connect(0, "async")
         try:
             saved.create(spec)
@@ -200,7 +200,7 @@ def test_a_full_table_comes_back_whole_on_other_servers(
             before = saved.read_table(spec.key)
         finally:
             saved.close()
-    with LocalFleet(servers=2, workers=1, resume=str(tmp_path / "model")) as local:
+    with LocalFleet(servers=2, workers=1, resume=str(tmp_path / "model"), in_process=True) as local:
         runtime = local.connect(0, "async")
         try:
             runtime.create(spec)
@@ -236,7 +236,7 @@ def count(runtime: Runtime) -> int:
 def test_rows_expire_by_the_servers_clock() -> None:
     """Rows that nobody pushes are gone after their seconds; rows that are pushed stay."""
     entry = TTLEntry(seconds=0.5)
-    with LocalFleet(servers=1, workers=1) as local:
+    with LocalFleet(servers=1, workers=1, in_process=True) as local:
         runtime = local.connect(0, "async")
         try:
             key = runtime.create(spec_of(entry))
@@ -287,10 +287,10 @@ def test_shows_and_clicks_of_a_client() -> None:
 
 def test_fleet_shrink() -> None:
     """The reference's name: rows unseen between two calls go; wrong numbers are refused."""
-    runtimes.use(None)
-    runtime = runtimes.active()
+    current().use(None)
+    runtime = active()
     try:
-        key = runtime.create(TableSpec("t", "sparse", (1,), Adam()))
+        key = runtime.create(TableSpec("t", "sparse", (1,), SGD()))
         one = np.ones((1, 1), np.float32)
         for id_ in (1, 2):
             runtime.push([Gradient(key, one, np.array([id_]), 0.1)])
@@ -303,4 +303,4 @@ def test_fleet_shrink() -> None:
         with pytest.raises(ConfigError, match="is 0"):
             fleet.shrink(unseen=0)
     finally:
-        runtimes.use(None)
+        current().use(None)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from psfleet.errors import ShapeError
 from psfleet.rules import ASGD, SGD, Adam, RowWiseAdagrad, Rule
 from psfleet.schema.table import TableSpec
 from psfleet.tables.dense import DenseTable
@@ -47,15 +46,3 @@ def test_an_empty_slice(rule: Rule, shape: tuple[int, ...]) -> None:
     assert (table.step, table.count, table.bytes) == (1, 0, 0)
     table.restore(5, table.state())
     assert table.step == 5
-
-
-def test_wrong_shapes_are_refused() -> None:
-    """A gradient or a state of another shape is named in the message and changes nothing."""
-    table = DenseTable(TableSpec("t", "dense", (4,), Adam()), np.zeros(4, np.float32))
-    with pytest.raises(ShapeError, match=r"float32 \(3,\), it must be float32 \(4,\)"):
-        table.push(np.zeros(3, np.float32), 0.1)
-    with pytest.raises(ShapeError, match="float64"):
-        table.push(np.zeros(4), 0.1)  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match="its state is 3 arrays"):
-        table.restore(1, [np.zeros(4, np.float32)])
-    assert table.step == 0

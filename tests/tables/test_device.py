@@ -4,17 +4,14 @@ from typing import Literal
 
 import pytest
 
-from psfleet.errors import ConfigError
 from psfleet.rules import SGD
 from psfleet.schema.table import TableSpec
 from psfleet.tables.memory_choice import MemoryChoice
 
 
 def test_a_table_made_before_comes_back_in_host_memory() -> None:
-    """A process without a GPU refuses a new table that names one, and keeps one of a log on the CPU."""
+    """A process without a GPU keeps a table of a log that names one on the CPU."""
     choice, spec = MemoryChoice(), TableSpec("w", "dense", (4,), SGD(), device="cuda")
-    with pytest.raises(ConfigError, match="table 'w' asks for device='cuda', but this process"):
-        choice.of(spec)
     assert choice.of(spec, may_refuse=False).name == "cpu"
 
 
@@ -24,9 +21,3 @@ def test_the_setting_is_for_every_table_that_names_none(kind: Literal["dense", "
     choice = MemoryChoice("cuda", has_devices=True)
     assert choice.of(TableSpec("w", kind, (4,), SGD())).name == "cuda"
     assert choice.of(TableSpec("w", kind, (4,), SGD(), device="cpu")).name == "cpu"
-
-
-def test_an_unknown_device_is_refused() -> None:
-    """The sentence quotes it."""
-    with pytest.raises(ConfigError, match="table 'w': device is 'gpu'; it must be cpu or cuda"):
-        TableSpec("w", "dense", (4,), SGD(), device="gpu")  # type: ignore[arg-type]

@@ -11,13 +11,12 @@ from psfleet import layers, optimizer
 from psfleet.checkpoint import read_specs
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
-from psfleet.errors import ConfigError, ShapeError, TableConflict
+from psfleet.errors import ShapeError, TableConflict
 from psfleet.kernels.initial_values import initial_rows
-from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import SparseGrad
 from psfleet.program import names
 from psfleet.program.program import Program, default_startup_program, program_guard
 from psfleet.rules import SGD, Adam
-from psfleet.schema.entry import make_entry
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.table_messages import read_spec, write_spec
@@ -111,19 +110,6 @@ def test_the_entry_travels_and_is_saved(tmp_path: Path) -> None:
         runtime.create(dataclasses.replace(SPEC, entry=None))
     runtime.save(str(tmp_path / "model"))
     assert {spec.entry for spec in read_specs(str(tmp_path / "model"))} == {None, SPEC.entry}
-
-
-def test_wrong_entries_are_refused() -> None:
-    """Probabilities, kinds and tables that make no sense are named."""
-    for probability in (0.0, -1.0, 1.5, float("nan")):
-        with pytest.raises(ConfigError, match=str(probability)):
-            ProbabilityEntry(probability)
-    with pytest.raises(ConfigError, match="'lottery'"):
-        make_entry("lottery", {})
-    with pytest.raises(ConfigError, match="is dense"):
-        TableSpec("w", "dense", (3,), SGD(), entry=ProbabilityEntry(0.5))
-    with pytest.raises(ShapeError, match="has all its rows"):
-        Parameter("w", shape=(3, 2), sparse=True, entry=ProbabilityEntry(0.5))
 
 
 def test_an_embedding_trains_the_rows_that_came() -> None:

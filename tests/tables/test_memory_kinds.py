@@ -17,11 +17,10 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import DEVICE_PLACES, Device
 from psfleet.shard.shard import Shard
 from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.dense_memory import DenseMemory, HostDenseMemory
 from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.memory_choice import HOST, KINDS, MemoryChoice
-from psfleet.tables.memory_kind import MemoryKind
-from psfleet.tables.packed_rows import PackedRows
+from psfleet.tables.memory_kind import DenseMemory, HostDenseMemory, MemoryKind
+from psfleet.tables.row_data import PackedRows
 from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_update import HostRowUpdate, RowUpdate
 from tests.consistency.test_declarations import ROOT, decided

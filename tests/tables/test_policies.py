@@ -1,7 +1,6 @@
 """Admission and eviction against a model in plain Python that knows the definitions, not the index."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,12 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import UsageError
 from psfleet.kernels.hashing import hash_ids, ids_of
 from psfleet.kernels.initial_values import initial_rows
-from psfleet.rules import SGD, Adam, Ftrl
+from psfleet.rules import SGD, Adagrad, Adam
 from psfleet.rules.rule import Rule
-from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import TableClock
 from psfleet.tables.row_memory import ROW_BYTES
@@ -224,7 +222,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestModel.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 
 
 def push(table: SparseTable, ids: Ids) -> None:
@@ -293,6 +291,27 @@ def test_changes_since_a_mark() -> None:
     assert table.changed_since(third).ids.tolist() == table.ids().tolist()
 
 
+def test_a_bounded_mark_is_given_up() -> None:
+    """With more removed ids than the limit a bounded mark is not known any more; others and new ones are."""
+    table = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(rows=100)))
+    push(table, np.arange(100))
+    table.scan._history.limit = 20
+    bounded, firm = table.mark(bounded=True), table.mark()
+    table.remove(np.arange(20))
+    assert table.changed_since(bounded).removed.tolist() == list(range(20))
+    table.release(firm)
+    assert table.scan.knows(bounded)
+    table.remove(np.arange(20, 22))
+    assert not table.scan.knows(bounded)
+    assert not table.scan._history._removed
+    table.release(bounded)
+    later = table.mark(bounded=True)
+    table.remove(np.arange(22, 24))
+    assert table.changed_since(later).removed.tolist() == [22, 23]
+    table.release(later)
+    assert not table.scan._history.is_kept
+
+
 def test_a_count_filter_drops_earlier_pushes() -> None:
     """A row counts the gradients from its id's third push on; until then a pull gives first values."""
     table = SparseTable(dataclasses.replace(SPEC, entry=CountFilterEntry(3)))
@@ -308,7 +327,7 @@ def test_a_count_filter_drops_earlier_pushes() -> None:
 
 def test_a_row_that_was_evicted_starts_anew() -> None:
     """Its next value is the first one again, optimizer state included."""
-    spec = dataclasses.replace(SPEC, rule=Ftrl(l1=0.1), entry=CapacityEntry(rows=4))
+    spec = dataclasses.replace(SPEC, shape=(3,), rule=Adagrad(), entry=CapacityEntry(rows=4))
     table = SparseTable(spec)
     push(table, np.arange(4))
     once = whole(table)[0][0]
@@ -406,7 +425,7 @@ def test_ids_whose_hashes_are_alike_are_found() -> None:
     frozen.close()
 
 
-@pytest.mark.parametrize(("dim", "made"), [(1, SGD()), (7, Adam()), (1024, Ftrl())])
+@pytest.mark.parametrize(("dim", "made"), [(1, SGD()), (5, Adam())])
 def test_any_width_and_rule_keeps_its_scores(dim: int, made: Rule) -> None:
     """Shows and clicks lie behind rows of any width and any state, apart from both."""
     plain = TableSpec("t", "sparse", (dim,), made)
@@ -423,25 +442,3 @@ def test_any_width_and_rule_keeps_its_scores(dim: int, made: Rule) -> None:
     assert (tables[1].rows(ids).scores == 2).all()
     assert tables[1].shrink(1.9) == 0
     assert tables[1].shrink(2.0) == 5 == 5 - len(tables[1])
-
-
-def test_entries_are_checked_and_travel() -> None:
-    """Kind and values make the same entry again; what makes no sense is refused with its value."""
-    for entry in (ENTRY, CountFilterEntry(5), CapacityEntry(bytes=5, full="refuse")):
-        assert make_entry(entry.kind, entry.values()) == entry
-    wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: CountFilterEntry(0), "is 0; it must be at least 1"),
-        (lambda: TTLEntry(), "both are 0"),
-        (lambda: TTLEntry(steps=-1), "are -1"),
-        (lambda: TTLEntry(seconds=float("nan")), "are nan"),
-        (lambda: CapacityEntry(full="explode"), "'explode'"),  # type: ignore[arg-type]
-        (lambda: ShowClickEntry("a:b", "c"), "'a:b'"),
-        (lambda: TTLEntry(5) & TTLEntry(6), "TTLEntry, TTLEntry"),
-        (lambda: make_entry("ttl", {"steps": 1.5, "seconds": 0.0}), "is 1.5"),
-        (lambda: make_entry("ttl", {"steps": float("inf"), "seconds": 0.0}), "is inf"),
-        (lambda: make_entry("show_click", {}), "'show_click' is unknown"),
-        (lambda: make_entry("probability", {"probability": 1.0, "x": 1.0}), "has no"),
-    ]
-    for make, text in wrong:
-        with pytest.raises(ConfigError, match=text):
-            make()

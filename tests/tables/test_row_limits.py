@@ -3,10 +3,10 @@
 import pytest
 
 from psfleet.entry import CapacityEntry
-from psfleet.kernels.id_routing import VIRTUAL_SHARDS, routes
+from psfleet.kernels.hashing import VIRTUAL_SHARDS, routes
 from psfleet.rules.adam import Adam
 from psfleet.schema.table import TableSpec
-from psfleet.tables.row_limits import RowLimits
+from psfleet.tables.row_memory import RowLimits
 
 
 @pytest.mark.parametrize("servers", [1, 3, 12, 100, 1024])

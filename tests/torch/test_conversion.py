@@ -4,16 +4,13 @@
 # mypy: disable-error-code="no-untyped-call"
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, PsfleetError, ShapeError, UsageError
-from psfleet.optimizer import Ftrl
-from psfleet.testing.leaks import nothing_left
+from psfleet.errors import ShapeError
 from psfleet.testing.local_fleet import LocalFleet
+from tests.leaks import nothing_left
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
@@ -23,15 +20,20 @@ import psfleet.torch as pst
 from tests.torch.models import MODELS, OPTIMIZERS, batches, curve
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        *(("deepfm", "adam"), ("deepfm", "momentum"), ("bags", "adagrad"), ("bags", "adamw")),
+        *(("sequence", "sgd"), ("sequence", "adam")),
+    ],
+)
 def test_curve_of_torch(model: str, optimizer: str) -> None:
-    """200 losses of a converted model are those of the same model in plain torch; so are its weights."""
+    """100 losses of a converted model are those of the same model in plain torch; so are its weights."""
     torch.manual_seed(3)
     plain = MODELS[model]()
     begin = copy.deepcopy(plain.state_dict())
     twin = copy.deepcopy(plain)
-    data = list(batches(200))
+    data = list(batches(100))
     if optimizer == "momentum":
         # torch keeps the velocity of a sparse gradient as a sum of all gradients so far, whose float32
         # rounding alone takes it 1.1e-5 away from float64; psfleet stays within 5e-7 of that.
@@ -106,81 +108,7 @@ def test_every_dense_option(name: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-class Tied(torch.nn.Module):
-    """An embedding whose weight is also that of a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(5, 3, sparse=True)
-        self.head = torch.nn.Linear(3, 5)
-        self.head.weight = self.table.weight
-
-
-class Own(torch.nn.Embedding):
-    """An embedding with a forward that convert() does not know."""
-
-
-def embedding(**options: Any) -> torch.nn.Module:
-    """A model of one sparse embedding."""
-    return torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True, **options))
-
-
-SGD, ADAM = torch.optim.SGD, torch.optim.Adam
-REFUSED = [
-    (embedding(max_norm=1.0), SGD, {}, ConfigError, "max_norm=1.0"),
-    (embedding(scale_grad_by_freq=True), SGD, {}, ConfigError, "scale_grad_by_freq=True"),
-    (torch.nn.Sequential(Own(5, 3, sparse=True)), SGD, {}, ConfigError, "Own"),
-    (Tied(), SGD, {}, ConfigError, "tied to 'head', .*Linear.* with sparse=False"),
-    (embedding(), ADAM, {}, ConfigError, "use Adagrad, SGD, SparseAdam"),
-    (embedding(), SGD, {"weight_decay": 0.1}, ConfigError, "weight_decay is 0.1"),
-    (embedding(), SGD, {"maximize": True}, ConfigError, "maximize is True"),
-    (embedding(), SGD, {"momentum": 0.9, "dampening": 0.5}, ConfigError, "dampening is 0.5"),
-    (embedding(), torch.optim.Adagrad, {"lr_decay": 0.5}, ConfigError, "lr_decay is 0.5"),
-    (torch.nn.Linear(2, 2), torch.optim.ASGD, {}, ConfigError, "ASGD has no exact rule"),
-    (
-        torch.nn.Linear(2, 2),
-        torch.optim.SparseAdam,
-        {},
-        ConfigError,
-        "SparseAdam has no exact rule",
-    ),
-    (torch.nn.Linear(2, 2), torch.optim.AdamW, {"amsgrad": True}, ConfigError, "amsgrad is True"),
-    (torch.nn.Linear(2, 2).double(), SGD, {}, UsageError, "torch.float64"),
-]
-
-
-@pytest.mark.parametrize(
-    ("model", "kind", "options", "error", "words"), REFUSED, ids=[case[4] for case in REFUSED]
-)
-def test_refused(
-    model: torch.nn.Module,
-    kind: type[torch.optim.Optimizer],
-    options: dict[str, Any],
-    error: type[PsfleetError],
-    words: str,
-    fleet: EmbeddedRuntime,
-) -> None:
-    """What has no exact counterpart is refused with its name and value, and nothing was changed."""
-    before = dict(model.named_modules())
-    optimizer = kind(model.parameters(), **options)
-    with pytest.raises(error, match=words):
-        pst.convert(model, optimizer)
-    assert dict(model.named_modules()) == before
-    assert all(
-        a is b for a, b in zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True)
-    )
-    assert fleet.specs() == {}
-
-
-def test_optimizers_must_fit() -> None:
-    """Foreign parameters and parameters in two optimizers are refused."""
-    model = torch.nn.Linear(2, 1)
-    with pytest.raises(UsageError, match=r"shape \(1, 2\) that is not in the model"):
-        pst.convert(model, SGD(torch.nn.Linear(2, 1).parameters(), 0.1))
-    with pytest.raises(UsageError, match="'weight' is in two optimizers"):
-        pst.convert(model, [SGD(model.parameters(), 0.1), SGD(model.parameters(), 0.1)])
-    with pytest.raises(UsageError, match=r"it must be a torch\.optim optimizer"):
-        pst.convert(model, ["sgd"])  # type: ignore[list-item]
+SGD = torch.optim.SGD
 
 
 def test_what_is_converted() -> None:
@@ -197,6 +125,27 @@ def test_what_is_converted() -> None:
     weight = alone.weight.detach().clone()
     bare, _ = pst.convert(alone, SGD(alone.parameters(), 0.1))
     assert torch.equal(bare(torch.arange(5)), weight)
+
+
+def test_large_dense_embeddings_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line names an embedding with many rows and dense gradients; not one that is small, sparse, frozen
+    or tied to a layer that needs all rows."""
+    for _ in range(2):
+        model = torch.nn.ModuleDict(
+            {
+                "large": torch.nn.Embedding(10_000, 2),
+                "small": torch.nn.Embedding(100, 2),
+                "rows": torch.nn.Embedding(10_000, 2, sparse=True),
+                "frozen": torch.nn.Embedding(10_000, 2).requires_grad_(False),
+                "tied": torch.nn.Embedding(10_000, 2),
+                "head": torch.nn.Linear(2, 10_000),
+            }
+        )
+        model["head"].weight = model["tied"].weight
+        pst.convert(model, SGD(model.parameters(), 0.1))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("psfleet: embedding 'large.weight' has 10,000 rows and dense gradients")
+    assert "sparse=True" in line
 
 
 def test_weight_without_memory() -> None:
@@ -222,18 +171,3 @@ def test_state_dict_goes_both_ways() -> None:
     np.testing.assert_allclose(got, curve(other, OPTIMIZERS["sgd"](other), data), rtol=1e-5)
     with pytest.raises(ShapeError, match=r"\(3, 6\) under 'mean.weight'"):
         moved.load_state_dict({"mean.weight": torch.zeros(3, 6)}, strict=False)
-
-
-@pytest.mark.parametrize("given", [None, [], "sgd", Ftrl(0.1)])
-def test_no_torch_optimizer(given: Any) -> None:
-    """Without a torch optimizer there is nothing to convert; what is none is quoted."""
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(UsageError, match=r"train no parameter|it must be a torch\.optim optimizer"):
-        pst.convert(model, given)
-
-
-def test_no_model() -> None:
-    """What is no model is quoted."""
-    line: Any = None
-    with pytest.raises(UsageError, match=r"the model is None; it must be a torch\.nn\.Module"):
-        pst.convert(line, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1))

@@ -13,7 +13,7 @@ from psfleet import fluid, initializer
 from psfleet import optimizer as fleet_optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
-from psfleet.errors import ConfigError, IdError, UsageError
+from psfleet.errors import UsageError
 from psfleet.runtime.interface import Read
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
@@ -162,32 +162,6 @@ def test_entry(fleet: EmbeddedRuntime) -> None:
     [spec] = fleet.specs().values()
     assert spec.entry == ProbabilityEntry(0.25)
     assert 180 < int((emb(torch.arange(1000))[:, 0] == 1).sum()) < 320
-    with pytest.raises(ConfigError, match=r"rows 0 to 9 has all of them.*num_embeddings=None"):
-        pst.EmbeddingBag(10, 2, entry=ProbabilityEntry(0.25))
-
-
-def test_refused() -> None:
-    """Wrong ids, options and orders are refused with the value that is wrong."""
-    bounded = pst.Embedding(10, 2)
-    with pytest.raises(UsageError, match="has no table yet"):
-        bounded(torch.tensor([1]))
-    pst.DistributedOptimizer(bounded, torch.optim.SGD(bounded.parameters(), 1.0))
-    with pytest.raises(IdError, match="rows 0 to 9; id 10"):
-        bounded(torch.tensor([1, 10]))
-    with pytest.raises(IdError, match="id -1"):
-        bounded(torch.tensor([-1]))
-    with pytest.raises(IdError, match="float32"):
-        bounded(torch.tensor([1.0]))
-    with pytest.raises(ConfigError, match=r"padding_idx is 10; it must be in \[-10, 10\)"):
-        pst.Embedding(10, 2, padding_idx=10)
-    with pytest.raises(ConfigError, match="mode is 'min'"):
-        pst.EmbeddingBag(10, 2, mode="min")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no optimizer has the embedding"):
-        pst.DistributedOptimizer(pst.Embedding(10, 2))
-    with pytest.raises(UsageError, match="two embeddings are named 'a'"):
-        pst.DistributedOptimizer(torch.nn.ModuleList([pst.Embedding(9, 2, name="a") for _ in "12"]))
-    with pytest.raises(UsageError, match="has an optimizer already"):
-        pst.DistributedOptimizer(bounded, torch.optim.SGD(bounded.parameters(), 1.0))
 
 
 def test_stand_in_takes_no_memory(fleet: EmbeddedRuntime) -> None:
@@ -249,33 +223,3 @@ def test_own_optimizer_visits_every_row() -> None:
     )
     assert np.all(full[1] < once[1])
     np.testing.assert_array_equal(lazy[1], once[1])
-
-
-NOT_FOR_ROWS = {
-    "grad_clip": lambda: fleet_optimizer.SGD(0.1, grad_clip=fleet_optimizer.ClipGradByNorm(1.0)),
-    "LookAhead": lambda: fleet_optimizer.LookAhead(fleet_optimizer.SGD(0.1)),
-    "DGCMomentum": lambda: fleet_optimizer.DGCMomentum(0.1, 0.9, 0),
-    "'sgd'": lambda: "sgd",
-}
-
-
-@pytest.mark.parametrize("word", NOT_FOR_ROWS)
-def test_not_for_rows(word: str) -> None:
-    """What an optimizer of psfleet could not do for rows is refused, not left out."""
-    own: Any = NOT_FOR_ROWS[word]()
-    with pytest.raises(ConfigError, match=word):
-        pst.Embedding(4, 2, optimizer=own)
-
-
-@pytest.mark.parametrize("rows", [0, -4, "a", 4.0])
-def test_numbers_of_rows(rows: Any) -> None:
-    """A number of rows that a table cannot have is refused at once and quoted."""
-    with pytest.raises(ConfigError, match=f"num_embeddings is {rows!r}"):
-        pst.Embedding(rows, 2)
-
-
-@pytest.mark.parametrize("dim", [0, 1025, 2.0, None])
-def test_widths(dim: Any) -> None:
-    """So is a width."""
-    with pytest.raises(ConfigError, match=f"embedding_dim is {dim!r}; it must be 1 to 1024"):
-        pst.EmbeddingBag(4, dim)

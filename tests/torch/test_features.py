@@ -269,3 +269,22 @@ def test_refusals() -> None:
     pst.DistributedOptimizer(embed)
     with pytest.raises(UsageError, match="'one' has no number of rows"):
         copy.deepcopy(embed)
+
+
+def test_tables_named_like_methods() -> None:
+    """A table may have the name of a method or attribute of torch's modules; it trains and is saved."""
+    names = [name for name in dir(torch.nn.ModuleDict()) if not name.startswith("__")]
+    assert {"items", "keys", "values", "type", "train", "forward", "training"} <= set(names)
+    features = FeatureSet(Feature(f"of {name}", Table(name, 2, SGD(0.5))) for name in names)
+    embed = pst.FeatureEmbedding(features)
+    opt = pst.DistributedOptimizer(embed)
+    batch = {feature.name: torch.tensor([7]) for feature in features}
+    before = embed(batch)
+    torch.cat(list(before.values())).sum().backward()
+    opt.step()
+    for name, value in embed(batch).items():
+        torch.testing.assert_close(value, before[name] - 0.5)
+    saved = embed.state_dict()
+    assert {f"tables.{name}.weight" for name in names} <= saved.keys()
+    embed.load_state_dict(saved)
+    assert saved["tables.items.ids"].tolist() == [7]

@@ -36,7 +36,10 @@ def test_a_state_dict_warms_a_fleet_up(tmp_path: Path) -> None:
     assert main(command) == 2  # two tensors may be meant
     assert main([*command, "--name", "emb.weight"]) == 0
     weights = model["emb"].weight.detach().numpy()
-    with LocalFleet(2, 1) as fleet, psfleet.connect(fleet.environment(0), mode="sync") as client:
+    with (
+        LocalFleet(2, 1, in_process=True) as fleet,
+        psfleet.connect(fleet.environment(0), mode="sync") as client,
+    ):
         words = table(client)
         client.load(warm)
         assert words.pull(np.arange(50)).tobytes() == weights.tobytes()

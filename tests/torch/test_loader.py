@@ -2,13 +2,19 @@
 
 import json
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from psfleet.data.worker_state import WorkerState
+from psfleet.features import Table
 from psfleet.fleet.data_loops import DataLoops
+from psfleet.runtime.worker_state import WorkerState
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def loops(index: int, workers: int) -> DataLoops:
@@ -35,13 +41,13 @@ def test_a_part_is_read_in_each_epoch() -> None:
     """Made once before the epochs, or in each of them: every worker gets its batches each time, in the
     order of a loader with the same seed, and together they get all."""
     parts = [loops(index, 2).shard(loader(True, 5), True) for index in range(2)]
-    orders = []
+    sequences = []
     for _ in range(3):
         found = [[batch.tolist() for (batch,) in part] for part in parts]
         assert [len(own) for own in found] == [4, 3]
-        orders.append(sorted(found[0] + found[1]))
-        assert sorted(chain.from_iterable(orders[-1])) == list(range(20))
-    assert orders[0] != orders[1]
+        sequences.append(sorted(found[0] + found[1]))
+        assert sorted(chain.from_iterable(sequences[-1])) == list(range(20))
+    assert sequences[0] != sequences[1]
 
 
 def test_workers_that_shuffle_by_themselves_are_told(capfd: pytest.CaptureFixture[str]) -> None:
@@ -66,13 +72,28 @@ def test_a_scheduler_gets_back_its_rates() -> None:
         return opt, torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
 
     opt, scheduler = made()
-    remembered = WorkerState()
-    remembered.add("rate", scheduler)
+    worker_state = WorkerState()
+    worker_state.add("rate", scheduler)
     opt.step()
     scheduler.step()
-    states = json.loads(remembered.capture(1))["states"]
+    states = json.loads(worker_state.capture(1))["states"]
     opt, scheduler = made()
     WorkerState().add("rate", scheduler, states["rate"])
     opt.step()
     scheduler.step()
     assert scheduler.get_last_lr() == [0.25]
+
+
+def test_batches_of_files(tmp_path: Path) -> None:
+    """A loader of batches reads those of files, each process of a distributed job its part of them."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
+    from psfleet.datasets.batches import Batches
+    from psfleet.datasets.raw_files import libsvm_files
+
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"{row} 3:0.5\n" for row in range(10)))
+    batches = Batches(libsvm_files(path, Table("t", 4)), 3)
+    parts: list[Any] = [batches[rank::2] for rank in (0, 1)]
+    loaders = [DataLoader(part, batch_size=None) for part in parts]
+    found = [[batch.labels["label"].tolist() for batch in loader] for loader in loaders]
+    assert found == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9]]]

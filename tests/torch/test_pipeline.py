@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from psfleet import fleet as fleet_api
-from psfleet.errors import ConfigError, PsfleetError, ShapeError, UsageError
 from tests.launch.conftest import Launch, launch
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
@@ -24,7 +23,7 @@ import torch  # after the check for torch
 from torch import nn
 
 import psfleet.torch as pst
-from psfleet.torch.sequential_cuts import chunks_of
+from psfleet.torch.sequential_pipeline import chunks_of
 from tests.torch.test_optimizers import Counting
 
 __all__ = ["launch"]
@@ -40,13 +39,11 @@ def bits(path: Path) -> dict[str, bytes]:
         return {name: value.tobytes() for name, value in arrays.items()}
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> dict[str, bytes]:
+def alone(out: Path, dtype: str) -> dict[str, bytes]:
     """What the script trains by itself: one process, no cluster, 4 micro-batches."""
-    out = tmp_path_factory.mktemp("alone") / "out.npz"
     strategy = {"PSFLEET_STRATEGY": '{"pipeline": {"micro_batches": 4}}', "PYTHONPATH": str(ROOT)}
     subprocess.run(
-        [sys.executable, SCRIPT, str(out), "4", ""],
+        [sys.executable, SCRIPT, str(out), "4", "", dtype],
         check=True,
         timeout=120,
         env=os.environ | ONE_THREAD | strategy,
@@ -55,18 +52,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> dict[
 
 
 @pytest.mark.parametrize(
-    ("cuts", "options"),
-    [("", ("1f1b", "--servers", "2")), ("2,4,9", ("interleaved",))],
-    ids=["1f1b", "interleaved"],
+    ("cuts", "dtype", "options"),
+    [("", "bfloat16", ("1f1b", "--servers", "2")), ("2,4,9", "", ("interleaved",))],
+    ids=["1f1b, autocast", "interleaved"],
 )
 def test_stages_have_the_bits_of_one_process(
-    alone: dict[str, bytes], launch: Launch, tmp_path: Path, cuts: str, options: tuple[str, ...]
+    launch: Launch,
+    tmp_path: Path,
+    torch_zygote: None,
+    cuts: str,
+    dtype: str,
+    options: tuple[str, ...],
 ) -> None:
     """Losses, weights, rows, statistics, outputs and tables are the same in both stages and alone.
 
     The model has dropout, running statistics, rows in two places, modules that pass on two tensors
-    and change their input in place, and micro-batches of unequal length. In the second case the
-    second stage has no parameters.
+    and change their input in place, and micro-batches of unequal length. In the first case values travel
+    in bfloat16, in the second one the second stage has no parameters.
     """
     out = tmp_path / "out.npz"
     job = launch(
@@ -81,12 +83,14 @@ def test_stages_have_the_bits_of_one_process(
         str(out),
         "4",
         cuts,
+        dtype,
         **ONE_THREAD,
     )
     code, _, err = job.ends(120)
     assert code == 0, err + job.log("*")
-    assert bits(out) == alone
-    assert bits(tmp_path / "out.npz.other.npz") == alone
+    wanted = alone(tmp_path / "alone.npz", dtype)
+    assert bits(out) == wanted
+    assert bits(tmp_path / "out.npz.other.npz") == wanted
 
 
 def mlp() -> nn.Sequential:
@@ -161,59 +165,6 @@ def test_pieces_are_balanced() -> None:
     assert chunks_of(narrow, None, 2, torch.zeros(4, 8)) == [range(2), range(2, 5)]
     heavy = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 8), nn.Linear(8, 8))
     assert chunks_of(heavy, None, 3, torch.zeros(4, 8)) == [range(1), range(1, 2), range(2, 4)]
-
-
-class Pair(nn.Module):
-    """Gives what cannot be sent."""
-
-    def forward(self, x: Any) -> Any:
-        return {"x": x}
-
-
-def tied() -> nn.Sequential:
-    """A weight that two pieces use."""
-    first = nn.Linear(3, 3)
-    return nn.Sequential(first, nn.ReLU(), first)
-
-
-REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], type[PsfleetError], str]] = [
-    (nn.Linear(3, 3), {}, {}, UsageError, "the model is a Linear"),
-    (nn.Sequential(nn.Linear(3, 3)), {}, {"cuts": [1]}, UsageError, r"cuts is \[1\]"),
-    (tied(), {"stages": 2}, {}, UsageError, "'0.weight' is used in 2 pieces"),
-    (nn.Sequential(nn.Linear(3, 3)), {"stages": 2}, {}, ConfigError, "has 1 modules, too few"),
-    (nn.Sequential(nn.Linear(3, 3), Pair()), {}, {}, UsageError, "module 1 gives a dict"),
-    (nn.Sequential(nn.Linear(3, 3)), {"schedule": "zero-bubble"}, {}, ConfigError, "use 1f1b"),
-    (nn.Sequential(nn.Linear(3, 3)), {"copies": [2]}, {}, ConfigError, "leave copies out"),
-]
-
-
-@pytest.mark.parametrize(
-    ("model", "asked", "options", "error", "words"), REFUSED, ids=[case[4] for case in REFUSED]
-)
-def test_refused(
-    model: Any, asked: dict[str, Any], options: dict[str, Any], error: Any, words: str
-) -> None:
-    """What cannot be cut or run is refused with a sentence."""
-    strategy = fleet_api.DistributedStrategy(pipeline=True, pipeline_configs=asked)
-    fleet_api.init(strategy=strategy)
-
-    def begin() -> None:
-        sgd = torch.optim.SGD(model.parameters(), 0.1)
-        trainer = pst.Pipeline(model, sgd, nn.functional.mse_loss, **options)
-        trainer.step(torch.zeros(4, 3), torch.zeros(4, 3))
-
-    with pytest.raises(error, match=words):
-        begin()
-
-
-def test_batches_must_fit() -> None:
-    """Tensors of unequal length, and losses that are no single number, are refused."""
-    model = mlp()
-    trainer = pst.Pipeline(model, torch.optim.SGD(model.parameters(), 0.1), lambda out, y: out - y)
-    with pytest.raises(ShapeError, match=r"lengths \[3, 4\]"):
-        trainer.step(torch.zeros(4, 6), torch.zeros(3, 2))
-    with pytest.raises(ShapeError, match=r"the loss has the shape \(4, 2\)"):
-        trainer.step(torch.zeros(4, 6), torch.zeros(4, 2))
 
 
 def test_prefetched_rows_of_micro_batches() -> None:

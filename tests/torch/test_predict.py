@@ -185,8 +185,11 @@ def test_another_model_needs_another_folder(command: Command, tmp_path: Path) ->
     assert "holds predictions with other model" in said
     said = command.refused(model, command.trained / "data")
     assert "holds Parquet files that are no predictions" in said
-    (tmp_path / "predictions.json").write_text("{")
-    assert "predictions.json" in command.refused(model, tmp_path)
+    (tmp_path / "_predictions.json").rename(tmp_path / "predictions.json")  # as it was named before
+    command.run(model, tmp_path)
+    assert pq.read_table(tmp_path).num_rows == ROWS
+    (tmp_path / "_predictions.json").write_text("{")
+    assert "_predictions.json" in command.refused(model, tmp_path)
 
 
 def test_bad_rows(command: Command, tmp_path: Path) -> None:
@@ -203,8 +206,8 @@ def test_bad_rows(command: Command, tmp_path: Path) -> None:
     assert "0.parquet row group 2 row 3: age is inf; correct it" in said
     said = command.run(model, tmp_path / "b", "--bad-rows", "skip", "--processes", "2")
     assert said == f"{tmp_path / 'b'}: 33 rows, 1 rows skipped\n"
-    notes = content(tmp_path / "b").column("note").to_pylist()
-    assert notes == [f"row {row}" for row in range(34) if row != BAD]
+    column = content(tmp_path / "b").column("note").to_pylist()
+    assert column == [f"row {row}" for row in range(34) if row != BAD]
 
 
 def test_what_is_asked_for_wrongly(command: Command, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
 from psfleet.errors import PsfleetError, ShapeError, UsageError
 from psfleet.runtime.interface import Runtime
-from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
+from tests.leaks import nothing_left
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 

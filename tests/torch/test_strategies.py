@@ -12,14 +12,13 @@ import pytest
 
 from psfleet import fleet as fleet_api
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, UsageError
 from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.mode_runtimes.switch import connect
 from psfleet.runtime.interface import Gradient
 from psfleet.strategy import ConsistencySettings, LocalSGDSettings
-from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import in_threads
+from tests.leaks import nothing_left
+from tests.trainings import in_threads
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
@@ -155,14 +154,14 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "wish", [{}, {"checkpoints": ["blocks.0", "rows"]}], ids=["found", "named"]
+    "settings", [{}, {"checkpoints": ["blocks.0", "rows"]}], ids=["found", "named"]
 )
-def test_recompute(wish: dict[str, Any]) -> None:
+def test_recompute(settings: dict[str, Any]) -> None:
     """Blocks are computed twice, losses are the same bits, and a copy of the model still works."""
     torch.manual_seed(3)
     start = Blocks()
     found = []
-    for parts in ({}, {"recompute": wish}):
+    for parts in ({}, {"recompute": settings}):
         under(**parts)
         model = copy.deepcopy(start)
         model, opt = pst.convert(model, OPTIMIZERS["adagrad"](model))
@@ -185,7 +184,7 @@ def test_localsgd() -> None:
     states: list[Any] = [{}, {}]
     apart: list[Any] = [None, None]
 
-    with nothing_left(), LocalFleet(1, 2) as fleet:
+    with nothing_left(), LocalFleet(1, 2, in_process=True) as fleet:
 
         def work(worker: int) -> None:
             runtime = LocalSGDRuntime(fleet.connect(worker, "sync"), LocalSGDSettings(k_steps=2))
@@ -210,7 +209,7 @@ def test_other_modes(mode: Any) -> None:
     start = DeepFM()
     plain = copy.deepcopy(start)
     wanted = curve(plain, OPTIMIZERS["sgd"](plain), batches(40))
-    with nothing_left(), LocalFleet(1, 1) as fleet:
+    with nothing_left(), LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
         model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
         got = []
@@ -234,24 +233,3 @@ def test_barrier_brings_what_others_have_changed(fleet: EmbeddedRuntime) -> None
     fleet_api.barrier_worker()
     assert model(torch.ones(1, 2)).item() == pytest.approx(before - 2)
     assert opt.param_groups[0]["lr"] == 1.0
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"dgc": {}}, "'dgc' puts an optimizer of psfleet"),
-    ({"lars": {}}, "'lars' puts an optimizer of psfleet"),
-    ({"lamb": {}}, "'lamb' puts an optimizer of psfleet"),
-    ({"recompute": {"memory_budget": "1MiB"}}, "memory_budget is '1MiB'"),
-    ({"recompute": {"checkpoints": ["tower"]}}, "no module of that name"),
-    ({"recompute": {"checkpoints": ["1"]}}, "running statistics of '1', a BatchNorm1d"),
-    ({"pipeline": {"micro_batches": 2}}, r"train an nn\.Sequential with psfleet\.torch\.Pipeline"),
-]
-
-
-@pytest.mark.parametrize(("parts", "words"), REFUSED, ids=[case[1] for case in REFUSED])
-def test_refused(parts: dict[str, Any], words: str) -> None:
-    """What torch's optimizers cannot do is refused, and the model is as it was."""
-    under(**parts)
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with pytest.raises((ConfigError, UsageError), match=words):
-        pst.convert(model, torch.optim.SGD(model.parameters(), 0.1))
-    assert [type(module) for module in model] == [nn.Linear, nn.BatchNorm1d]

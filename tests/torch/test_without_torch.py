@@ -30,5 +30,5 @@ def test_missing_torch_is_named() -> None:
     )
     assert run(code) == (
         "ConfigError psfleet.torch.Embedding needs PyTorch, which is not installed; "
-        "run: pip install psfleet[torch]"
+        "run: pip install '.[torch]' in psfleet's checkout"
     )

@@ -112,8 +112,10 @@ ZERO = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("kind", ZERO)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Attention, "adam"), (Attention, "sgd"), (Normed, "adagrad"), (Normed, "rmsprop")],
+)
 def test_only_parameters_of_zero_gradient_differ(kind: type[nn.Module], name: str) -> None:
     """Losses agree to 1e-5 and weights to 1e-5, but for those whose float64 gradient is zero.
 

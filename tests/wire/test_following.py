@@ -44,8 +44,8 @@ def test_a_long_body_comes_in_pieces(length: int) -> None:
     found = [replication.decode(message) for message in messages]
     assert [reply.more for reply, _ in found] == [True] * (len(found) - 1) + [False]
     assert {(reply.number, reply.kind) for reply, _ in found} == {(7, 4)}
-    assert b"".join(piece for _, piece in found) == body
-    assert all(piece.obj is message for message, (_, piece) in zip(messages, found, strict=True))
+    assert b"".join(part for _, part in found) == body
+    assert all(part.obj is message for message, (_, part) in zip(messages, found, strict=True))
 
 
 def test_every_truncation_is_refused_or_shorter() -> None:

@@ -11,18 +11,13 @@ from hypothesis import strategies as st
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import FrameError, PsfleetError, UsageError
 from psfleet.rules import make_rule
-from psfleet.runtime.interface import Format, Gradient
+from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
+from psfleet.settings.choices import Format
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import (
-    BLOCK,
-    CompressedValues,
-    GradientCompressor,
-    pack,
-    repacked,
-    value_format,
-)
-from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet.wire.compression import GradientCompressor, repacked, value_format
+from psfleet.wire.v1.frame_pb2 import Header, Precision, Segment
+from psfleet.wire.wire_formats import BLOCK, FORMATS, NUMBERED, CompressedValues
 
 DENSE = TableSpec("packed/dense", "dense", (600,), make_rule("sgd", {}))
 ROWS = TableSpec("packed/rows", "sparse", (6,), make_rule("sgd", {}))
@@ -38,16 +33,16 @@ def rows_of(count: int = 3) -> Any:
 
 def push_of(form: Format) -> tuple[Header, bytes]:
     """A push of rows and of a dense gradient in this form: its header and its payload."""
-    packer, header, parts = GradientCompressor(0, form), Header(), []
+    compressor, header, parts = GradientCompressor(0, form), Header(), []
     rows, dense = rows_of(), np.linspace(-1, 1, 600, dtype=np.float32)
     for spec, ids, values in ((ROWS, IDS, rows), (DENSE, None, dense)):
         size = CompressedValues.size_of(form, values.shape)
         room = np.zeros(size + -size % 8, np.uint8)
         packed = CompressedValues.over(room[:size], form, values.shape)
         if ids is None:
-            packer.part(spec, 1, 0, values, packed)
+            compressor.part(spec, 1, 0, values, packed)
         else:
-            packer.rows(spec, 1, ids, values, packed)
+            compressor.rows(spec, 1, ids, values, packed)
             parts.append(ids.tobytes())
         parts.append(room.tobytes())
         header.segments.append(
@@ -94,12 +89,32 @@ def test_which_form_a_table_takes() -> None:
     counted = TableSpec(
         "counted", "sparse", (6,), make_rule("sgd", {}), entry=ShowClickEntry("show", "click")
     )
-    packer, ids = GradientCompressor(0, "int8"), np.arange(3)
-    assert packer.form_of(ROWS, Gradient(ROWS.key, rows_of(), ids)) == "int8"
-    assert packer.form_of(counted, Gradient(counted.key, rows_of(), ids)) == "float32"
-    assert packer.form_of(DENSE, Gradient(DENSE.key, rows_of()[0], ids)) == "float32"
+    compressor, ids = GradientCompressor(0, "int8"), np.arange(3)
+    assert compressor.form_of(ROWS, Gradient(ROWS.key, rows_of(), ids)) == "int8"
+    assert compressor.form_of(counted, Gradient(counted.key, rows_of(), ids)) == "float32"
+    assert compressor.form_of(DENSE, Gradient(DENSE.key, rows_of()[0], ids)) == "float32"
     rounded = Gradient(DENSE.key, rows_of()[0], None, precision="float16")
-    assert packer.form_of(DENSE, rounded) == "float32"
+    assert compressor.form_of(DENSE, rounded) == "float32"
+
+
+def test_every_precision_of_messages_is_a_format() -> None:
+    """Each number of a message has one class, and comes back as exactly as it says."""
+    assert {*NUMBERED} == {*Precision.values()}
+    assert len(FORMATS) == len(NUMBERED)
+    rows = np.array([[1.0, -0.5, 127 / 128, 0.0, 0.25, -1.0]], np.float32)
+    errors: dict[Any, float] = {
+        "float32": 0.0,
+        "bfloat16": 2**-9,
+        "float16": 0.0,
+        "int8": 0.5 / 127,
+    }
+    for name, bound in errors.items():
+        packed = CompressedValues.over(
+            np.empty(CompressedValues.size_of(name, rows.shape), np.uint8), name, rows.shape
+        )
+        packed.pack(rows)
+        assert abs(packed.unpack() - rows).max() <= bound
+        assert abs(packed.format.decode_gradient(packed, 1.0, "table") - rows).max() <= bound
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -135,11 +150,11 @@ def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
     values[[0, 300, 599]] = 1
     for number in range(400):
         found = []
-        for packer, ranges in ((whole, [(0, 600)]), (cut, [(0, 512), (512, 600)])):
+        for compressor, ranges in ((whole, [(0, 600)]), (cut, [(0, 512), (512, 600)])):
             for low, high in ranges:
                 room = np.empty(CompressedValues.size_of("int8", (high - low,)), np.uint8)
                 packed = CompressedValues.over(room, "int8", (high - low,))
-                packer.part(DENSE, number, low, values[low:high], packed)
+                compressor.part(DENSE, number, low, values[low:high], packed)
                 found.append(packed.unpack())
         np.testing.assert_array_equal(found[0], np.concatenate(found[1:]))
         total += found[0]
@@ -158,11 +173,11 @@ def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_no_number_is_refused(bad: float) -> None:
     """The error quotes value and table; large finite gradients pass, whatever their sum."""
-    packer, values = GradientCompressor(0, "int8"), np.full(600, 3e38, np.float32)
-    packer.check(DENSE, values)
+    compressor, values = GradientCompressor(0, "int8"), np.full(600, 3e38, np.float32)
+    compressor.check(DENSE, values)
     values[7] = bad
     with pytest.raises(UsageError, match=f"packed/dense.*{bad}"):
-        packer.check(DENSE, values)
+        compressor.check(DENSE, values)
 
 
 def test_a_sum_that_is_no_number_is_refused() -> None:
@@ -227,7 +242,7 @@ def test_changed_pushes_give_values_or_a_sentence(
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=80), st.integers(0, 9), st.sampled_from([0, 1, 3]))
-def test_changed_answers_give_values_or_a_sentence(body: bytes, count: int, number: int) -> None:
+def test_changed_replies_give_values_or_a_sentence(body: bytes, count: int, number: int) -> None:
     """What a worker makes of an answer's bytes: rows of the table's width, or an error of psfleet."""
     segment: Any = Segment(table=ROWS.key, content=segments.ROWS, count=count)
     segment.precision = number
@@ -245,6 +260,6 @@ def test_pack_writes_nothing_beside_its_room() -> None:
     for form in FORMS:
         size = CompressedValues.size_of(form, (3, 6))
         around = np.full(size + 16, 0xAB, np.uint8)
-        pack(rows_of(), CompressedValues.over(around[8:-8], form, (3, 6)))
+        CompressedValues.over(around[8:-8], form, (3, 6)).pack(rows_of())
         assert (around[:8] == 0xAB).all()
         assert (around[-8:] == 0xAB).all()

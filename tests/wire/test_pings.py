@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from psfleet.settings.limits import ServerLimits
-from psfleet.wire.channel import server_options
+from psfleet.wire.connections.channel import server_options
 
 _HASTY = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -24,7 +24,7 @@ def test_a_held_call_outlives_many_pings(tmp_path: Path) -> None:
 
     def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
         over.wait(_HELD)
-        return b"answer"
+        return b"reply"
 
     handlers = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
     with ThreadPoolExecutor(1) as pool:
@@ -34,7 +34,7 @@ def test_a_held_call_outlives_many_pings(tmp_path: Path) -> None:
         server.start()
         try:
             with grpc.insecure_channel(f"unix:{tmp_path}/socket", options=_HASTY) as channel:
-                assert channel.unary_unary("/test/Wait", None, None)(b"", timeout=60) == b"answer"
+                assert channel.unary_unary("/test/Wait", None, None)(b"", timeout=60) == b"reply"
         finally:
             over.set()
             server.stop(None).wait()

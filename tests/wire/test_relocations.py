@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from psfleet.formats.relocations import write_relocations
-from psfleet.wire.relocating_channel import RelocatingChannel
+from psfleet.formats import write_relocations
+from psfleet.wire.connections.relocating_channel import RelocatingChannel
 from tests.waiting import until
 
 
@@ -19,13 +19,13 @@ def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threa
     """A server that answers "there", or with `over` nothing until that is set; the event of a call."""
     called = threading.Event()
 
-    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+    def reply(request: bytes, context: grpc.ServicerContext) -> bytes:
         called.set()
         if over is not None:
             over.wait()
         return b"there"
 
-    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(reply)}
     with ThreadPoolExecutor(1) as pool:
         made = grpc.server(pool)
         made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
@@ -42,10 +42,10 @@ def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threa
 def test_a_call_under_way_ends_when_its_server_moves(tmp_path: Path) -> None:
     """The old server keeps silent for ever; the call fails all the same, and the next one is answered."""
     old, new, moves = f"unix:{tmp_path}/old", f"unix:{tmp_path}/new", tmp_path / "moves"
-    heard = threading.Event()
+    moved = threading.Event()
     with server(old, threading.Event()) as called, server(new):
         channel = RelocatingChannel(old, moves, grpc.insecure_channel)
-        channel.on_move = heard.set
+        channel.on_move = moved.set
         ask = channel.unary_unary("/test/Ask", None, None)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ask, b"")
@@ -54,7 +54,7 @@ def test_a_call_under_way_ends_when_its_server_moves(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError) as failed:
                 waiting.result(120)
         assert failed.value.code() is grpc.StatusCode.CANCELLED
-        assert heard.wait(120)
+        assert moved.wait(120)
         assert channel.endpoint == new
         assert ask(b"") == b"there"
         channel.close()

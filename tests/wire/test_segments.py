@@ -36,8 +36,8 @@ def write_read(read: Read) -> OutgoingSegment:
     """A pull from one table, as a worker lays it out."""
     if read.ids is None:
         return OutgoingSegment(Segment(table=read.table, content=segments.WHOLE))
-    piece = Segment(table=read.table, content=segments.IDS, count=len(read.ids))
-    return OutgoingSegment(piece, (read.ids,))
+    part = Segment(table=read.table, content=segments.IDS, count=len(read.ids))
+    return OutgoingSegment(part, (read.ids,))
 
 
 def write_values(table: int, values: NDArray[np.float32]) -> OutgoingSegment:
@@ -46,9 +46,9 @@ def write_values(table: int, values: NDArray[np.float32]) -> OutgoingSegment:
     return OutgoingSegment(Segment(table=table, content=content, count=len(values)), (values,))
 
 
-def through(pieces: list[OutgoingSegment], read: Callable[..., Any]) -> Any:
+def through(parts: list[OutgoingSegment], read: Callable[..., Any]) -> Any:
     """What a reader gets of what was written."""
-    header, payload = frame.decode(segments.message(Header(), pieces))
+    header, payload = frame.decode(segments.message(Header(), parts))
     return read(header, payload, spec_of)
 
 
@@ -110,8 +110,8 @@ def test_any_mix_of_lengths_stays_aligned(rows: int, values: int) -> None:
 
 def test_an_unaligned_payload_is_read_all_the_same() -> None:
     """A stock client that writes no padding is understood; the reader copies once."""
-    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
-    whole = Frame.FromString(segments.message(Header(), [piece]))
+    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    whole = Frame.FromString(segments.message(Header(), [part]))
     for length in range(8):
         message = Frame(header=whole.header, payload=whole.payload, padding=b"")
         message.header.samples = 2 ** (7 * length)
@@ -124,30 +124,28 @@ def test_an_unaligned_payload_is_read_all_the_same() -> None:
 @pytest.mark.parametrize("count", [6, 2**20, 2**40, 2**64 - 1])
 def test_a_count_beyond_the_payload_is_refused(count: int) -> None:
     """A segment that announces more than the payload holds, up to exabytes, takes no memory."""
-    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
-    piece.segment.count = count
+    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    part.segment.count = count
     with pytest.raises(FrameError, match=r"announces \d+ bytes, but the payload has"):
-        through([piece], segments.read_gradients)
+        through([part], segments.read_gradients)
 
 
 def test_bytes_of_no_segment_are_refused() -> None:
     """A payload longer than its segments is refused."""
-    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
-    piece.segment.count = 2
+    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    part.segment.count = 2
     with pytest.raises(FrameError, match="segments take 40 bytes of a payload of 104"):
-        through([piece], segments.read_gradients)
+        through([part], segments.read_gradients)
 
 
 def test_a_table_twice_in_one_push_is_refused() -> None:
     """A push names a table at most once."""
-    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
     with pytest.raises(FrameError, match="twice"):
         through(
             [
-                piece,
-                OutgoingSegment(
-                    Segment.FromString(piece.segment.SerializeToString()), piece.arrays
-                ),
+                part,
+                OutgoingSegment(Segment.FromString(part.segment.SerializeToString()), part.arrays),
             ],
             segments.read_gradients,
         )
@@ -164,7 +162,7 @@ def test_a_segment_of_the_wrong_kind_is_refused() -> None:
         through([write_read(Read(SPARSE.key))], segments.read_request)
 
 
-def test_a_pull_whose_answer_could_not_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_whose_reply_could_not_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of the answer is checked before a row of it is made."""
     monkeypatch.setattr(frame, "MAX_MESSAGE", 40 + 19)
     with pytest.raises(FrameError, match="asks for 60 bytes of rows"):
@@ -200,18 +198,18 @@ def test_any_header_over_any_payload_is_read_or_refused(
 
 def test_an_exchange_comes_apart() -> None:
     """Gradients and reads of one message, of the same table too, come back as what they were."""
-    pieces = [
+    parts = [
         segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS, 0.1)),
         write_read(Read(SPARSE.key, IDS[:2])),
         write_read(Read(DENSE.key)),
     ]
-    found = through(pieces, segments.read_request)
+    found = through(parts, segments.read_request)
     np.testing.assert_array_equal(found.gradients[0].values, ROWS)
     assert found.gradient_bytes == IDS.nbytes + ROWS.nbytes
     np.testing.assert_array_equal(found.reads[0].ids, IDS[:2])
     assert found.reads[1] == Read(DENSE.key)
     with pytest.raises(FrameError, match="gradients come first"):
-        through([pieces[2], pieces[0]], segments.read_request)
+        through([parts[2], parts[0]], segments.read_request)
 
 
 def test_segments_of_a_lane_lie_where_they_say() -> None:

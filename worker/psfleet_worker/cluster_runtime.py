@@ -1,5 +1,6 @@
 """The parameters of a cluster as one worker sees them."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,24 +9,21 @@ from numpy.typing import NDArray
 
 from psfleet.chaos.injection import FaultInjector, PushAudit
 from psfleet.consistency import ConsistencyMode, find_mode
-from psfleet.data.assignment import Range
-from psfleet.data.progress import ScriptProgress
+from psfleet.datasets.assignment import Range
 from psfleet.errors import ConfigError, UsageError
 from psfleet.observability.tracing import open_tracing
-from psfleet.platform.interrupts import deferred
+from psfleet.platform.threads import deferred
 from psfleet.rules import import_rules
-from psfleet.runtime.completed import CompletedPush
-from psfleet.runtime.evicted_ids import EvictedIds
 from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import (
+    CompletedPush,
     Gradient,
-    PendingPull,
     PendingPush,
     PushCounter,
-    Read,
     TableState,
     with_counts,
 )
+from psfleet.runtime.worker_state import ScriptProgress
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode_names import Mode
@@ -53,8 +51,6 @@ from psfleet_worker.stream.transfers import Transfers
 if TYPE_CHECKING:
     from psfleet_worker.stages.stage_links import StageLinks
 
-__all__ = ["ClusterRuntime"]
-
 Floats = NDArray[np.float32]
 
 
@@ -62,19 +58,22 @@ class ClusterRuntime:
     """Implements psfleet.runtime.interface.Runtime on the servers of a cluster.
 
     Steps are a stream of pushes and pulls (`session`, `stream`). Whatever else a script asks for
-    waits until the pushes before it are applied: meetings, whole tables, snapshots.
+    waits until the pushes before it are applied: collectives, whole tables, snapshots.
 
     Args:
-        environment: Says which worker this is and where the servers are.
+        environment: Seat of this worker, and endpoints of the servers.
         mode: The same for all workers; a name stands for the mode with its usual settings.
         wire: In which form gradients and values travel.
-        patience: How long to wait for whom.
-        meddle: For tests, see psfleet.faults.crash_points.
+        patience: Time limits of waits.
+        meddle: Wraps sends of calls, for tests; see psfleet.faults.
 
     Attributes:
-        wire: As passed.
+        wire: The argument, or its default.
         counters: Count what this worker's pushes take along.
+        pools: Reads and gradients may have bags.
     """
+
+    pools = True
 
     def __init__(
         self,
@@ -101,15 +100,20 @@ class ClusterRuntime:
         self.counters: list[PushCounter] = []
         self._session = self._fleet.session
         self._marks = SnapshotMarks(self._fleet)
-        self._fleet.beats.listeners.append(self._marks.listen)
+        self._fleet.heartbeats.listeners.append(self._marks.listen)
         self._tables = WorkerTables(self._fleet)
         self._transfers = self._make_transfers()
-        self._wish: tuple[str, dict[str, int]] | None = None
+        # What is wholly theirs is handed out as theirs, without a call between.
+        self.create, self.open = self._tables.create, self._tables.open
+        self.evictions = self._tables.evictions
+        self.pull, self.pull_ahead = self._transfers.pull, self._transfers.pull_ahead
+        self.flush = self._transfers.flush
+        self._mode_request: tuple[str, dict[str, int]] | None = None
         self._closed = False
         self._links: StageLinks | None = None
-        self._shares = WorkerData(self._session)
+        self._worker_data = WorkerData(self._session)
         self._collectives = Collectives(
-            self._session, self._fleet.stream, lambda: self._shares.reached
+            self._session, self._fleet.stream, lambda: self._worker_data.reached
         )
         try:
             self._fleet.start()
@@ -127,68 +131,69 @@ class ClusterRuntime:
     def _make_transfers(self) -> Transfers:
         if self._tracing is None:
             return Transfers(self._fleet, self._tables.spec, self.wire)
-        from psfleet_worker.stream.traced_transfers import TracedTransfers
+        from psfleet_worker.stream.push_trace import PushTrace
 
-        return TracedTransfers(self._tracing, self._fleet, self._tables.spec, self.wire)
+        begin_trace = functools.partial(PushTrace, self._tracing)
+        return Transfers(self._fleet, self._tables.spec, self.wire, begin_trace)
 
     @property
     def watch(self) -> NonFiniteCheck:
-        """Who looks for values that are not finite."""
+        """NaN/Inf check of outgoing gradients."""
         return self._transfers.watch
 
     @property
     def times(self) -> StepTimes:
-        """How long this worker's steps take."""
+        """Durations of this worker's steps."""
         return self._fleet.times
 
     @property
     def transports(self) -> list[str]:
-        """What carries tensors to each server now: "http2" or "grpcio"."""
+        """Transport of tensors to each server now: "http2" or "grpcio"."""
         return [client.transport for client in self._fleet.clients]
 
     @property
     def worker_index(self) -> int:
-        """See Runtime."""
+        """Seat of this worker, from 0."""
         return self._fleet.worker
 
     @property
     def worker_num(self) -> int:
-        """See Runtime."""
+        """Number of workers in the fleet."""
         return self._fleet.workers
 
     @property
     def server_num(self) -> int:
-        """See Runtime."""
+        """Number of servers."""
         return len(self._fleet.clients)
 
     @property
     def pushes(self) -> int:
-        """See psfleet.runtime.interface.pushes."""
+        """Number of pushes of this script, over all incarnations of this worker."""
         return self.progress.pushes
 
     @property
     def progress(self) -> ScriptProgress:
-        """How far the script is, over all lives of this worker."""
+        """Position of the script, over all incarnations of this worker."""
         return self._session.progress
 
     @property
     def passes(self) -> bool:
-        """Whether the next meeting was over before this life began."""
+        """The next collective was over before this incarnation began."""
         return self._session.passes
 
     @property
-    def meetings(self) -> tuple[int, int]:
-        """How many meetings this life has come to, and how many changes of the mode are among them."""
-        return self._session.meetings, self._session.changes
+    def collectives(self) -> tuple[int, int]:
+        """Collectives of this incarnation so far, and mode switches among them."""
+        return self._session.collectives, self._session.changes
 
-    def pass_meetings(self, meetings: int, changes: int) -> None:
+    def pass_collectives(self, collectives: int, changes: int) -> None:
         """Count these as come to, in a part of the script that is passed over."""
-        self._session.pass_meetings(meetings, changes)
+        self._session.pass_collectives(collectives, changes)
 
     @property
     def mode(self) -> ConsistencyMode:
         """The mode in which the fleet runs, with the settings that servers know: another one than was asked
-        for, if the mode has been changed before this life began."""
+        for, if the mode has been changed before this incarnation began."""
         return self._session.declared
 
     def correct(self, correction: Correction) -> None:
@@ -198,35 +203,14 @@ class ClusterRuntime:
     # -- training ------------------------------------------------------------------------------
 
     @property
-    def pools(self) -> bool:
-        """See Runtime."""
-        return True
-
-    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
-        return self._tables.create(spec, value)
-
-    def open(self, name: str) -> TableSpec:
-        """See Runtime.open."""
-        return self._tables.open(name)
-
-    def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull."""
-        return self._transfers.pull(reads)
-
-    @property
     def reads_ahead(self) -> bool:
-        """See Runtime. In modes whose pulls wait for other workers nothing overtakes anything."""
+        """`pull_ahead` reads while the worker computes; not in modes whose pulls wait for other workers."""
         return self._fleet.stream.reads_ahead
-
-    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See Runtime.pull_ahead."""
-        return self._transfers.pull_ahead(reads)
 
     @property
     def position(self) -> Position:
-        """How far the script is with its data: leases used up, and samples of the next one."""
-        return self._shares.position or (0, 0)
+        """Position of the script in its data: leases used up, and samples of the next one."""
+        return self._worker_data.position or (0, 0)
 
     def push(
         self,
@@ -236,15 +220,18 @@ class ClusterRuntime:
         loss: float | None = None,
         position: Position | None = None,
     ) -> PendingPush:
-        """See Runtime.push. A push of an earlier life that counts is passed over.
+        """Push the gradients of one step. An earlier incarnation's push that counts is passed over.
 
         `position`: How far the script was with its data after the step; None: where it is now.
         """
-        gradients = with_counts(gradients, self.counters)
-        position = position or self.position
+        if self.counters:
+            gradients = with_counts(gradients, self.counters)
+        position = position or self._worker_data.position or (0, 0)
         pushed: PendingPush = CompletedPush()
-        if not self.progress.passes():
-            pushed = self._push(gradients, samples, loss, position)
+        if not self._session.progress.passes():
+            if self._audit is not None:
+                gradients = [*gradients, self._audited(self._audit)]
+            pushed = self._transfers.push(gradients, samples, loss, position)
         for counter in self.counters:  # what left with a push that counts already counts with it
             counter.arrived()
         return pushed
@@ -253,47 +240,38 @@ class ClusterRuntime:
         """Push what counters hold, by itself. In sync mode it is this worker's part of a round."""
         self.push([])
 
-    def _push(
-        self, gradients: Sequence[Gradient], samples: int, loss: float | None, position: Position
-    ) -> PendingPush:
-        if self._audit is not None:
-            gradients = [*gradients, self._audited(self._audit)]
-        return self._transfers.push(gradients, samples, loss, position)
-
     def _audited(self, audit: PushAudit) -> Gradient:
         """Under `psfleet-launch --chaos`: what counts this push on every server."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
         return audit.gradient(self._session.declared.adds_deltas)
 
-    def flush(self, timeout: float | None = None) -> None:
-        """See Runtime.flush."""
-        self._transfers.flush(timeout)
-
-    # -- meetings ------------------------------------------------------------------------------
+    # -- collectives ------------------------------------------------------------------------------
 
     @deferred()
     def barrier(self, timeout: float | None = None) -> None:
-        """See Runtime.barrier. Sync mode: rounds of the others go on without this worker."""
+        """Wait for all workers. Sync mode: rounds of the others go on without this worker."""
         released: CollectiveResult = self._transfers.run(
             self._collectives.gather(), timeout=timeout
         )
-        self._wish = released.wish
+        self._mode_request = released.mode_request
 
-    def take_wish(self) -> tuple[str, dict[str, int]] | None:
-        """The mode and its settings that somebody outside wants, if the last barrier has told all workers
-        so: each of them then comes to `set_mode`."""
-        wish, self._wish = self._wish, None
-        return wish
+    def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
+        """Return mode and settings of a request from outside the script, if the last barrier announced it.
+
+        All workers get it at the same barrier: each of them then comes to `set_mode`.
+        """
+        mode_request, self._mode_request = self._mode_request, None
+        return mode_request
 
     @deferred()
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """See Runtime.all_reduce."""
+        """Combine a value of every worker; return the result."""
         if mode not in ("sum", "max", "min"):
             raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
         gathered = self._collectives.gather(mode, np.ascontiguousarray(value))
-        found: NDArray[Any] = self._transfers.run(gathered).value
-        return found.reshape(np.shape(value))
+        reduced: NDArray[Any] = self._transfers.run(gathered).value
+        return reduced.reshape(np.shape(value))
 
     @deferred()
     def set_mode(self, mode: ConsistencyMode) -> None:
@@ -319,12 +297,12 @@ class ClusterRuntime:
     # -- whole tables --------------------------------------------------------------------------
 
     def read_table(self, table: int) -> TableState:
-        """See Runtime.read_table."""
+        """Return the whole content of a table."""
         self.flush()
         return self._tables.read(table)
 
     def write_table(self, table: int, state: TableState) -> None:
-        """See Runtime.write_table."""
+        """Replace the whole content of a table."""
         self.flush()
         self._transfers.forget()
         self._tables.write(table, state)
@@ -332,28 +310,24 @@ class ClusterRuntime:
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """See Runtime.shrink."""
+        """Remove rows that are worth little or not in use; return their number."""
         self.flush()
         return self._tables.shrink(table, threshold, unseen)
 
-    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """See Runtime.evictions."""
-        return self._tables.evictions(table, position, limit)
-
     def load(self, path: str) -> None:
-        """See Runtime.load."""
+        """Load all tables from a snapshot."""
         self.flush()
         self._transfers.forget()
         self._tables.load(path)
 
     def specs(self) -> dict[int, TableSpec]:
-        """See Runtime.specs."""
+        """Return the definitions of the tables that this worker knows, by key."""
         return dict(self._tables.specs)
 
     # -- snapshots -----------------------------------------------------------------------------
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """See Runtime.save. The servers must see the same file system as this worker."""
+        """Save a snapshot; return its path. The servers must see the same file system as this worker."""
         self.flush()
         return save(self._fleet, path, delta=delta, base=base)
 
@@ -362,8 +336,8 @@ class ClusterRuntime:
         which the fleet has started (JSON; empty: nothing).
 
         Args:
-            state_at: Of the number of its last push in the snapshot (below 0: of its last ones, see
-                psfleet.data.worker_state); called by another thread.
+            state_at: Returns the state as of the number of its last push in the snapshot (below 0: of its
+                last ones, see psfleet.runtime.worker_state); called by another thread.
         """
         self._marks.state_at = state_at
         return self._marks.introduce(keeps=True)
@@ -375,41 +349,41 @@ class ClusterRuntime:
 
     # -- data ----------------------------------------------------------------------------------
 
-    def shares(
+    def data_steps(
         self, trainer: Pusher, size: int, batch: int, epochs: int, seed: int, merged: int
     ) -> Iterator[tuple[Range, ...]]:
-        """What this worker has to train with, step by step, as the fleet hands it out.
+        """Yield this worker's samples, step by step, as the fleet assigns them.
 
         Args:
-            trainer: Who pushes.
+            trainer: Runtime that pushes.
             size: Samples of an epoch.
             batch: Samples of a step.
-            epochs: How many epochs.
-            seed: Of the order of samples; only compared between workers.
+            epochs: Number of epochs.
+            seed: Seed of the order of samples; only compared between workers.
             merged: Steps of one push.
 
         Returns:
-            For each step the positions of its samples (psfleet.data.assignment).
+            For each step the positions of its samples (psfleet.datasets.assignment).
         """
-        feed = DataClient(self._fleet, trainer, self._shares.count + 1, size, epochs, seed)
-        return feed.steps(self._shares, batch, merged)
+        feed = DataClient(self._fleet, trainer, self._worker_data.count + 1, size, epochs, seed)
+        return feed.steps(self._worker_data, batch, merged)
 
     @property
-    def coming(self) -> tuple[Range, ...]:
-        """Of the step after the present one of `shares`: its positions, if they are known; else empty."""
-        return self._shares.coming
+    def next_ranges(self) -> tuple[Range, ...]:
+        """Positions of the step after the present one of `data_steps`, if they are known; else empty."""
+        return self._worker_data.next_ranges
 
-    def on_beat(self, listener: Listener) -> None:
-        """Let `listener` hear what the coordinator answers to signs of life, in their thread."""
-        self._fleet.beats.listeners.append(listener)
+    def on_heartbeat(self, listener: Listener) -> None:
+        """Let `listener` hear what the coordinator answers to liveness signals, in their thread."""
+        self._fleet.heartbeats.listeners.append(listener)
 
     # -- the rest ------------------------------------------------------------------------------
 
     def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats. Server 0 counts every push, the others those that they are sent."""
+        """Return one entry per server. Server 0 counts every push, the others those that they receive."""
         return [
-            figures_of(shard_pb2.StatusReply.FromString(answer))
-            for answer in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
+            figures_of(shard_pb2.StatusReply.FromString(reply))
+            for reply in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
         ]
 
     def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
@@ -427,7 +401,7 @@ class ClusterRuntime:
         self._end_traces()
 
     def close(self) -> None:
-        """See Runtime.close."""
+        """Flush, leave the fleet and release all resources."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""The steps of the fleet's datasets on this worker: asks for data, and tells the worker's other stages."""
+"""Steps of the fleet's datasets on this worker: requests data and announces steps to its other stages."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from psfleet.data.assignment import Range
+from psfleet.datasets.assignment import Range, RoundPlan
 from psfleet.stages.links import here, links
-from psfleet.wire.membership_messages import read_plan, read_ranges
+from psfleet.wire.membership_messages import PLAN_ENTRY
+from psfleet.wire.message_converter import read_pairs
 from psfleet.wire.v1 import membership_pb2
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
@@ -25,13 +26,11 @@ from psfleet_worker.session.instructions import (
     TrainStep,
 )
 
-__all__ = ["DataClient", "Pusher"]
-
 Ranges = tuple[Range, ...]
 
 
 class Pusher(Protocol):
-    """What data dispatch needs of the runtime that pushes."""
+    """The runtime that pushes, as data dispatch uses it."""
 
     def skip(self) -> None:
         """A step without gradients."""
@@ -45,11 +44,11 @@ class DataClient:
 
     Args:
         fleet: The worker's connection.
-        trainer: Who pushes.
-        number: Of the dataset in this life, from 1.
+        trainer: Runtime that pushes.
+        number: Number of the dataset in this incarnation, from 1.
         size: Samples of an epoch.
-        epochs: How many epochs.
-        seed: Of the order of samples.
+        epochs: Number of epochs.
+        seed: Seed of the order of samples.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class DataClient:
     ) -> None:
         self._fleet = fleet
         self._trainer = trainer
-        self._order = membership_pb2.DealRequest(
+        self._message = membership_pb2.AssignDataRequest(
             worker=fleet.worker,
             incarnation=fleet.session.incarnation,
             dataset=number,
@@ -74,27 +73,27 @@ class DataClient:
         )
         self._tags = itertools.count()
 
-    def steps(self, shares: WorkerData, batch: int, merged: int) -> Iterator[Ranges]:
+    def steps(self, worker_data: WorkerData, batch: int, merged: int) -> Iterator[Ranges]:
         """The positions of each step's samples; see Runtime.shares."""
         place = here()
-        return self._run(shares.steps(batch, merged, place.process, place.processes))
+        return self._run(worker_data.steps(batch, merged, place.process, place.processes))
 
     def _run(self, program: Program[None]) -> Iterator[Ranges]:
         outcome: Any = None
         while True:
             try:
-                wanted = program.send(outcome)
+                instruction = program.send(outcome)
             except StopIteration:
                 return
-            if isinstance(wanted, TrainStep):
-                outcome = yield wanted.ranges
+            if isinstance(instruction, TrainStep):
+                outcome = yield instruction.ranges
             else:
-                outcome = self._perform(wanted)
+                outcome = self._perform(instruction)
 
     def _perform(self, wanted: Instruction) -> Any:
         match wanted:
             case RequestData():
-                return self._deal(wanted)
+                return self._request_data(wanted)
             case FlushPushes():
                 return self._trainer.flush()
             case SkipStep():
@@ -102,27 +101,28 @@ class DataClient:
             case TellStages(ranges):
                 return self._tell(ranges)
             case HearStages():
-                [told] = links().receive(0, self._tag())
-                return tuple((low, high) for low, high in told.tolist())
+                [message] = links().receive(0, self._tag())
+                return tuple((low, high) for low, high in message.tolist())
             case _:
                 return self._fleet.perform(wanted)
 
-    def _deal(self, deal: RequestData) -> DataReply:
-        order = self._order
-        order.batch, order.round = deal.batch, deal.round
-        order.lease, order.used = deal.lease, deal.used
-        call = self._fleet.clients[0].start("Coordinator/Deal", order.SerializeToString())
-        reply = membership_pb2.DealReply.FromString(wait_all([call])[0])
-        if deal.round:
-            return DataReply(read_plan(order.size, order.batch, reply.plan), reply.view)
-        if reply.ended or reply.plan:  # what was dealt in rounds, in another mode, is over
+    def _request_data(self, request: RequestData) -> DataReply:
+        message = self._message
+        message.batch, message.round = request.batch, request.round
+        message.lease, message.used = request.lease, request.used
+        call = self._fleet.clients[0].start("Coordinator/AssignData", message.SerializeToString())
+        reply = membership_pb2.AssignDataReply.FromString(wait_all([call])[0])
+        if request.round:
+            entries = tuple(map(PLAN_ENTRY.read, reply.plan))
+            return DataReply(RoundPlan(message.size, message.batch, entries), reply.view)
+        if reply.ended or reply.plan:  # data of a round plan, in another mode, is over
             return DataReply((), reply.view)
-        return DataReply(read_ranges(reply.lease) or None, reply.view)
+        return DataReply(read_pairs(reply.lease) or None, reply.view)
 
     def _tell(self, ranges: Ranges) -> None:
-        told, tag = np.array(ranges, np.int64), self._tag()
+        message, tag = np.array(ranges, np.int64), self._tag()
         for process in range(1, here().processes):
-            links().send(process, tag, [told])
+            links().send(process, tag, [message])
 
     def _tag(self) -> str:
-        return f"dataset/{self._order.dataset}/{next(self._tags)}"
+        return f"dataset/{self._message.dataset}/{next(self._tags)}"

@@ -8,35 +8,37 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.errors import ConfigError, ServerUnavailable, UsageError
 from psfleet.rules import import_rules
-from psfleet.runtime.completed import CompletedPull
-from psfleet.runtime.evicted_ids import EvictedIds
-from psfleet.runtime.interface import PendingPull, Read, TableState
-from psfleet.runtime.read_only import ReadOnlyRuntime
+from psfleet.runtime.evictions import EvictedIds
+from psfleet.runtime.interface import CompletedPull, PendingPull, Read, TableState
 from psfleet.runtime.read_version import ReadVersion
+from psfleet.runtime.runtime_bases import ReadOnlyRuntime
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.strategy import WireSettings
 from psfleet.wire import frame
-from psfleet.wire.access import Access
+from psfleet.wire.body import parse
+from psfleet.wire.change_messages import read_reply
+from psfleet.wire.connections.access import Access
 from psfleet.wire.v1 import shard_pb2
+from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.request import ServerRequest, SpecOf, Values
 from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.connection.server_stats import figures_of
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.sharding.pull_splitting import RoutingPlans, deal_read
+from psfleet_worker.sharding.pull_splitting import SPLIT_READS, RoutingPlans
 from psfleet_worker.sharding.table_reader import TableReader
-from psfleet_worker.stream.pulls import FleetPull
-
-__all__ = ["ReaderRuntime"]
+from psfleet_worker.stream.pending import FleetPull
 
 Floats = NDArray[np.float32]
 
 _OUTAGE = 30.0  # seconds at least in which a server that has died may come back
+_LONGEST_WAIT = 1.0  # seconds for a round that a follower waits for, or for a server that has died
 _ATTEMPTS = 5  # at a pull whose servers are in different rounds
 
 
@@ -44,11 +46,11 @@ class ReaderRuntime(ReadOnlyRuntime):
     """Implements psfleet.runtime.interface.Runtime without a seat.
 
     Args:
-        environment: Where the servers are, and with what this process proves itself to them.
+        environment: Endpoints of the servers, and the credentials of this process.
         wire: In which form values travel.
 
     Attributes:
-        version: What the last pull has read; None: there was none.
+        version: Version that the last pull has read; None: there was none.
 
     Raises:
         ConfigError: The endpoints are not those of all servers of one job, in their order.
@@ -89,12 +91,14 @@ class ReaderRuntime(ReadOnlyRuntime):
     # -- reads ---------------------------------------------------------------------------------
 
     def open(self, name: str) -> TableSpec:
-        """See Runtime.open."""
+        """Return the definition of a table."""
         with self._said():
             return self._tables.open(name)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull. In sync mode of one round, if a few attempts find the servers in the same one."""
+        """Return the tensors of the reads. In sync mode they are of one round, if a few attempts find the
+        servers in the same one.
+        """
         for _ in range(_ATTEMPTS):
             values, self.version = self._pull(reads)
             behind, ahead = self.version.rounds
@@ -103,43 +107,65 @@ class ReaderRuntime(ReadOnlyRuntime):
         return values
 
     def _pull(self, reads: Sequence[Read]) -> tuple[list[Floats], ReadVersion]:
+        self._clients[0].check_process()
         plans = RoutingPlans(len(self._clients))
-        dealt = [deal_read(self._tables.spec(read.table), read, plans) for read in reads]
+        spec_of = self._tables.spec
+        specs = [spec_of(read.table) for read in reads]
+        split_reads = [
+            SPLIT_READS[spec.kind](spec, read, plans)
+            for spec, read in zip(specs, reads, strict=True)
+        ]
         requests = [_ReadRequest(Header(seatless=True), None, self._form) for _ in self._clients]
-        asked = [deal.ask(requests) for deal in dealt]
+        asked = [split.ask(requests) for split in split_reads]
         with self._said():
-            calls = {
-                server: client.start(
-                    "Shard/Pull", request.request(), cargo=request, small=request.is_small
-                )
-                for server, (client, request) in enumerate(
-                    zip(self._clients, requests, strict=True)
-                )
-                if request.reads
-            }
-            values = FleetPull(calls, requests, dealt, asked, self._tables.spec).wait()
-        names = [self._tables.spec(read.table).name for read in reads]
-        return values, _version([requests[server] for server in calls], names, asked, requests)
+            called = [server for server, request in enumerate(requests) if request.reads]
+            for server in called:
+                self._clients[server].send(requests[server], "Shard/Pull")
+            values = FleetPull(requests, called, split_reads, asked, spec_of).wait()
+        names = [spec.name for spec in specs]
+        return values, _version([requests[server] for server in called], names, asked, requests)
 
     def read_table(self, table: int) -> TableState:
-        """See Runtime.read_table. Page by page, beside the training: the pages are of no one moment."""
+        """Return the whole content of a table. It is read page by page during training, so pages may differ
+        in age.
+        """
         with self._said():
             return self._tables.read(table)
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """See Runtime.evictions."""
+        """Return up to `limit` evictions of a table from each server, starting at its position."""
         with self._said():
             return self._tables.evictions(table, position, limit)
 
     def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats."""
+        """Return one entry per server."""
         return [figures_of(status) for status in self._statuses()]
 
     def _statuses(self) -> list[shard_pb2.StatusReply]:
         message = shard_pb2.StatusRequest().SerializeToString()
         with self._said():
-            answers = wait_all([client.start("Shard/Status", message) for client in self._clients])
-        return [shard_pb2.StatusReply.FromString(answer) for answer in answers]
+            replies = wait_all([client.start("Shard/Status", message) for client in self._clients])
+        return [shard_pb2.StatusReply.FromString(reply) for reply in replies]
+
+    def read_changes(self, requests: Sequence[ChangesRequest | None]) -> list[ChangesReply]:
+        """Ask servers for what has changed, each with its request; see psfleet.serving.weight_copy."""
+        calls = [
+            client.start(
+                "Followers/ReadChanges",
+                request.SerializeToString(),
+                seconds=_LONGEST_WAIT,
+                outage=_LONGEST_WAIT,
+            )
+            for client, request in zip(self._clients, requests, strict=True)
+            if request is not None
+        ]
+        return [read_reply(reply) for reply in wait_all(calls)]
+
+    def read_rows(self, server: int, request: RowsRequest) -> RowsReply:
+        """Ask a server for a page of rows."""
+        message = request.SerializeToString()
+        [reply] = wait_all([self._clients[server].start("Followers/ReadRows", message)])
+        return parse(RowsReply, reply)
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[None]:
@@ -152,49 +178,49 @@ class ReaderRuntime(ReadOnlyRuntime):
 
     @property
     def worker_index(self) -> int:
-        """See Runtime; the first of one reader."""
+        """Index of this reader: 0."""
         return 0
 
     @property
     def worker_num(self) -> int:
-        """See Runtime."""
+        """Number of readers: 1."""
         return 1
 
     @property
     def server_num(self) -> int:
-        """See Runtime."""
+        """Number of servers."""
         return len(self._clients)
 
     @property
     def pools(self) -> bool:
-        """See Runtime."""
+        """Reads may have bags."""
         return True
 
     @property
     def reads_ahead(self) -> bool:
-        """See Runtime."""
+        """Always False: `pull_ahead` is a plain pull."""
         return False
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See Runtime.pull_ahead."""
+        """Start a pull without waiting for it."""
         return CompletedPull(self.pull(reads))
 
     def specs(self) -> dict[int, TableSpec]:
-        """See Runtime.specs."""
+        """Return the definitions of the tables that this reader knows, by key."""
         return dict(self._tables.specs)
 
     def flush(self, timeout: float | None = None) -> None:
         """There is nothing to wait for."""
 
     def barrier(self, timeout: float | None = None) -> NoReturn:
-        """Refused: nobody waits for a reader."""
-        self._refuse_meeting()
+        """Refuse: no process waits for a reader."""
+        self._refuse_collective()
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """Refused likewise."""
-        self._refuse_meeting()
+        self._refuse_collective()
 
-    def _refuse_meeting(self) -> NoReturn:
+    def _refuse_collective(self) -> NoReturn:
         raise UsageError(
             f"this client only reads the tables of {self.source}: it has no seat there and meets no workers, "
             "so leave barriers, reductions and loading to the scripts of the workers"
@@ -211,17 +237,18 @@ class _ReadRequest(ServerRequest):
 
     Attributes:
         round: The last round that was closed there.
-        steps: Of each read how many updates its table had there.
+        steps: Number of updates of its table on that server, for each read.
     """
 
     round = 0
     steps: Sequence[int] = ()
 
-    def answer(self, message: bytes, spec_of: SpecOf) -> list[Values]:
-        """See ServerRequest.answer."""
+    @override
+    def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
+        """Return the values that the server has read, and keep their version."""
         header, _ = frame.decode(message)
         self.round, self.steps = header.round, list(header.steps)
-        return super().answer(message, spec_of)
+        return super().values_of(message, spec_of)
 
 
 def _version(
@@ -230,14 +257,14 @@ def _version(
     asked: Sequence[Sequence[bool]],
     requests: Sequence[_ReadRequest],
 ) -> ReadVersion:
-    """What the servers have said of the reads of tables with these names."""
+    """Combine the servers' replies to the reads of these tables into one version."""
     rounds = [request.round for request in answered] or [0]
-    told = [iter(request.steps) for request in requests]
+    counts = [iter(request.steps) for request in requests]
     steps: dict[str, list[int]] = {}
     for name, has_part in zip(names, asked, strict=True):
-        found = [next(told[server]) for server, has in enumerate(has_part) if has]
-        steps.setdefault(name, []).extend(found)
+        numbers = [next(counts[server]) for server, has in enumerate(has_part) if has]
+        steps.setdefault(name, []).extend(numbers)
     return ReadVersion(
         (min(rounds), max(rounds)),
-        {name: (min(found), max(found)) for name, found in steps.items() if found},
+        {name: (min(numbers), max(numbers)) for name, numbers in steps.items() if numbers},
     )

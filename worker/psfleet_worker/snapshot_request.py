@@ -1,12 +1,9 @@
 """A snapshot of the whole fleet, asked for by this worker; server 0 leads it."""
 
-from pathlib import Path
-
+from psfleet.settings.kinds import place_or_url
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-
-__all__ = ["save"]
 
 
 def save(fleet: FleetConnection, path: str, *, delta: bool, base: bool) -> str:
@@ -16,14 +13,12 @@ def save(fleet: FleetConnection, path: str, *, delta: bool, base: bool) -> str:
         fleet: This worker's connection; the others go on training.
         path: The folder; empty: where the job keeps its snapshots.
         delta: Only what has changed since the last base or delta.
-        base: The next delta says the changes since this snapshot.
+        base: The next delta holds the changes since this snapshot.
     """
-    asked = snapshot_pb2.TakeRequest(
-        path=str(Path(path).absolute()) if path else "",
-        kind="delta" if delta else "full",
-        base=base,
+    request = snapshot_pb2.TakeRequest(
+        path=place_or_url(path) if path else "", kind="delta" if delta else "full", base=base
     )
     call = fleet.clients[0].start(
-        "SnapshotLead/Take", asked.SerializeToString(), seconds=fleet.patience.wait
+        "SnapshotCoordinator/Take", request.SerializeToString(), seconds=fleet.patience.wait
     )
     return snapshot_pb2.TakeReply.FromString(wait_all([call])[0]).path

@@ -1,34 +1,132 @@
-"""The agent's loop: does what the launcher says, tells it what happens, and ends all that it has started."""
+"""The engine of an agent: this machine, what processes use of it, and what they write."""
 
 import contextlib
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from resource import struct_rusage
 from types import FrameType
 
 from psfleet.errors import ConfigError
-from psfleet.formats.relocations import write_relocations
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.formats import write_relocations
+from psfleet.platform.threads import ServiceThread
 from psfleet.wire.v1 import agent_pb2 as pb
-from psfleet_launch.agent.agent_engine import AgentEngine
 from psfleet_launch.agent.launcher_link import LauncherLink
-from psfleet_launch.agent.output_tail import OutputTails
+from psfleet_launch.agent.machine import memory_kills
 from psfleet_launch.engines.launch_engine import Told
+from psfleet_launch.engines.local import LocalEngine
 from psfleet_launch.engines.remote.addresses import why_unreachable
 from psfleet_launch.engines.remote.agent_messages import (
+    member_message,
     member_of,
     message_of,
     read_request,
     write_secrets,
 )
-from psfleet_launch.job.job_plan import Job
+from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.supervision.job_events import Event, ProcessExited, Shown
 
-__all__ = ["Agent"]
+_OUT_OF_MEMORY = "killed by SIGKILL, because memory ran out (the kernel's out-of-memory killer)"
+
+
+class AgentEngine(LocalEngine):
+    """Processes of this machine, which die with the agent.
+
+    Args:
+        workers: Workers of the job on this machine; they share its cores.
+    """
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector, workers: int) -> None:
+        super().__init__(job, selector)
+        # LocalEngine divides the cores by the job's workers, of which only these are here.
+        self._cores = len(os.sched_getaffinity(0)) * len(job.workers) // max(workers, 1)
+        self._memory_kills = memory_kills()
+        self._used: dict[int, struct_rusage] = {}
+
+    def placement(self) -> Mapping[str, Sequence[Member]]:
+        """None: the launcher places members."""
+        return {}
+
+    def endpoints(self) -> list[str]:
+        """None: the launcher chooses them."""
+        return []
+
+    def exit_message(self, exited: ProcessExited) -> pb.Exited:
+        """Return the message to the launcher about a process that has ended."""
+        used = self._used.pop(self._processes[exited.member].pid)
+        return pb.Exited(
+            member=member_message(exited.member),
+            code=exited.code,
+            left=exited.left,
+            cause=self._cause(exited.code),
+            cpu_seconds=used.ru_utime + used.ru_stime,
+            peak_memory=used.ru_maxrss * 1024,
+        )
+
+    def _cause(self, code: int) -> str:
+        """Why a process has ended, where that is known here; empty: it is not."""
+        before, self._memory_kills = self._memory_kills, memory_kills()
+        if code == -signal.SIGKILL and self._memory_kills > before:
+            return _OUT_OF_MEMORY
+        if code > 0 and not os.statvfs(self.job.folder).f_bavail:
+            return f"no room is left in {str(self.job.folder)!r}, where its output goes; make some"
+        return ""
+
+    def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
+        if process.returncode is None:
+            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                self._used[pid] = used
+        return process.returncode
+
+
+_CHUNK = 1 << 16  # bytes
+
+
+class OutputTails:
+    """Read positions in the members' output files. The shown member's output comes by pipes."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._read: dict[Member, int] = {}
+
+    def follow(self, member: Member) -> None:
+        """Read this member's file from now on."""
+        if member != self._job.shown:
+            self._read.setdefault(member, 0)
+
+    def fresh(self) -> Iterator[pb.AgentMessage]:
+        """One chunk of each file that has grown."""
+        for member in self._read:
+            if data := self._next(member):
+                yield _message(member, data)
+
+    def rest(self, member: Member) -> Iterator[pb.AgentMessage]:
+        """All that a file holds."""
+        while member in self._read and (data := self._next(member)):
+            yield _message(member, data)
+
+    def _next(self, member: Member) -> bytes:
+        path: Path = self._job.log(member)
+        if path.stat().st_size <= self._read[member]:
+            return b""
+        with path.open("rb") as file:
+            file.seek(self._read[member])
+            data = file.read(_CHUNK)
+        self._read[member] += len(data)
+        return data
+
+
+def _message(member: Member, data: bytes) -> pb.AgentMessage:
+    chunk = pb.OutputChunk(member=member_message(member), data=data)
+    return pb.AgentMessage(output=chunk)
+
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.1  # seconds between looks for output and for the end of the connection
@@ -40,7 +138,7 @@ class Agent:
     Args:
         link: Is connected.
         folder: Private; sockets, ready files, credentials and output.
-        name: Of the machine.
+        name: Name of the machine.
         held: A file descriptor whose end of file ends the agent; -1: none.
     """
 
@@ -75,7 +173,7 @@ class Agent:
         return 0 if over else 1
 
     def _hear_refusal(self) -> None:
-        """What the launcher has said just before it hung up."""
+        """Log the reason that the launcher sent just before it closed the connection."""
         for message in self._link.take():
             if message.HasField("refused"):
                 self._perform(message)
@@ -139,7 +237,7 @@ class Agent:
             self._link.send(pb.AgentMessage(exited=self._engine.exit_message(exited)))
 
     def _last_words(self) -> list[Event | Shown]:
-        """What the shown member has written and nobody has read yet."""
+        """Return the shown member's output that was not read yet."""
         assert self._engine is not None
         events: list[Event | Shown] = []
         while self._wait(0):
@@ -170,8 +268,8 @@ class Agent:
                 self._spawn(engine, message.spawn)
             case "signal":
                 engine.send(member_of(message.signal.member), message.signal.number)
-            case "order":
-                engine.order(member_of(message.order.member), message.order.line)
+            case "command":
+                engine.command(member_of(message.command.member), message.command.line)
             case "relocations":
                 assert engine.job.relocations is not None
                 write_relocations(engine.job.relocations, message.relocations.moved)
@@ -200,7 +298,7 @@ class Agent:
             return pb.Opened(error=str(error))
         except OSError as error:
             return pb.Opened(error=f"folder {error.filename!r} cannot be used ({error.strerror})")
-        return pb.Opened(shares_logs=(job.logs / said.probe).exists())
+        return pb.Opened(has_shared_logs=(job.logs / said.probe).exists())
 
     def _job(self, said: pb.OpenJob) -> Job:
         logs, spool = Path(said.logs), self._folder / "output"
@@ -220,15 +318,15 @@ class Agent:
 
     def _spawn(self, engine: AgentEngine, said: pb.Spawn) -> None:
         member = member_of(said.member)
-        told = Told(
-            tuple(said.endpoints), said.resume, said.follows, said.takes_orders, said.listen
+        parameters = Told(
+            tuple(said.endpoints), said.resume, said.follows, said.takes_commands, said.listen
         )
         assert self._tails is not None
-        engine.spawn(member, told)
+        engine.spawn(member, parameters)
         self._tails.follow(member)
 
     def _sweep(self) -> None:
-        """End every process, and tell what was left to tell."""
+        """End every process, and report the rest of the events."""
         if self._engine is None or self._tails is None:
             self._link.send(pb.AgentMessage(swept=pb.Swept()))
             return

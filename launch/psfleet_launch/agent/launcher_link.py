@@ -15,15 +15,13 @@ from typing import Any
 import grpc
 
 from psfleet.errors import AccessDenied, ServerUnavailable
-from psfleet.platform.service_thread import ServiceThread
-from psfleet.wire.access import Access
-from psfleet.wire.channel import open_channel
-from psfleet.wire.tls_diagnosis import why_refused
+from psfleet.platform.threads import ServiceThread
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import open_channel
+from psfleet.wire.connections.tls_diagnosis import why_refused
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet.wire.v1.agent_pb2_grpc import LauncherStub
 from psfleet_launch.engines.remote.agent_hub import PATIENCE
-
-__all__ = ["LauncherLink"]
 
 _EVERY = 1.0  # seconds between pings
 _FIRST = (2.0, 5.0)  # seconds for the first answer; after each the reason is looked for
@@ -34,7 +32,7 @@ class LauncherLink:
     """The connection; `fileno` becomes readable when there is something to take.
 
     Attributes:
-        endpoint: Of the launcher.
+        endpoint: Endpoint of the launcher.
     """
 
     def __init__(self, endpoint: str, access: Access) -> None:
@@ -89,12 +87,12 @@ class LauncherLink:
         return True
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Return the file descriptor for a selector."""
         return self._wakened.fileno()
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits to be sent that output should wait in its files."""
+        """So much waits to be sent that output should wait in its files."""
         return self._outbox.qsize() >= _FULL
 
     @property
@@ -110,7 +108,7 @@ class LauncherLink:
         self._outbox.put(message)
 
     def take(self) -> Iterator[pb.LauncherMessage]:
-        """What the launcher has said since the last call."""
+        """Yield the messages of the launcher since the last call."""
         with contextlib.suppress(BlockingIOError):
             self._wakened.recv(1 << 16)
         for _ in range(self._inbox.qsize()):

@@ -1,4 +1,4 @@
-"""What a machine has: cores, memory, GPUs and addresses; and whether its memory has run out."""
+"""Resources of a machine: cores, memory, GPUs and addresses; and whether its memory has run out."""
 
 import os
 import socket
@@ -6,22 +6,21 @@ import subprocess
 from pathlib import Path
 
 from psfleet.wire.v1 import agent_pb2 as pb
-from psfleet_launch.engines.remote.addresses import address_towards
+from psfleet_launch.engines.remote.addresses import address_towards, bracketed
 from psfleet_launch.engines.remote.agent_messages import versions
-from psfleet_launch.job.resources import Resources
-
-__all__ = ["describe", "describe_gpus", "gpu_drivers", "gpu_memory", "memory_kills"]
+from psfleet_launch.job.job_request import Resources
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PATIENCE = 5.0  # seconds for nvidia-smi
 
 
 def describe(name: str, address: str, launcher: str) -> pb.Hello:
-    """This machine, as an agent tells of it.
+    """Describe this machine for an agent's hello.
 
     Args:
-        name: What people call it; empty: its own name.
-        address: Where servers are to listen; empty: the address from which it reaches the launcher.
+        name: Name for people; empty: the machine's own name.
+        address: Address for servers to listen on; empty: the address from which the machine reaches the
+            launcher.
         launcher: `host:port` of the launcher.
     """
     host, _, port = launcher.rpartition(":")
@@ -29,7 +28,7 @@ def describe(name: str, address: str, launcher: str) -> pb.Hello:
     hello.MergeFrom(
         pb.Hello(
             name=name or socket.gethostname(),
-            address=address or address_towards(host, int(port)),
+            address=bracketed(address) or address_towards(host, int(port)),
             cores=size.cores,
             memory=size.memory,
             gpus=describe_gpus(),
@@ -74,7 +73,9 @@ def _of_each_gpu(field: str) -> list[str]:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has killed because memory ran out: of this cgroup, else of all."""
+    """Return the number of processes that the kernel has killed for lack of memory: of this cgroup, else of
+    all.
+    """
     for path in [*_own_cgroup(), Path("/proc/vmstat")]:
         for line in _lines(path):
             words = line.split()
@@ -84,15 +85,15 @@ def memory_kills() -> int:
 
 
 def _own_cgroup() -> list[Path]:
-    """Where the kernel counts for this process's cgroup, in versions 2 and 1."""
-    found = []
+    """Return the folders in which the kernel counts for this process's cgroup, in versions 2 and 1."""
+    folders = []
     for line in _lines(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            found.append(_CGROUPS / path.lstrip("/") / "memory.events")
+            folders.append(_CGROUPS / path.lstrip("/") / "memory.events")
         elif "memory" in controllers.split(","):
-            found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
-    return found
+            folders.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+    return folders
 
 
 def _lines(path: Path) -> list[str]:

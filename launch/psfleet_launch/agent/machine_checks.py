@@ -1,26 +1,35 @@
-"""Whether a machine is fit to run processes of a job, and what to change where it is not."""
+"""Checks that a machine is fit for a job, and that the machines of a job reach each other.
 
+The same check runs on all of them at once. Each listens on the same port, connects to every other one and
+sends bytes that come back. Nothing else is answered on that port, and it is closed at the end.
+"""
+
+import contextlib
 import ctypes
+import errno
 import importlib.metadata
 import os
 import platform
 import resource
+import secrets
 import shutil
 import socket
+import socketserver
 import stat
+import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.errors import ConfigError
+from psfleet.platform.threads import ServiceThread
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings, UserSettings
 from psfleet.tables.budget import tables_share
 from psfleet_launch.agent.machine import describe_gpus, gpu_drivers, gpu_memory
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.addresses import own_address
-
-__all__ = ["Finding", "check_machine"]
 
 _CUDA_PACKAGES = ("cuda-toolkit", "numba-cuda")
 _PACKAGES = ("psfleet", "numpy", "numba", "grpcio", "protobuf")
@@ -36,9 +45,9 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        name: What it is.
-        value: How it is.
-        advice: What to change; empty: nothing.
+        name: Name of the checked property.
+        value: Its value.
+        advice: Advice for a change; empty: none is needed.
         is_fatal: A job would fail.
     """
 
@@ -49,15 +58,15 @@ class Finding:
 
 
 def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Finding]:
-    """What can be said of this machine without a job.
+    """Yield findings about this machine that need no job.
 
     Args:
         engine: That a job would use.
-        root: Where the kernel's files are.
+        root: Folder with the kernel's files.
     """
     yield _versions()
     yield from _programs(engine)
-    if engine.spans_machines and engine.reaches_servers:
+    if engine.spans_machines:
         yield _address()
     yield _clock()
     yield _open_files()
@@ -72,47 +81,47 @@ def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Find
 
 
 def _versions() -> Finding:
-    found, missing = _installed(_PACKAGES)
+    installed, missing = _installed(_PACKAGES)
     advice = f"install {' and '.join(missing)}" if missing else ""
-    value = ", ".join([f"Python {platform.python_version()}", *found])
+    value = ", ".join([f"Python {platform.python_version()}", *installed])
     return Finding("versions", value, advice, is_fatal=bool(missing))
 
 
 def _installed(packages: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Of these packages those that are there, with their versions, and those that are missing."""
-    found, missing = [], []
+    """Split these packages into those that are installed, with their versions, and those that are missing."""
+    installed, missing = [], []
     for package in packages:
         try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
+            installed.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(package)
-    return found, missing
+    return installed, missing
 
 
 def _cuda(has_gpu: bool) -> Finding:
-    """What servers need to hold tables on a GPU."""
-    found, missing = _installed(_CUDA_PACKAGES)
+    """Check the packages that servers need to hold tables on a GPU."""
+    installed, missing = _installed(_CUDA_PACKAGES)
     drivers = [f"driver {version}" for version in gpu_drivers()] or ["no driver"]
     advice = (
-        "for tables on the GPU: pip install 'psfleet[cuda]'"
+        "for tables on the GPU: pip install '.[cuda]' in psfleet's checkout"
         if has_gpu and "numba-cuda" in missing
         else ""
     )
-    return Finding("CUDA", ", ".join([*drivers, *found]), advice)
+    return Finding("CUDA", ", ".join([*drivers, *installed]), advice)
 
 
 def _gpu_memory() -> Iterator[Finding]:
-    """What is free on the GPUs, and what of it tables may take."""
+    """Report the free memory of the GPUs, and the part of it that tables may take."""
     sizes = gpu_memory()
     if not sizes:
         return
     most = from_variable(JobSettings, "device_memory", os.environ)
-    said = "; ".join(
+    text = "; ".join(
         f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, "
         f"{tables_share(free, most) / 2**30:.1f} for the tables of a server"
         for free, total in sizes
     )
-    yield Finding("GPU memory", said)
+    yield Finding("GPU memory", text)
 
 
 def _programs(engine: type[Engine]) -> Iterator[Finding]:
@@ -129,7 +138,8 @@ def _address() -> Finding:
     except ConfigError as error:
         return Finding("address", "none", str(error))
     try:
-        with socket.create_server((address, 0)) as server:
+        family = socket.AF_INET6 if address.startswith("[") else socket.AF_INET
+        with socket.create_server((address.strip("[]"), 0), family=family) as server:
             socket.create_connection(server.getsockname()[:2], 5).close()
     except OSError as error:
         advice = "let processes of this machine listen and connect there, or name another one with --listen"
@@ -158,7 +168,7 @@ def _open_files() -> Finding:
 
 
 def _memory(root: Path) -> Finding:
-    """What is free: of the machine, or of the container if that may take less."""
+    """Report the free memory: of the machine, or of the container if that may take less."""
     available = _kibibytes(root / "proc/meminfo", "MemAvailable:") << 10
     limit = _number(root / "sys/fs/cgroup/memory.max")
     free = (
@@ -172,8 +182,8 @@ def _memory(root: Path) -> Finding:
 
 
 def _huge_pages(root: Path) -> Finding:
-    said = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    chosen = said.partition("[")[2].partition("]")[0] or "unknown"
+    text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    chosen = text.partition("[")[2].partition("]")[0] or "unknown"
     advice = ""
     if chosen == "never":
         advice = (
@@ -183,7 +193,7 @@ def _huge_pages(root: Path) -> Finding:
 
 
 def _kernel_cache() -> Finding:
-    """Whether processes may keep compiled kernels: in a folder that only its owner can write."""
+    """Check that processes may keep compiled kernels: in a folder that only its owner can write."""
     folder = Path(from_variable(UserSettings, "cache", os.environ)).expanduser()
     nearest = next(one for one in (folder, *folder.parents) if one.exists())
     status = nearest.stat()
@@ -214,8 +224,8 @@ def _text(path: Path) -> str:
 
 def _number(path: Path) -> int:
     """The number in a file; 0 if there is none, as where nothing is limited."""
-    said = _text(path).strip()
-    return int(said) if said.isdigit() else 0
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else 0
 
 
 def _kibibytes(path: Path, name: str) -> int:
@@ -223,3 +233,153 @@ def _kibibytes(path: Path, name: str) -> int:
         if line.startswith(name):
             return int(line.split()[1])
     return 0
+
+
+_NAME = 16  # bytes by which a check knows another one
+_ROUNDS = 20  # bytes there and back; the median counts
+_CONNECT = 2.0  # seconds for one try
+_PAUSE = 0.1  # seconds between looks and tries
+_SLOW = 0.005  # seconds; a step of training has several messages one after the other
+
+
+class PeerCheck:
+    """The check on this machine. `with PeerCheck(hosts, port, seconds) as check: check.findings()`.
+
+    Args:
+        hosts: All machines, this one too; the same on each.
+        port: Port on which every machine listens.
+        seconds: Time limit for the other machines.
+
+    Raises:
+        ConfigError: A host has no address, none of them is this machine, or the port is taken.
+    """
+
+    def __init__(self, hosts: Sequence[str], port: int, seconds: float) -> None:
+        self._addresses = {host: _peer_address(host) for host in hosts}
+        self._port = port
+        self._seconds = seconds
+        self._name = secrets.token_bytes(_NAME)
+        self._came: set[bytes] = set()
+        self._host, self._server = self._listen()
+        self._thread = ServiceThread(self._server.serve_forever, "peers", (_PAUSE,))
+
+    def __enter__(self) -> "PeerCheck":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield a finding for each other machine, once it is known or time is over."""
+        deadline = time.monotonic() + self._seconds
+        names: dict[str, bytes] = {}
+        findings: dict[str, Finding] = {}
+        others = [host for host in self._addresses if host != self._host]
+        while len(names) < len(others) or not self._came >= set(names.values()):
+            for host in [one for one in others if one not in names]:
+                findings[host], name = self._measure(host)
+                if name:
+                    names[host] = name
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE)
+        for host in others:
+            yield findings[host]
+            if host in names and names[host] not in self._came:
+                advice = (
+                    f"let {host} open connections to {self._host}, port {self._port} and others"
+                )
+                yield Finding(host, f"has not reached {self._host}", advice, is_fatal=True)
+
+    def _listen(self) -> tuple[str, "_EchoServer"]:
+        """The host that is this machine, and the server there."""
+        why = "none of them is this machine"
+        for host, address in self._addresses.items():
+            try:
+                return host, _EchoServer((address, self._port), self._name, self._came)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    why = f"port {self._port} of {host} cannot be used ({error.strerror})"
+        raise ConfigError(f"--peers is {','.join(self._addresses)!r}; {why}")
+
+    def _measure(self, host: str) -> tuple[Finding, bytes]:
+        """Return the finding for a host, and the name of the check there; empty: it was not reached."""
+        try:
+            with socket.create_connection((self._addresses[host], self._port), _CONNECT) as line:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                line.sendall(self._name)
+                name = _read(line, _NAME)
+                seconds = statistics.median(_echo(line) for _ in range(_ROUNDS))
+        except OSError as error:
+            cause = error.strerror or str(error) or "it does not answer"
+            advice = (
+                f"run this check there at the same time, and let this machine open connections to {host}, "
+                f"port {self._port} and others"
+            )
+            return Finding(host, f"cannot be reached: {cause}", advice, is_fatal=True), b""
+        advice = "every step waits for several such messages: use machines that are nearer"
+        value = f"{seconds * 1e3:.2f} ms there and back"
+        return Finding(host, value, advice if seconds > _SLOW else ""), name
+
+
+class _EchoServer(socketserver.ThreadingTCPServer):
+    """Gives back what comes, and notes who came."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, where: tuple[str, int], name: bytes, came: set[bytes]) -> None:
+        self.name = name
+        self.came = came
+        self.address_family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        super().__init__(where, _EchoHandler)
+
+
+class _EchoHandler(socketserver.BaseRequestHandler):
+    """One connection: names both ways, then bytes."""
+
+    server: _EchoServer
+
+    def handle(self) -> None:
+        self.request.settimeout(_CONNECT)
+        with contextlib.suppress(OSError):
+            other = _read(self.request, _NAME)
+            self.request.sendall(self.server.name)
+            for _ in range(_ROUNDS):
+                self.request.sendall(_read(self.request, 1))
+            self.server.came.add(other)
+
+
+def _read(line: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes.
+
+    Raises:
+        OSError: The connection has ended.
+    """
+    data = b""
+    while len(data) < size:
+        more = line.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError("the connection has ended")
+        data += more
+    return data
+
+
+def _echo(line: socket.socket) -> float:
+    """Seconds that a byte takes there and back."""
+    began = time.perf_counter()
+    line.sendall(b"?")
+    _read(line, 1)
+    return time.perf_counter() - began
+
+
+def _peer_address(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError as error:
+        raise ConfigError(
+            f"--peers names {host!r}, which has no address: {error.strerror}"
+        ) from None

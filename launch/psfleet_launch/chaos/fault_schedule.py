@@ -10,9 +10,7 @@ from typing import Any, Literal
 from psfleet.chaos.audit import ChaosSettings
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.supervision.standbys import Standbys
-
-__all__ = ["ChaosSchedule", "FaultSignal", "ProcessFault", "schedule"]
+from psfleet_launch.supervision.job_events import Standbys
 
 Kind = Literal["kill", "pause", "hang", "full", "lose"]
 
@@ -36,7 +34,7 @@ class ProcessFault:
         kind: kill: as `kill -9`; pause: SIGSTOP, and SIGCONT later; hang: the same, but so long that it
             is given up; full: no room for its log; lose: its machine is lost with all that it runs.
         member: A worker, or a server: the process that has this role at that time.
-        seconds: How long it lasts; 0 for a kill.
+        seconds: Duration; 0 for a kill.
         standby: It is done to the standby of that server.
     """
 
@@ -89,10 +87,10 @@ def schedule(
 
 @dataclass
 class _Cover:
-    """What a job's settings cover still.
+    """Faults that a job's settings still cover.
 
     Attributes:
-        restarts: Of workers.
+        restarts: Restarts of workers.
         machines: That may be lost.
         returns: To the last snapshot.
     """
@@ -113,18 +111,18 @@ class _Cover:
         request = self.request
         servers = [Member("server", rank) for rank in range(request.servers)]
         workers = [Member("worker", rank) for rank in range(request.workers)]
-        found: list[tuple[Kind, Member]] = [("pause", dice.choice(servers + workers))]
+        faults: list[tuple[Kind, Member]] = [("pause", dice.choice(servers + workers))]
         if request.keeps_log or self.returns or request.replicas:
-            found += [("kill", dice.choice(servers))] * 2
+            faults += [("kill", dice.choice(servers))] * 2
         if request.watches:
-            found += [("hang", dice.choice(servers))] * 2
+            faults += [("hang", dice.choice(servers))] * 2
         if self.restarts:
-            found += [("kill", dice.choice(workers))]
+            faults += [("kill", dice.choice(workers))]
         if request.keeps_log and self.restarts >= 2:
-            found += [("full", dice.choice(servers))]
+            faults += [("full", dice.choice(servers))]
         if self.machines > 0 and self.restarts:
-            found += [("lose", dice.choice(servers))] * 2
-        return found
+            faults += [("lose", dice.choice(servers))] * 2
+        return faults
 
     def take(self, kind: Kind, member: Member) -> None:
         """This fault happens: less is covered then."""
@@ -174,9 +172,9 @@ class ChaosSchedule:
     """The chaos of one job, or with `is_calm` the same job without it, to compare with.
 
     Attributes:
-        folder: For the notes of the processes; exists.
-        done: What was done so far.
-        generations: How often the job has gone back; notes of earlier times are put aside.
+        folder: Folder for the processes' audit files; exists.
+        done: Faults so far.
+        generations: Number of times that the job has gone back; audit files of earlier times are put aside.
         machines: On which the job runs; known when it begins.
     """
 
@@ -198,7 +196,7 @@ class ChaosSchedule:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the processes of the job are told."""
+        """Environment variables for the processes of the job."""
         network = {} if self.is_calm else _NETWORK
         settings = ChaosSettings(str(self.folder.absolute()), self.seed, **network)
         return {"PSFLEET_CHAOS": settings.text()}
@@ -206,15 +204,15 @@ class ChaosSchedule:
     def due(
         self, at: float, living: set[Member], *, trains: bool, standbys: Standbys | None = None
     ) -> list[FaultSignal]:
-        """What is to be done at time `at`.
+        """Return the faults to inject at time `at`.
 
         Of a server and its standby only one is struck at a time, and only if both are up.
 
         Args:
             living: Processes that run; of servers those that answer, else one that is killed again
                 and again before it is back would never be. (Tests kill servers while they recover.)
-            trains: All of them do, and none is being started or stopped by somebody else.
-            standbys: Who has which server's place now; None: there are no standbys.
+            trains: All of them do, and none is being started or stopped otherwise.
+            standbys: Present primary of each server; None: there are no standbys.
         """
         if self.is_calm:
             return []
@@ -247,14 +245,14 @@ class ChaosSchedule:
         self._struck.clear()
 
     def said(self) -> list[dict[str, Any]]:
-        """What was done, for a report."""
+        """Return the injected faults, for a report."""
         return [
             {"at": fault.at, "kind": fault.kind, "member": fault.target, "seconds": fault.seconds}
             for fault in self.done
         ]
 
     def _has_left(self, fault: ProcessFault) -> bool:
-        """Whether the fleet may end before the worker could come back, or the hung server be missed."""
+        """Return whether the fleet may end before the worker returns or the hung server is detected."""
         if fault.kind in ("hang", "lose"):
             return any(self.folder.glob("left.*"))
         worker = fault.member.role == "worker"
@@ -301,7 +299,7 @@ def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) 
 
 
 def _are_all_up(standbys: Standbys, whole: set[Member]) -> bool:
-    """Whether every server and its standby are; a machine runs some of each."""
+    """Return whether every server and its standby are up; a machine runs some of each."""
     heirs = set(standbys.standby.values())
     return (
         len(heirs) == len(standbys.primary)

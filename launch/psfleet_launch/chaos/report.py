@@ -1,4 +1,4 @@
-"""What a job under chaos has shown of each promise of docs/chaos.md, with the evidence."""
+"""Results of a job under chaos for each promise of docs/chaos.md, with the evidence."""
 
 import gc
 import os
@@ -15,10 +15,8 @@ from rich.table import Table
 
 from psfleet.chaos.audit import HELD, AuditedPushes, read_pushed
 from psfleet.errors import PsfleetError
-from psfleet.formats.document import Format
+from psfleet.formats import Format
 from psfleet_launch.job import job_snapshots
-
-__all__ = ["FinishedJob", "Leftovers", "PromiseResult", "findings", "show"]
 
 _REPORT = Format("chaos report")
 _MOMENT = 30.0  # seconds
@@ -36,7 +34,7 @@ class PromiseResult:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What there is of a kind that a job could leave behind."""
+    """Resources of a kind that a job could leave behind."""
 
     descriptors: frozenset[str]
     memory: frozenset[str]
@@ -57,24 +55,24 @@ class FinishedJob:
     """A job that has ended.
 
     Attributes:
-        notes: Where its processes have noted what they did.
+        audit: Folder of its processes' audit files.
         logs: Its folder of logs.
         private: The folder of its sockets, which should be gone.
-        before: What there was before it.
+        before: Resources that existed before it.
     """
 
     code: int
     left: Sequence[str]
-    notes: Path
+    audit: Path
     logs: Path
     private: Path
     before: Leftovers
 
     @property
     def held(self) -> dict[int, dict[str, Any]]:
-        """What each server held at its end."""
+        """State of each server at its end."""
         found = {}
-        for path in sorted(self.notes.glob("held.*.json")):
+        for path in sorted(self.audit.glob("held.*.json")):
             kinds = {"mode": str, "audit": dict, "tables": dict}
             found[int(path.name.split(".")[1])] = dict(
                 zip(kinds, HELD.read(path, **kinds), strict=True)
@@ -103,60 +101,61 @@ def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseR
     promise = "1 the bits are those of a run without faults"
     if plain is None:
         return PromiseResult(promise, None, "promised in sync mode")
-    found = {server: held["tables"] for server, held in run.held.items()}
-    wanted = {server: held["tables"] for server, held in plain.held.items()}
-    if len(wanted) < servers or len(found) < servers:
+    actual = {server: held["tables"] for server, held in run.held.items()}
+    expected = {server: held["tables"] for server, held in plain.held.items()}
+    if len(expected) < servers or len(actual) < servers:
         return _unknown(promise, run, servers)
     wrong = sorted(
-        {name for s in wanted for name in wanted[s] if found[s].get(name) != wanted[s][name]}
+        {name for s in expected for name in expected[s] if actual[s].get(name) != expected[s][name]}
     )
     if wrong:
         return PromiseResult(promise, False, f"other bits in {', '.join(wrong)}")
-    count = sum(map(len, wanted.values()))
+    count = sum(map(len, expected.values()))
     return PromiseResult(promise, True, f"{count} parts of tables on {servers} servers are equal")
 
 
 def _unknown(promise: str, run: FinishedJob, servers: int) -> PromiseResult:
-    """Not every server has noted what it held. One that is killed when all workers have left is not started
-    again; any other that dies for good ends the job with an error."""
-    found = f"{len(run.held)} of {servers} servers ended in order"
+    """Return the result for servers without a final state. One that is killed when all workers have left is
+    not started again; any other that dies for good ends the job with an error.
+    """
+    evidence = f"{len(run.held)} of {servers} servers ended in order"
     if run.code:
-        return PromiseResult(promise, False, found)
-    return PromiseResult(promise, None, f"{found}, others died when all workers had left")
+        return PromiseResult(promise, False, evidence)
+    return PromiseResult(promise, None, f"{evidence}, others died when all workers had left")
 
 
 def _once(run: FinishedJob, servers: int) -> PromiseResult:
     promise = "2 an acknowledged push takes effect once"
-    held, pushed = run.held, read_pushed(run.notes)
+    held, pushed = run.held, read_pushed(run.audit)
     if len(held) < servers:
         return _unknown(promise, run, servers)
-    wrong = [text for key, said in pushed.items() if (text := _miscounted(held, key, said))]
+    wrong = [text for key, steps in pushed.items() if (text := _miscounted(held, key, steps))]
     if wrong:
         return PromiseResult(promise, False, "; ".join(wrong[:3]))
     acknowledged = sum(p.acknowledged - p.first + 1 for p in pushed.values() if p.acknowledged)
     sent = sum(p.last - p.first + 1 for p in pushed.values())
-    lives = len({key[1:] for key in pushed})
+    incarnations = len({key[1:] for key in pushed})
     return PromiseResult(
         promise,
         bool(pushed) or None,
-        f"{acknowledged:,} acknowledged of {sent:,} pushes to {servers} servers in {lives} lives "
-        "are counted by the audit tables",
+        f"{acknowledged:,} acknowledged of {sent:,} pushes to {servers} servers in {incarnations} "
+        "incarnations are counted by the audit tables",
     )
 
 
 def _miscounted(
     held: Mapping[int, Mapping[str, Any]], key: tuple[int, int, int], pushed: AuditedPushes
 ) -> str:
-    """What is wrong with the count of one life on one server; empty: nothing."""
-    server, worker, life = key
-    count = held[server]["audit"].get(str(worker), {}).get(str(life), 0)
+    """Describe an error in the count of one incarnation on one server; empty: it is right."""
+    server, worker, incarnation = key
+    count = held[server]["audit"].get(str(worker), {}).get(str(incarnation), 0)
     least = pushed.acknowledged - pushed.first + 1 if pushed.acknowledged else 0
     most = pushed.last - pushed.first + 1
     if least <= count <= most:
         return ""
     return (
-        f"server {server} counts {count} pushes of incarnation {life} of worker {worker}, which has sent "
-        f"{most} and got {least} acknowledged"
+        f"server {server} counts {count} pushes of incarnation {incarnation} of worker {worker}, "
+        f"which has sent {most} and got {least} acknowledged"
     )
 
 
@@ -200,7 +199,7 @@ def _cuts(run: FinishedJob) -> list[PromiseResult]:
 
 
 def _torn(path: Path) -> list[str]:
-    """Workers whose present life has other numbers of pushes on other servers, in a snapshot."""
+    """Workers whose present incarnation has other numbers of pushes on other servers, in a snapshot."""
     from psfleet.chaos.injection import audited
     from psfleet.checkpoint import load_shard  # loads NumPy
     from psfleet.shard.shard import Shard
@@ -208,8 +207,8 @@ def _torn(path: Path) -> list[str]:
     shard = Shard()
     load_shard(str(path), shard)
     found = []
-    for worker, lives in audited(shard).items():
-        counts = lives[max(lives)] if lives else []
+    for worker, incarnations in audited(shard).items():
+        counts = incarnations[max(incarnations)] if incarnations else []
         if len(set(counts)) > 1:
             found.append(f"worker {worker} is cut at {counts}")
     return found

@@ -1,5 +1,6 @@
 """psfleet ckpt and psfleet log: what lies on the disk, is it whole, and in another form."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,8 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-
-__all__ = ["ckpt", "log"]
 
 
 @click.group()
@@ -18,7 +17,8 @@ def ckpt() -> None:
 
 @ckpt.command("ls")
 @click.argument("path", default=".")
-def list_snapshots(path: str) -> int:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def list_snapshots(path: str, as_json: bool) -> int:
     """Say what PATH is, a snapshot or a folder of some; exit code 1 if one cannot be opened.
 
     `verify` compares every byte with its checksum; here only lengths and the shapes of tensors are looked at.
@@ -28,16 +28,18 @@ def list_snapshots(path: str) -> int:
 
     own = Path(path)
     inside = [own, *own.glob("*/"), *own.glob("snapshots/*/")]
-    found = sorted(folder for folder in inside if os.path.lexists(folder / MANIFEST))
-    if not found:
+    snapshots = sorted(folder for folder in inside if os.path.lexists(folder / MANIFEST))
+    if not snapshots:
         raise CheckpointError(f"{path!r} is no snapshot and holds none")
     damaged = 0
-    for folder in found:
+    for folder in snapshots:
         try:
-            print(_line(folder, Snapshot(folder, read_back=False).manifest))
+            manifest = Snapshot(folder, read_back=False).manifest
+            print(_object(folder, manifest) if as_json else _line(folder, manifest))
         except CheckpointError as error:
             damaged += 1
-            print(f"{folder}  {error}")
+            said = {"path": str(folder), "error": str(error)}
+            print(json.dumps(said) if as_json else f"{folder}  {error}")
     return 1 if damaged else 0
 
 
@@ -52,6 +54,24 @@ def _line(folder: Path, manifest: Any) -> str:
         f"{folder}  {manifest.kind}  {cut.mode or 'no training'}, {where}  "
         f"{len(manifest.files)} server(s), {len(manifest.tables)} table(s), "
         f"{size / 2**20:,.1f} MiB{based}"
+    )
+
+
+def _object(folder: Path, manifest: Any) -> str:
+    """What `_line` says, for programs."""
+    cut = manifest.cut
+    return json.dumps(
+        {
+            "path": str(folder),
+            "kind": manifest.kind,
+            "mode": cut.mode,
+            "round": cut.round,
+            "pushes": _pushes(cut),
+            "servers": len(manifest.files),
+            "tables": len(manifest.tables),
+            "bytes": sum(file.bytes for file in manifest.files),
+            "base": manifest.base.path if manifest.base else None,
+        }
     )
 
 
@@ -77,8 +97,8 @@ def diff(first: str, second: str) -> int:
     """Say table by table what differs between two snapshots; exit code 1 if anything does."""
     from psfleet.checkpoint import compare
 
-    found = compare(first, second)
-    for d in found:
+    differences = compare(first, second)
+    for d in differences:
         if d.is_equal:
             print(f"{d.table}: equal, {d.equal:,} after {d.steps[0]:,} updates")
         elif d.note:
@@ -89,7 +109,7 @@ def diff(first: str, second: str) -> int:
                 f"{d.missing:,} gone, {d.added:,} new, {d.equal:,} equal; "
                 f"updates {d.steps[0]:,} and {d.steps[1]:,}"
             )
-    return 0 if all(d.is_equal for d in found) else 1
+    return 0 if all(d.is_equal for d in differences) else 1
 
 
 @ckpt.command()
@@ -164,7 +184,7 @@ def _read_ids(file: Path) -> Any:
 def import_source(
     path: str, source: str, table: str, target: str, name: str, buckets: int, salt: str
 ) -> int:
-    """Write the snapshot at PATH anew with the rows in SOURCE set in one of its tables.
+    """Rewrite the snapshot at PATH with the rows in SOURCE set in one of its tables.
 
     SOURCE is another snapshot, an export, arrays (npy, npz, safetensors, parquet), a state dict of torch (pt)
     or word2vec's text format (txt, vec).
@@ -190,21 +210,45 @@ def import_source(
 @click.option("--to", "target", required=True, metavar="FOLDER", help="Of the new snapshot.")
 @click.option("--keep", multiple=True, metavar="TABLE", help="Sparse, and of no feature.")
 @click.option("--drop", multiple=True, metavar="TABLE", help="Dense, or of a feature: starts anew.")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="TABLE=SHAPE",
+    help="Dense, with longer axes: fc_0.w_0=129x64.",
+)
 @click.option("--yes", is_flag=True, help="Apply the plan without asking.")
 def migrate(
-    path: str, features: str, target: str, keep: tuple[str, ...], drop: tuple[str, ...], yes: bool
+    path: str,
+    features: str,
+    target: str,
+    keep: tuple[str, ...],
+    drop: tuple[str, ...],
+    shapes: tuple[str, ...],
+    yes: bool,
 ) -> int:
-    """Write the snapshot at PATH anew for other features, as a plan says that is shown before."""
+    """Rewrite the snapshot at PATH for other features, by a plan that is shown before."""
     from psfleet.checkpoint import plan_migration
     from psfleet.features import find_features
 
-    plan = plan_migration(path, find_features(features), keep, drop)
+    wanted = dict(map(_shape, shapes))
+    plan = plan_migration(path, find_features(features), keep, drop, wanted)
     print(plan)
     if not (yes or click.confirm(f"Write {target}?")):
         print("nothing was written")
         return 1
     print(_line(Path(target), plan.apply(target)))
     return 0
+
+
+def _shape(said: str) -> tuple[str, tuple[int, ...]]:
+    """The table's name and the shape of `NAME=129x64`."""
+    from psfleet.errors import ConfigError
+
+    name, _, text = said.rpartition("=")
+    if not name or not all(part.isascii() and part.isdigit() for part in text.split("x")):
+        raise ConfigError(f"--shape is {said!r}; write TABLE=129x64")
+    return name, tuple(map(int, text.split("x")))
 
 
 @click.group()

@@ -8,7 +8,7 @@ import selectors
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ import click
 
 from psfleet.consistency import MODES, NO_MODE
 from psfleet.errors import ConfigError, FrameError
+from psfleet.observability.tracing import check_tracing
 from psfleet.settings.declaration import settings_of
+from psfleet.settings.kinds import local_path
 from psfleet.strategy.strategy_settings import PARTS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
-from psfleet_launch.commands import certificates_command
-from psfleet_launch.commands.grouped_help import GroupedCommand
+from psfleet_launch.commands import machine_commands
 from psfleet_launch.commands.options import (
+    USAGE_EXIT,
+    GroupedCommand,
+    exit_after,
     given,
     load_job_file,
     merged,
@@ -36,23 +40,17 @@ from psfleet_launch.console.failure_report import report
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, EngineSettings, load_engine
 from psfleet_launch.job import job_snapshots
-from psfleet_launch.job.exit_codes import USAGE_EXIT, exit_after
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name, needed
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job_runner import JobRunner
-from psfleet_launch.observability.fleet_reader import FleetReader
+from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_figures import FigureEvents, logged_in
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.job_report import write_report
-from psfleet_launch.observability.recorder import Recorder
-from psfleet_launch.supervision.hang_detection import HangDetector
-from psfleet_launch.supervision.job_events import FinishJob
-from psfleet_launch.supervision.job_phases import Timeouts
-from psfleet_launch.supervision.standbys import Standbys
+from psfleet_launch.supervision.job_events import FinishJob, Standbys
+from psfleet_launch.supervision.job_phases import HangDetector, Timeouts
 from psfleet_launch.supervision.supervisor import Supervisor
-
-__all__ = ["main"]
 
 _RESTARTS_IN_CHAOS = 1000
 _NEVER_JOINED = (
@@ -85,9 +83,9 @@ _EXAMPLES = (
     cls=GroupedCommand,
     settings=_SETTINGS,
     more=EngineSettings.settings,  # which load all engines
-    tables={"--tcp": "network", **dict.fromkeys(_STRATEGY, "strategy")},
+    tables={"--tcp": "network", "--render": "engine", **dict.fromkeys(_STRATEGY, "strategy")},
     examples=_EXAMPLES,
-    context_settings={"allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @click.option(
     "--config",
@@ -105,6 +103,12 @@ _EXAMPLES = (
     help="Each push is applied at once, whatever the script's strategy says.",
 )
 @strategy_options(*_PARTS)
+@click.option(
+    "--render",
+    type=(click.Choice(["kubernetes"]), str),
+    metavar="kubernetes FOLDER",
+    help="Write the files of the job to this folder, and do not run it.",
+)
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -117,6 +121,7 @@ def launch(
     arguments: tuple[str, ...],
     tcp: bool,
     strategy: str | None,
+    render: tuple[str, str] | None,
     **flags: Any,
 ) -> int:
     """Train SCRIPT on a cluster of processes, on this machine or on others (--engine).
@@ -127,27 +132,31 @@ def launch(
     """
     groups = (JobRequest, Launch, EngineSettings)
     filed, parts = load_job_file(config, *groups) if config else ({}, {})
-    said = filed | given(context, launch.settings)
+    values = filed | given(context, launch.settings)
+    if render is not None:
+        values |= _rendered(context, *render)
     if script is not None:
-        said |= {"script": script, "arguments": arguments}
-    if "script" not in said:
+        values |= {"script": script, "arguments": arguments}
+    if "script" not in values:
         raise click.MissingParameter(ctx=context, param_hint="'SCRIPT'", param_type="argument")
-    if tcp and not said.get("port"):
-        said["port"] = 0
-    if said.get("durability") == "snapshot":
-        said.setdefault("snapshot_every", "60s")
-    if said.get("resume"):
-        said["resume"] = job_snapshots.check_snapshot(said["resume"])
-    said["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
-    run = Launch(**_of(Launch, said))
+    if tcp and not values.get("port"):
+        values["port"] = 0
+    if values.get("durability") == "snapshot":
+        values.setdefault("snapshot_every", "60s")
+    if values.get("resume"):
+        values["resume"] = job_snapshots.check_snapshot(values["resume"])
+    values["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
+    run = Launch(**_of(Launch, values))
     engine = load_engine(run.engine)
-    run = replace(run, of_engine=engine.settings(**_of(engine.settings, said)))
+    # A job file may have tables of several engines, one of which is named.
+    _refuse_other_engines(engine, values.keys() - (filed.keys() if "engine" in values else set()))
+    run = replace(run, of_engine=engine.settings(**_of(engine.settings, values)))
     if engine.spans_machines:
-        said.setdefault("port", 0)
-    if not engine.reaches_servers:
-        run = replace(run, progress=False)
-    request = JobRequest(**_of(JobRequest, said))
+        values.setdefault("port", 0)
+    request = JobRequest(**_of(JobRequest, values))
     name = run.name or job_name(request)
+    if request.trace and not engine.spans_machines:
+        check_tracing(request.trace)
     if (code := engine.hand_over(request, name, run, context.obj)) is not None:
         return code
     if run.dry_run:
@@ -159,16 +168,46 @@ def launch(
     return _place(request, name, run).code
 
 
+def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str]:
+    """Return the settings that `--render` stands for."""
+    other = given(context, launch.settings).get("engine", engine)
+    if other not in (engine, "join"):
+        raise ConfigError(
+            f"--render {engine} is for jobs whose agents run in pods, and --engine is {other!r}; leave one "
+            "of them out"
+        )
+    return {"engine": engine, "render": str(local_path(folder))}
+
+
 def _of(group: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the fields of a group."""
+    """Return the settings of a group that were given."""
     return {one.name: said[one.name] for one in fields(group) if one.name in said}
+
+
+def _refuse_other_engines(engine: type[Engine], said: Iterable[str]) -> None:
+    """Refuse what only other engines understand: the job would run elsewhere than it was meant to."""
+    own = {one.name for group in (JobRequest, Launch, engine.settings) for one in fields(group)}
+    for name in sorted(set(said) - own):
+        one = next(setting for setting in EngineSettings.settings() if setting.name == name)
+        names = " or ".join(f"--engine {other}" for other in EngineSettings.engines_with(name))
+        raise ConfigError(
+            f"{one.flag} is of {names}, and this job is for --engine {engine.name}; use {names}, "
+            f"or leave {one.flag} out"
+        )
+    if "listen" in said and not engine.spans_machines:
+        raise ConfigError(
+            f"--listen is for engines with agents, and this job is for --engine {engine.name}, which runs it "
+            "on this machine; add --engine, or leave --listen out"
+        )
 
 
 def _resumed(request: JobRequest, logs: Path) -> JobRequest:
     """The request of a job that has run before: it starts from its last snapshot."""
-    found = job_snapshots.latest(logs) or request.resume
-    click.echo(f"the job runs again, from {found or 'its beginning: it has no snapshot'}", err=True)
-    return replace(request, resume=found)
+    snapshot = job_snapshots.latest(logs) or request.resume
+    click.echo(
+        f"the job runs again, from {snapshot or 'its beginning: it has no snapshot'}", err=True
+    )
+    return replace(request, resume=snapshot)
 
 
 def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
@@ -187,7 +226,7 @@ def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
 
 
 def _place(
-    request: JobRequest, name: str, launch: Launch, trouble: ChaosSchedule | None = None
+    request: JobRequest, name: str, launch: Launch, chaos: ChaosSchedule | None = None
 ) -> FinishedJob:
     """Give a request its folders and an engine, and run it."""
     kind = load_engine(launch.engine)
@@ -199,50 +238,46 @@ def _place(
     ):
         job_snapshots.clear(logs, request.resume)
         needs_credentials = request.port is not None and not request.insecure
-        credentials = certificates_command.make(folder / "tls") if needs_credentials else {}
-        variables = {} if trouble is None else trouble.variables
+        credentials = machine_commands.make(folder / "tls") if needs_credentials else {}
+        variables = {} if chaos is None else chaos.variables
         token = secrets.token_hex(16)
         job = Job(request, name, token, folder, logs, credentials, variables)
         engine = kind(job, selector, launch)
         timeouts = replace(engine.timeouts, start=launch.start_timeout)
         try:
             engine.open()
-            code = _run(job, engine, timeouts, launch, trouble)
+            code = _run(job, engine, timeouts, launch, chaos)
         finally:
             engine.close()
-    notes = logs if trouble is None else trouble.folder
-    return FinishedJob(code, engine.left_behind(), notes, logs, folder, before)
+    audit = logs if chaos is None else chaos.folder
+    return FinishedJob(code, engine.left_behind(), audit, logs, folder, before)
 
 
 def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> int:
     """Run the job under faults, in sync mode once more without; 0 if every promise is kept."""
     with tempfile.TemporaryDirectory(prefix="psfleet-chaos-") as parent:
-        trouble, calm = (
+        chaos, calm = (
             ChaosSchedule(
                 seed, request, Path(parent, kind), is_calm=kind == "calm", pace=launch.chaos_pace
             )
-            for kind in ("trouble", "calm")
+            for kind in ("chaos", "calm")
         )
-        for one in (trouble, calm):
+        for one in (chaos, calm):
             one.folder.mkdir()
-        run = _place(request, name, launch, trouble)
+        run = _place(request, name, launch, chaos)
         plain = None
         modes = [MODES.get(held["mode"], NO_MODE) for held in run.held.values()]
         if modes and all(mode.has_rounds for mode in modes):
             plain = _place(request, f"{name}-plain", launch, calm)
-        found = findings(run, plain, request.servers)
-        kept = show(found, trouble.said(), run.logs / "chaos.json", seed)
+        results = findings(run, plain, request.servers)
+        kept = show(results, chaos.said(), run.logs / "chaos.json", seed)
     return 0 if kept else run.code or 1
 
 
 def _run(
-    job: Job,
-    engine: Engine,
-    timeouts: Timeouts,
-    launch: Launch,
-    trouble: ChaosSchedule | None = None,
+    job: Job, engine: Engine, timeouts: Timeouts, launch: Launch, chaos: ChaosSchedule | None = None
 ) -> int:
-    often = job.request.server_restarts if trouble is None else _RESTARTS_IN_CHAOS
+    often = job.request.server_restarts if chaos is None else _RESTARTS_IN_CHAOS
     restarts = often if job.request.keeps_log else 0
     rollbacks = job.request.server_restarts if job.request.durability == "snapshot" else 0
     supervisor = Supervisor(
@@ -257,10 +292,10 @@ def _run(
         watch=HangDetector(job.request.hung_after) if job.request.hung_after else None,
         restarts_hung=job.request.restart_hung,
     )
-    if trouble is not None:
-        trouble.machines = len(engine.placement())
+    if chaos is not None:
+        chaos.machines = len(engine.placement())
     screen = Screen(launch.progress)
-    runner = JobRunner(job, engine, supervisor, screen, trouble)
+    runner = JobRunner(job, engine, supervisor, screen, chaos)
     screen.begin(job, engine.name, importlib.metadata.version("psfleet"))
     with _observed(launch, engine, runner, screen) as history:
         code = runner.run()
@@ -282,7 +317,7 @@ def _observed(
 ) -> Iterator[JobHistory]:
     """Within, the job's history is written, and it can be watched; then its report is written.
 
-    Figures are recorded where somebody wants them: for the progress, who watches, or TensorBoard.
+    Figures are recorded only if needed: for the progress, a watch port or TensorBoard.
     """
     job, version = engine.job, importlib.metadata.version("psfleet")
     history = JobHistory(job.logs, heading(job, engine.name, version, engine.placement()))
@@ -302,13 +337,13 @@ def _observed(
         if launch.watch:
             from psfleet_launch.observability.watch_port import WatchPort  # loads a web server
 
-            port = WatchPort(launch.watch, job, reader, recorder)
+            port = WatchPort(launch.watch, job, reader, recorder, history)
             port.open()
             closing.callback(port.close)
             screen.say(f"watch     {port.url}")
         closing.callback(recorder.stop)
         yield history
-    with contextlib.suppress(OSError, FrameError):  # the job is over, whatever the disk says
+    with contextlib.suppress(OSError, FrameError):  # the job is over, whatever error the disk has
         write_report(job.logs)
 
 

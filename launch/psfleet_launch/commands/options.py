@@ -1,28 +1,19 @@
-"""Flags and job files, both made from the declarations of settings."""
+"""Flags and job files, made from the declarations of settings, and the help of a command that has many."""
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import Setting, from_tables, settings_of
 from psfleet.strategy import Settings, load_strategy_file, overridden
 from psfleet.strategy.strategy_settings import PARTS
-
-__all__ = [
-    "given",
-    "load_job_file",
-    "merged",
-    "mode_of",
-    "options",
-    "requested",
-    "strategy_options",
-]
 
 Command = Callable[..., Any]
 
@@ -44,17 +35,17 @@ def options(
 
 
 def _option(one: Setting, shows_default: bool) -> Callable[[Command], Command]:
-    said: dict[str, Any] = {"help": f"{one.help}."}
+    options: dict[str, Any] = {"help": f"{one.help}."}
     if isinstance(one.default, bool):
-        return click.option(one.flag, _parameter(one), is_flag=True, **said)
+        return click.option(one.flag, _parameter(one), is_flag=True, **options)
     if one.default and shows_default:
-        said |= {"default": one.kind.text(one.default), "show_default": True}
+        options |= {"default": one.kind.text(one.default), "show_default": True}
     if one.kind.choices:
-        said["type"] = click.Choice(one.kind.choices)
+        options["type"] = click.Choice(one.kind.choices)
     else:
         metavar = one.metavar or ("N" if one.kind.is_number else "TEXT")
-        said |= {"callback": partial(_read, one), "metavar": metavar}
-    return click.option(one.flag, _parameter(one), **said)
+        options |= {"callback": partial(_read, one), "metavar": metavar}
+    return click.option(one.flag, _parameter(one), **options)
 
 
 def _read(one: Setting, context: click.Context, option: click.Parameter, text: str | None) -> Any:
@@ -98,8 +89,8 @@ def requested(context: click.Context, mode: str | None = None) -> dict[str, dict
     flags = {name: given(context, settings_of(part)) for name, part in PARTS.items()}
     if mode:
         flags["consistency"]["mode"] = mode
-    said = {name: found for name, found in flags.items() if found}
-    return said | ({"recompute": {}} if context.params["recompute"] else {})
+    parts = {name: values for name, values in flags.items() if values}
+    return parts | ({"recompute": {}} if context.params["recompute"] else {})
 
 
 def mode_of(context: click.Context) -> str | None:
@@ -109,11 +100,11 @@ def mode_of(context: click.Context) -> str | None:
         ConfigError: They name several.
     """
     mode = context.params["mode"]
-    said = {flag: flag[2:] for flag in ("--sync", "--async") if context.params[flag[2:]]}
-    said |= {f"--mode {mode}": mode} if mode else {}
-    if len({*said.values()}) > 1:
-        raise ConfigError(f"{' and '.join(said)} are different modes; name one")
-    return next(iter(said.values()), None)
+    modes = {flag: flag[2:] for flag in ("--sync", "--async") if context.params[flag[2:]]}
+    modes |= {f"--mode {mode}": mode} if mode else {}
+    if len({*modes.values()}) > 1:
+        raise ConfigError(f"{' and '.join(modes)} are different modes; name one")
+    return next(iter(modes.values()), None)
 
 
 def merged(
@@ -122,18 +113,18 @@ def merged(
     """The strategy of a job file, over it that of a strategy file, over it that of the flags."""
     *first, flags = sources
     parts: dict[str, dict[str, Any]] = {}
-    for said in (*first, load_strategy_file(file) if file else {}, flags):
-        parts = overridden(parts, said)
-    if "mode" in parts.get("consistency", {}):  # else the script says what the rest belongs to
+    for source in (*first, load_strategy_file(file) if file else {}, flags):
+        parts = overridden(parts, source)
+    if "mode" in parts.get("consistency", {}):  # else the script names the mode of the rest
         Settings.from_parts({"consistency": parts["consistency"]})
     return parts
 
 
 def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The settings of these groups that a job file says, by name, and its strategy.
+    """Return the settings of these groups in a job file, by name, and its strategy.
 
     Raises:
-        ConfigError: It is missing, not TOML, or says something wrong or unknown.
+        ConfigError: It is missing, not TOML, or holds something wrong or unknown.
     """
     where = f"job file {path!r}"
     try:
@@ -142,7 +133,7 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
         raise ConfigError(f"{where} cannot be read: {error}") from None
     strategy = tables.pop("strategy", {})
     if isinstance(tables.get("engine"), dict):
-        tables |= {f"engine.{name}": said for name, said in tables.pop("engine").items()}
+        tables |= {f"engine.{name}": values for name, values in tables.pop("engine").items()}
     _refuse_unknown(tables, where, groups)
     Settings.from_parts(strategy)
     return {
@@ -155,15 +146,121 @@ def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type
     for one in (one for group in groups for one in settings_of(group) if one.key):
         table, _, key = one.key.rpartition(".")
         known.setdefault(table, []).append(key)
-    for table, said in tables.items():
-        if table not in known or not isinstance(said, dict):
+    for table, values in tables.items():
+        if table not in known or not isinstance(values, dict):
             raise ConfigError(
                 f"{where} has no table {table!r}; it has {', '.join(known)}, strategy"
             )
-        for key in said:
+        for key in values:
             if key not in known[table]:
                 others = [f"; {other!r} has one" for other in known if key in known[other]]
                 raise ConfigError(
                     f"table {table!r} of {where} has no setting {key!r}; it has "
                     f"{', '.join(known[table])}{next(iter(others), '')}"
                 )
+
+
+_HEADINGS = {
+    "servers": "Servers",
+    "workers": "Workers",
+    "job": "The job",
+    "network": "Network",
+    "engine": "Machines",
+    "chaos": "Chaos",
+    "strategy": "Strategy",
+    "": "Other options",
+}
+"""By table of a job file, in the order in which they are shown."""
+
+
+def _explained(
+    error: click.NoSuchOption, context: click.Context, words: Sequence[str]
+) -> click.UsageError:
+    """The error; of a command line that goes on with a script, with the place of the script's options."""
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script is None:
+        return error
+    command = f"{context.command_path} {script} {error.option_name}"
+    said = f"{error.format_message()} An option of the script goes after it: {command}"
+    return click.UsageError(said, context)
+
+
+class GroupedCommand(click.Command):
+    """A command with many options; its help has them under headings, followed by examples.
+
+    Args:
+        settings: Those of its options, whose keys in job files say where they belong.
+        more: Returns further settings, which become options where a command line may mean one of them.
+        tables: Table of each option that has no key.
+        examples: Command lines, each with what it does.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        settings: Iterable[Setting],
+        more: Callable[[], Iterable[Setting]],
+        tables: Mapping[str, str],
+        examples: Iterable[tuple[str, str]],
+        **rest: Any,
+    ) -> None:
+        super().__init__(*arguments, **rest)
+        self.settings = list(settings)
+        self._more: Callable[[], Iterable[Setting]] | None = more
+        self._tables = tables
+        self._examples = list(examples)
+
+    def complete(self) -> "GroupedCommand":
+        """Have all options from now on; return the command."""
+        if self._more is not None:
+            found, self._more = list(self._more()), None
+            self.settings += found
+            options(reversed(found))(self)  # which a decorator finds in reverse
+        return self
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read a command line, with all options if it has one that is not known yet."""
+        if ctx.resilient_parsing:  # a shell completes a line, and no option is refused
+            self.complete()
+        try:
+            return super().parse_args(ctx, [*args])
+        except click.NoSuchOption as error:
+            if self._more is None:
+                raise _explained(error, ctx, args) from None
+        try:
+            return super(GroupedCommand, self.complete()).parse_args(ctx, [*args])
+        except click.NoSuchOption as error:
+            raise _explained(error, ctx, args) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Suggest any option."""
+        return super(GroupedCommand, self.complete()).shell_complete(ctx, incomplete)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by heading, then the examples."""
+        self.complete()
+        tables = {one.flag: one.key.partition(".")[0] for one in self.settings} | {**self._tables}
+        groups: dict[str, list[tuple[str, str]]] = {table: [] for table in _HEADINGS}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is not None:
+                groups[tables.get(option.opts[0], "")].append(record)
+        for table, records in groups.items():
+            with formatter.section(_HEADINGS[table]):
+                formatter.write_dl(records)
+        with formatter.section("Examples"):
+            formatter.write_dl(self._examples)
+
+
+USAGE_EXIT = 2  # bad usage, which no second attempt mends
+
+
+def exit_after(abort: click.Abort) -> int:
+    """The exit code of a command that an interrupt has ended.
+
+    Raises:
+        EOFError: That was the cause. click takes each for the end of a prompt, and no command asks anything.
+    """
+    if isinstance(abort.__cause__, EOFError):
+        raise abort.__cause__
+    return 130

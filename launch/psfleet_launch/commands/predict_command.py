@@ -5,16 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
 from psfleet.errors import PsfleetError
-
-__all__ = ["predict"]
+from psfleet.platform.object_store import readable, upload
+from psfleet.settings.kinds import shown_url, url_of
 
 _LOOK = 0.02  # seconds between two looks whether a process has ended
 
@@ -25,9 +27,9 @@ _LOOK = 0.02  # seconds between two looks whether a process has ended
 @click.option("--to", "target", required=True, metavar="FOLDER", help="Of the predictions.")
 @click.option(
     "--features",
-    required=True,
+    default="",
     metavar="FILE|MODULE:NAME",
-    help="What the inputs are: a TOML file, or a FeatureSet of a module.",
+    help="What the inputs are: a TOML or JSON file, or a FeatureSet of a module; else the model's own.",
 )
 @click.option("--checkpoint", default="", metavar="FOLDER", help="The snapshot with the weights.")
 @click.option(
@@ -65,12 +67,19 @@ def predict(processes: int, **said: Any) -> int:
     from psfleet_launch.prediction.prediction_job import PredictionJob
 
     given: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in said.items()}
-    job = PredictionJob(**given)
-    predictions = job.predictions()  # what is wrong with the job is said once
-    _run(json.dumps(asdict(job)), processes)
-    rows, skipped = predictions.summary()
+    for name in ("model", "checkpoint"):
+        if url_of(given[name]) is not None:
+            given[name] = str(readable(given[name]))
+    target, url = given["target"], url_of(given["target"])
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
+        job = PredictionJob(**{**given, "target": staging if url else target})
+        predictions = job.predictions()  # what is wrong with the job is said once
+        _run(json.dumps(asdict(job)), processes)
+        rows, skipped = predictions.summary()
+        if url is not None:
+            upload(Path(staging), url)
     left_out = f", {skipped:,} rows skipped" if skipped else ""
-    print(f"{job.target}: {rows:,} rows{left_out}")
+    print(f"{shown_url(target)}: {rows:,} rows{left_out}")
     return 0
 
 

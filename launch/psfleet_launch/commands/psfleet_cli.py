@@ -14,24 +14,28 @@ import click
 from psfleet.errors import ConfigError, PsfleetError
 from psfleet.rules import import_rules
 from psfleet.settings.environment import read_environment
-from psfleet_launch.commands.agent_command import agent
-from psfleet_launch.commands.certificates_command import certs
-from psfleet_launch.commands.doctor_command import doctor
+from psfleet_launch.commands.export_command import export
 from psfleet_launch.commands.inspection import ckpt, log
-from psfleet_launch.commands.mode_command import mode
-from psfleet_launch.commands.options import merged, requested, strategy_options
+from psfleet_launch.commands.job_commands import jobs, logs, mode, report, stop, top
+from psfleet_launch.commands.machine_commands import agent, certs, doctor
+from psfleet_launch.commands.options import (
+    USAGE_EXIT,
+    exit_after,
+    merged,
+    requested,
+    strategy_options,
+)
 from psfleet_launch.commands.predict_command import predict
-from psfleet_launch.commands.report_command import report
-from psfleet_launch.commands.top_command import top
-from psfleet_launch.job.exit_codes import USAGE_EXIT, exit_after
-
-__all__ = ["main"]
+from psfleet_launch.commands.serve_command import models, serve
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(package_name="psfleet", prog_name="psfleet")
-def psfleet() -> None:
+@click.pass_context
+def psfleet(context: click.Context) -> None:
     """Tools around psfleet-launch."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
     import_rules(read_environment().rules)  # snapshots and logs refer to them
 
 
@@ -39,10 +43,16 @@ psfleet.add_command(agent)
 psfleet.add_command(certs)
 psfleet.add_command(ckpt)
 psfleet.add_command(doctor)
+psfleet.add_command(export)
+psfleet.add_command(jobs)
 psfleet.add_command(log)
+psfleet.add_command(logs)
 psfleet.add_command(mode)
+psfleet.add_command(models)
 psfleet.add_command(predict)
 psfleet.add_command(report)
+psfleet.add_command(serve)
+psfleet.add_command(stop)
 psfleet.add_command(top)
 
 

@@ -1,1 +1,1 @@
-"""What the user sees while a job runs, and when it fails."""
+"""Console output of the launcher while a job runs, and when it fails."""

@@ -1,5 +1,6 @@
-"""What a person reads when a job fails: the first cause, its log, and what was stopped."""
+"""Report of a failed job: the first cause, its log; tracebacks of workers in a line each."""
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -11,8 +12,6 @@ from psfleet_launch.job.job_plan import Job, Member, listed
 from psfleet_launch.supervision.job_phases import Failure
 from psfleet_launch.supervision.supervisor import Supervisor
 
-__all__ = ["CHAINS", "HEADER", "FailureCause", "find_cause", "report", "tail"]
-
 _TAIL_BYTES = 1 << 16
 _SHOWN_LINES = 15
 HEADER = b"Traceback (most recent call last):"
@@ -20,14 +19,16 @@ CHAINS = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
 )
-"""What stands between the tracebacks of exceptions that follow from each other."""
+"""Lines between the tracebacks of exceptions that follow from each other."""
 _FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_INNER = " \t\r\n^~"
+"""First characters of a traceback's lines before its exception; carets are, if a source file has changed."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
 class FailureCause:
-    """What a log says about the end of its process.
+    """Cause of a process's end, as its log shows it.
 
     Attributes:
         headline: The exception's line, or the last line.
@@ -46,7 +47,19 @@ def tail(path: Path) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    return _COLOUR.sub("", text).splitlines()
+    lines = _COLOUR.sub("", text).splitlines()
+    return [plain for line in lines for plain in _plain(line)]
+
+
+def _plain(line: str) -> list[str]:
+    """The text and the traceback of a line of JSON (PSFLEET_LOG_FORMAT); any other line as it is."""
+    if not line.startswith('{"time": '):
+        return [line]
+    try:
+        record = json.loads(line)
+        return [str(record["text"]), *str(record.get("traceback", "")).splitlines()]
+    except (ValueError, KeyError):  # cut off, or a line of the script
+        return [line]
 
 
 def find_cause(lines: list[str], script: str) -> FailureCause:
@@ -57,19 +70,19 @@ def find_cause(lines: list[str], script: str) -> FailureCause:
         if line == HEADER.decode() and not _is_aside(lines[number - 1] if number else "")
     ]
     block = lines[starts[-1] + 1 :] if starts else lines
-    headline = next((line for line in block if line[:1].strip()), "") if starts else ""
+    headline = next((line for line in block if line[:1].strip(_INNER)), "") if starts else ""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
     end = block.index(headline) if headline else len(block)
     return FailureCause(headline or last, _place(block[:end], script))
 
 
 def _is_aside(line: str) -> bool:
-    """Whether a traceback after this line is one that does not end a process."""
+    """Return whether a traceback after this line is one that does not end a process."""
     return line.startswith(("Exception ignored ", "Exception in thread "))
 
 
 def _place(block: list[str], script: str) -> str:
-    frames = [found.groupdict() for line in block if (found := _FRAME.fullmatch(line))]
+    frames = [match.groupdict() for line in block if (match := _FRAME.fullmatch(line))]
     own = [frame for frame in frames if Path(frame["file"]).name == Path(script).name]
     if not frames:
         return ""
@@ -94,9 +107,9 @@ def report(
         seat.append(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}")
     seat.append(failure.usage)
     log = job.log(failure.member)
-    told = [f"  whole traceback: {log}"]
+    details = [f"  whole traceback: {log}"]
     if failure.code is None or failure.code < 0 or HEADER.decode() not in lines:
-        told = [
+        details = [
             f"  last lines of {log}:",
             *(f"    {line}" for line in lines[-_SHOWN_LINES:] or ["(it is empty)"]),
         ]
@@ -105,19 +118,18 @@ def report(
         [
             f"{failure.member} failed first: {_headline(failure, cause)}",
             f"  {cause.place:<34} {' · '.join(filter(None, seat))}",
-            *told,
+            *details,
             f"{then}Job exit code {failure.exit_code}.",
         ]
     )
 
 
 def _headline(failure: Failure, cause: FailureCause) -> str:
-    if failure.cause:
-        return failure.cause
     if failure.code is None:
-        return failure.why
-    if failure.code < 0:
-        return f"killed by {_signal_name(-failure.code)}"
+        return failure.cause or failure.why
+    if failure.cause or failure.code < 0:
+        happened = failure.cause or f"killed by {_signal_name(-failure.code)}"
+        return f"{happened}; {failure.why}" if failure.why else happened
     return f"{failure.why}: {cause.headline}" if failure.why else cause.headline
 
 
@@ -139,3 +151,66 @@ def _stopped(state: Supervisor) -> str:
     if state.killed:
         how = f"asked to stop; {listed(sorted(state.killed))} had to be killed"
     return f"{listed(state.stopped)} ({how})"
+
+
+class Tracebacks:
+    """Takes the standard error of a script as it comes, and gives what the screen is to show of it.
+
+    The last traceback is held until something follows it: the one that ends the process is shown by the
+    report of the job.
+
+    Args:
+        script: Script whose last frame is named.
+    """
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._partial = b""
+        self._shown = False  # the beginning of the line has been given away
+        self._block: list[bytes] = []
+        self._told = False  # the block has its exception
+
+    def feed(self, data: bytes) -> bytes:
+        """Take more output; return the part that can be shown now."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        out = b"".join(self._take(line + b"\n") for line in lines)
+        if self._partial and (self._shown or not self._may_belong(self._partial)):
+            out += self.rest() + self._partial
+            self._partial, self._shown = b"", True
+        return out
+
+    def rest(self) -> bytes:
+        """Return what is still held."""
+        block, self._block, self._told = self._block, [], False
+        if not block:
+            return b""
+        lines = b"".join(block).decode(errors="replace").splitlines()
+        cause = find_cause(lines, self._script)
+        return f"{cause.headline} ({cause.place or 'its traceback is in the log'})\n".encode()
+
+    def _take(self, line: bytes) -> bytes:
+        if self._shown:
+            self._shown = False
+            return line
+        if line.rstrip(b"\r\n") == HEADER:
+            held = self.rest() if self._told and not _is_chain(self._block) else b""
+            self._block.append(line)
+            self._told = False
+            return held
+        if not self._block:
+            return line
+        if self._told and not (line.strip() == b"" or _is_chain([line])):
+            return self.rest() + line
+        self._told = self._told or line[:1].strip(_INNER.encode()) != b""
+        self._block.append(line)
+        return b""
+
+    def _may_belong(self, partial: bytes) -> bool:
+        """Return whether the beginning of a line may belong to a traceback."""
+        return HEADER.startswith(partial) or bool(self._block)
+
+
+def _is_chain(block: list[bytes]) -> bool:
+    """Return whether the last line with text leads over to another traceback."""
+    texts = [line.strip() for line in block if line.strip()]
+    return bool(texts) and texts[-1] in CHAINS

@@ -1,4 +1,4 @@
-"""What the user sees: a heading, worker 0's output, the progress and the last word.
+"""Progress of the fleet: each server's Status, added up, and the rates between two looks.
 
 The script's output goes to standard output, as if it ran by itself; all else to standard error.
 """
@@ -6,21 +6,189 @@ The script's output goes to standard output, as if it ran by itself; all else to
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from typing import IO
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from psfleet_launch.console.progress_line import ProgressPoller, line
-from psfleet_launch.console.tracebacks import Tracebacks
+from psfleet.settings.environment import Environment
+from psfleet.shard.staleness import quantile
+from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.job.spawn import children_without_grpc
+from psfleet_launch.supervision.job_events import Standbys
 
-__all__ = ["Screen"]
+if TYPE_CHECKING:
+    from psfleet.wire.v1.shard_pb2 import StatusReply
+
+
+@dataclass(frozen=True)
+class FleetProgress:
+    """Totals of the whole fleet at one moment.
+
+    Attributes:
+        at: Seconds of the poller's clock.
+        steps: Closed rounds in sync mode, else the pushes of the fastest worker, as everywhere.
+        samples: Samples of all workers.
+        loss: Mean of the workers' last losses; None: no worker has reported one.
+        rows: Rows of all sparse tables.
+        bytes: Bytes of data calls, both ways.
+        staleness: Staleness that 99 % of all pushes did not exceed; None: in sync mode, or no push yet.
+        torn: Steps that some servers have and others have not, because a worker died between them.
+        left: Number of samples of the fleet's datasets that no worker has had yet; 0: unknown.
+    """
+
+    at: float
+    steps: int = 0
+    samples: int = 0
+    loss: float | None = None
+    rows: int = 0
+    bytes: int = 0
+    staleness: int | None = None
+    torn: int = 0
+    left: int = 0
+
+
+def add_up(replies: "Sequence[StatusReply]", at: float) -> FleetProgress:
+    """One picture from the servers' own.
+
+    Args:
+        replies: One of each server.
+        at: Time of the replies.
+
+    Steps are those of the server that is furthest; samples and losses travel with a step and count once per
+    worker.
+    """
+    samples: dict[int, int] = {}
+    losses: dict[int, float] = {}
+    for reply in replies:
+        for worker, count in reply.samples.items():
+            if count >= samples.get(worker, 0):
+                samples[worker] = count
+                losses.update({worker: reply.losses[worker]} if worker in reply.losses else {})
+    return FleetProgress(
+        at=at,
+        steps=max((reply.progress for reply in replies), default=0),
+        samples=sum(samples.values()),
+        loss=sum(losses.values()) / len(losses) if losses else None,
+        rows=sum(
+            table.count for reply in replies for table in reply.tables if table.kind == "sparse"
+        ),
+        bytes=sum(reply.bytes_in + reply.bytes_out for reply in replies),
+        staleness=quantile((reply.staleness for reply in replies), 0.99),
+        torn=sum(len(reply.torn) for reply in replies),
+        left=max((reply.samples_left for reply in replies), default=0),
+    )
+
+
+def line(
+    now: FleetProgress, before: FleetProgress | None = None, snapshot: float | None = None
+) -> str:
+    """`1,204 steps · 151 steps/s · 77,400 samples/s · loss 0.4713 · 41,207 rows · 312 MB`.
+
+    Args:
+        before: An earlier moment; rates are those since then.
+        snapshot: Seconds since the last complete snapshot; None: there is none.
+    """
+    parts = [f"{now.steps:,} steps"]
+    if before is not None and now.at > before.at:
+        span = now.at - before.at
+        parts.append(f"{(now.steps - before.steps) / span:,.0f} steps/s")
+        if now.samples:  # a script may not report them
+            rate = (now.samples - before.samples) / span
+            parts.append(f"{rate:,.0f} samples/s")
+            if now.left and rate:
+                parts.append(f"{timedelta(seconds=round(now.left / rate))} left")
+    if now.loss is not None:
+        parts.append(f"loss {now.loss:.4f}")
+    if now.staleness is not None:
+        parts.append(f"staleness p99 {now.staleness}")
+    if now.torn:
+        parts.append(f"{now.torn} torn step{'s' if now.torn > 1 else ''}")
+    parts += [f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"]
+    if snapshot is not None:
+        parts.append(f"snapshot {snapshot:,.0f} s ago")
+    return " · ".join(parts)
+
+
+class ProgressPoller:
+    """Asks the servers in a thread of its own, so that a slow reply delays nothing else.
+
+    Processes may be forked meanwhile, to start again what has died; they must not use gRPC before `exec`.
+
+    Attributes:
+        history: Pictures so far, oldest first; a server that does not answer adds nothing.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], every: float = 1.0, environment: Environment | None = None
+    ) -> None:
+        self.history: list[FleetProgress] = []
+        self._environment = environment or Environment()
+        self._endpoints = list(endpoints)
+        self._every = every
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="psfleet-progress", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask. Call from the main thread, before gRPC is imported."""
+        children_without_grpc()
+        import grpc  # noqa: F401  # here, for other threads will import it too; not for a job without a display
+
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        import grpc
+
+        from psfleet.wire.connections.access import Access
+        from psfleet.wire.connections.channel import open_channel
+        from psfleet.wire.v1.shard_pb2 import StatusRequest
+        from psfleet.wire.v1.shard_pb2_grpc import ShardStub
+
+        with contextlib.ExitStack() as channels:
+            access = Access.of(self._environment)
+            opened = [channels.enter_context(open_channel(one, access)) for one in self._endpoints]
+            stubs = [ShardStub(channel) for channel in opened]  # type: ignore[no-untyped-call]
+            while not self._stopped.wait(self._every):
+                with contextlib.suppress(grpc.RpcError):
+                    replies = [
+                        stub.Status(StatusRequest(), timeout=self._every, metadata=access.metadata)
+                        for stub in stubs
+                    ]
+                    self.history.append(add_up(replies, time.monotonic()))
+
+
+class StandbyNotice:
+    """Reports that every server has a ready standby: at first, and again after one was lost."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # a server has none
+        self._again = ""
+
+    def look(self, standbys: Standbys, at: float) -> str:
+        """The line to be shown at time `at`; empty: there is nothing to say."""
+        if standbys.unprotected():
+            self._since = at if self._since is None else self._since
+            return ""
+        if self._since is None:
+            return ""
+        taken, again = at - self._since, self._again
+        self._since, self._again = None, " again"
+        return f"standbys  ready{again} in {taken:.1f} s"
+
 
 _PLAIN_EVERY = 5.0
 _WINDOW = 5
@@ -50,14 +218,18 @@ class Screen:
         """The heading."""
         self._job = job
         self._tracebacks = Tracebacks(job.request.script)
-        asked = job.request
+        request = job.request
         parts = [
             engine,
-            _count(asked.servers, "server"),
-            _count(asked.workers, "worker"),
-            asked.strategy.get("consistency", {}).get("mode"),
-            *(_part(part, asked) for part in asked.strategy if part != "consistency"),
-            None if asked.port is None else "tcp, insecure" if asked.insecure else "tcp with TLS",
+            _count(request.servers, "server"),
+            _count(request.workers, "worker"),
+            request.strategy.get("consistency", {}).get("mode"),
+            *(_part(part, request) for part in request.strategy if part != "consistency"),
+            None
+            if request.port is None
+            else "tcp, insecure"
+            if request.insecure
+            else "tcp with TLS",
         ]
         self.say(f"psfleet {version}  job {job.name}  {' · '.join(filter(None, parts))}")
 
@@ -77,8 +249,7 @@ class Screen:
         self.say(f"servers   ready in {taken:.1f} s   (logs: {self._job.logs}/)")
         if not self._progress:
             return
-        copies = sum(self._job.request.copies)
-        self._poller = ProgressPoller(endpoints, copies, environment=self._job.reader)
+        self._poller = ProgressPoller(endpoints, environment=self._job.reader)
         self._poller.start()
         if self._console.is_terminal:
             self._live = Live(
@@ -107,7 +278,7 @@ class Screen:
             self.say(text)
 
     def note(self, text: str) -> None:
-        """What stands behind the progress from now on. Any thread may call."""
+        """Set the text behind the progress from now on. Any thread may call."""
         self._noted = text
 
     def output(self, data: bytes, is_error: bool) -> None:
@@ -124,7 +295,7 @@ class Screen:
             _write(stream, data)
 
     def _above_the_progress(self, data: bytes, is_error: bool) -> None:
-        """Whole lines only: the progress line below is drawn anew after each."""
+        """Write whole lines only: the progress line below is drawn again after each."""
         *whole, self._unfinished[is_error] = (self._unfinished[is_error] + data).split(b"\n")
         for text in whole:
             shown = text.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
@@ -134,7 +305,7 @@ class Screen:
     def end(self, code: int) -> None:
         """Take the progress away; after a success say how long it took.
 
-        After a failure the report says what the last traceback was about.
+        After a failure the report shows the last traceback.
         """
         rest = self._tracebacks.rest()
         if code == 0:

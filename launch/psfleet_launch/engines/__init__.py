@@ -1,1 +1,1 @@
-"""Where a job's processes run: each file with an `ENGINE` is one engine, `local` is this machine."""
+"""Engines: each file with an `ENGINE` is one way to run a job's processes; `local` is this machine."""

@@ -1,6 +1,6 @@
-"""The engine of machines that somebody else starts: it prints the command to run on each, and waits.
+"""The engine of machines that the user starts: it prints the command to run on each, and waits.
 
-So psfleet runs under PBS, LSF, MPI, Nomad, SkyPilot or by hand.
+So psfleet runs under PBS, LSF, MPI, Nomad, SkyPilot, Kubernetes or by hand.
 """
 
 import os
@@ -10,21 +10,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psfleet.settings.declaration import setting
-from psfleet_launch.engines.remote.remote_engine import RemoteEngine
+from typing_extensions import override
 
-__all__ = ["ENGINE", "JoinEngine", "JoinSettings"]
+from psfleet.settings.declaration import setting
+from psfleet.settings.kinds import FOLDER
+from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """What the engine asks for."""
+    """Settings of the engine."""
 
     agents: int = setting(
         1,
         "Engine join: how many machines to wait for",
         names="--agents engine.join.agents",
         least=1,
+    )
+    credentials: str = setting(
+        "",
+        "Engine join: the launcher's credentials, `FOLDER/server` of `psfleet certs FOLDER`; agents have "
+        "`FOLDER/worker`. By default new ones are made, and the command of agents names them",
+        FOLDER,
+        names="--agent-credentials engine.join.credentials",
+        metavar="FOLDER",
     )
 
 
@@ -37,7 +46,15 @@ class JoinEngine(RemoteEngine):
     def machines(self) -> Sequence[str]:
         return [f"machine {number}" for number in range(1, self._count + 1)]
 
+    @override
+    def control_credentials(self) -> tuple[Path, bytes]:
+        chosen = self.launch.of(JoinSettings).credentials
+        return (Path(chosen), b"") if chosen else super().control_credentials()
+
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
+        if not invitation:
+            print(f"waits for {self._count} machine(s) at {endpoint}", file=sys.stderr, flush=True)
+            return
         path = self._credentials
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,4 +1,4 @@
-"""What an engine does: it runs the processes of one job on some machines.
+"""Interface of an engine: it runs the processes of one job on some machines.
 
 The supervisor decides and the runner performs; an engine is their hands and eyes. It starts and signals
 processes and reports what becomes of them, and knows nothing of restarts, takeovers or failures. One
@@ -16,7 +16,7 @@ An engine declares there too what it asks of the user beside the job, with `sett
 The launcher's help and job files know the settings of all engines, so their modules load gRPC and the
 like within functions.
 
-The order of calls: `open` once, then `spawn`, `send`, `order`, `expect` and `events` as the job goes, then
+The order of calls: `open` once, then `spawn`, `send`, `command`, `expect` and `events` as the job goes, then
 `sweep`, `close` and `left_behind`. What an engine waits for, such as sockets of agents or pipes of
 processes, it registers with the selector, with a function without arguments as `data`; the runner calls
 that when there is something to read. Only `open`, `sweep` and `close` may take their time.
@@ -40,25 +40,23 @@ from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.supervision.job_events import Event, Shown
 from psfleet_launch.supervision.job_phases import Timeouts
 
-__all__ = ["Engine", "EngineSettings", "NoSettings", "Told", "load_engine"]
-
 
 @dataclass(frozen=True)
 class Told:
-    """What a member is told when it starts, besides what follows from the job.
+    """Start parameters of a member, besides those that follow from the job.
 
     Attributes:
-        endpoints: Of all servers, in order of rank.
+        endpoints: Endpoints of all servers, in order of rank.
         resume: The snapshot from which it starts; empty: none.
         follows: It is a standby.
-        takes_orders: It reads orders on its standard input.
-        listen: Where it listens; empty: at its own endpoint.
+        takes_commands: It reads orders on its standard input.
+        listen: Endpoint on which it listens; empty: its own one.
     """
 
     endpoints: Sequence[str]
     resume: str = ""
     follows: bool = False
-    takes_orders: bool = False
+    takes_commands: bool = False
     listen: str = ""
 
 
@@ -71,15 +69,15 @@ class Engine(abc.ABC):
     """The processes of one job.
 
     Attributes:
-        name: As `--engine` says it.
-        settings: What it asks of the user beside the job, a dataclass; see psfleet.settings.declaration.
-        programs: What it calls on the launcher's machine.
-        timeouts: How long starting, leaving and stopping may take here.
+        name: Name, as for `--engine`.
+        settings: Settings of the engine beside those of the job, a dataclass; see
+            psfleet.settings.declaration.
+        programs: Programs that it calls on the launcher's machine.
+        timeouts: Time limits for starting, leaving and stopping.
         spans_machines: Servers listen on TCP, since workers run on other machines.
-        reaches_servers: The launcher can ask servers for figures.
-        job: Whose processes these are.
+        job: Job whose processes these are.
         selector: Woken by what the engine registers.
-        launch: What the user says of machines.
+        launch: Settings of this launch, such as the machines.
     """
 
     name: ClassVar[str]
@@ -87,7 +85,6 @@ class Engine(abc.ABC):
     programs: ClassVar[Sequence[str]] = ()
     timeouts: ClassVar[Timeouts] = Timeouts()
     spans_machines: ClassVar[bool] = False
-    reaches_servers: ClassVar[bool] = True
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
@@ -105,7 +102,7 @@ class Engine(abc.ABC):
         With `launch.dry_run` nothing is handed over.
 
         Args:
-            name: Of the job.
+            name: Name of the job.
             words: The arguments of psfleet-launch.
 
         Raises:
@@ -115,7 +112,7 @@ class Engine(abc.ABC):
 
     @classmethod
     def is_requeued(cls) -> bool:
-        """Whether the job has run before and was started again by somebody else, such as a batch queue."""
+        """Return whether the job has run before and was restarted from outside, such as by a batch queue."""
         return False
 
     @abc.abstractmethod
@@ -128,7 +125,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def placement(self) -> Mapping[str, Sequence[Member]]:
-        """What each machine is going to run; the same before and after `open`.
+        """Return the members that each machine is going to run; the same before and after `open`.
 
         Raises:
             ConfigError: The job cannot run here as it is asked for.
@@ -136,7 +133,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def endpoints(self) -> list[str]:
-        """What the servers are asked to listen on, in order of rank; port 0 stands for any."""
+        """Return the requested endpoints of the servers, in order of rank; port 0 stands for any."""
 
     @abc.abstractmethod
     def spawn(self, member: Member, told: Told) -> None:
@@ -151,7 +148,7 @@ class Engine(abc.ABC):
         """Send a signal to a member's process and its children, unless it has ended."""
 
     @abc.abstractmethod
-    def order(self, member: Member, line: str) -> None:
+    def command(self, member: Member, line: str) -> None:
         """Write a line to the standard input of a server; do nothing if it has died."""
 
     @abc.abstractmethod
@@ -164,10 +161,10 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def events(self) -> list[Event | Shown]:
-        """What has happened since the last call.
+        """Return the events since the last call.
 
         Ready, once for every `spawn` of a server and every `expect`; Exited, once for every `spawn`, the
-        likeliest cause first; LivenessSignal, Parting and Said of servers; Output of `job.shown` alone.
+        likeliest cause first; LivenessSignal, ProcessEnding and Said of servers; Output of `job.shown` alone.
         """
 
     @property
@@ -181,7 +178,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def has_joined(self) -> bool:
-        """Whether any worker has joined the fleet."""
+        """Return whether any worker has joined the fleet."""
 
     @abc.abstractmethod
     def sweep(self) -> None:
@@ -214,7 +211,7 @@ def load_engine(name: str) -> type[Engine]:
 
 
 class EngineSettings:
-    """What all engines ask for, as a group of settings."""
+    """Settings of all engines, as one group."""
 
     @staticmethod
     def settings() -> list[Setting]:
@@ -222,6 +219,15 @@ class EngineSettings:
         return list(
             dict.fromkeys(one for name in _names() for one in settings_of(_load(name).settings))
         )
+
+    @staticmethod
+    def engines_with(name: str) -> list[str]:
+        """The engines that have the setting of this name."""
+        return [
+            engine
+            for engine in _names()
+            if name in (one.name for one in settings_of(_load(engine).settings))
+        ]
 
 
 def _names() -> list[str]:

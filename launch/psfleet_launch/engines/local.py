@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from psfleet.errors import ConfigError
-from psfleet.formats.ready_file import read_ready
+from psfleet.formats import read_ready
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import (
@@ -22,10 +22,8 @@ from psfleet_launch.job.job_plan import (
     needed,
     requested_endpoints,
 )
-from psfleet_launch.job.job_request import Launch
-from psfleet_launch.job.member_logs import MemberLogs
-from psfleet_launch.job.resources import Resources
-from psfleet_launch.job.spawn import send, spawn
+from psfleet_launch.job.job_request import Launch, Resources
+from psfleet_launch.job.spawn import MemberLogs, send, spawn
 from psfleet_launch.supervision.job_events import (
     Event,
     LivenessSignal,
@@ -37,8 +35,6 @@ from psfleet_launch.supervision.job_events import (
     Shown,
     causes_first,
 )
-
-__all__ = ["ENGINE", "LocalEngine"]
 
 _LOOK = 0.02
 """Seconds between looks for ready files; everything else wakes the selector by itself."""
@@ -94,7 +90,7 @@ class LocalEngine(Engine):
 
     def spawn(self, member: Member, told: Told) -> None:
         if member in self._processes:  # it starts again
-            _close_orders(self._processes[member])
+            _close_commands(self._processes[member])
         self._ended.discard(member)
         if member.role == "server":
             self.expect(member)
@@ -112,10 +108,10 @@ class LocalEngine(Engine):
             follows=told.follows,
             listen=told.listen,
         )
-        with self._pulse(member) as kept:
+        with self._liveness_pipe(member) as kept:
             environment["PSFLEET_PULSE"] = "".join(map(str, kept))
             process = spawn(
-                command(self.job, member), environment, log, piped, told.takes_orders, kept
+                command(self.job, member), environment, log, piped, told.takes_commands, kept
             )
         self._processes[member] = process
         if piped:
@@ -125,7 +121,7 @@ class LocalEngine(Engine):
     def send(self, member: Member, number: int) -> None:
         send(self._processes[member], number)
 
-    def order(self, member: Member, line: str) -> None:
+    def command(self, member: Member, line: str) -> None:
         stdin = self._processes[member].stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -139,7 +135,7 @@ class LocalEngine(Engine):
         guard.sweep(self.job.token)
         for process in self._processes.values():
             process.wait()
-            _close_orders(process)
+            _close_commands(process)
 
     def close(self) -> None:
         for stream in [key.fileobj for key in self.selector.get_map().values()]:
@@ -165,12 +161,12 @@ class LocalEngine(Engine):
         ]
         self._ended.update(exit.member for exit in ended)
         for exit in ended:
-            self._close_pulse(exit.member)
+            self._close_liveness_pipe(exit.member)
         happened, self._events = self._events, []
         return [*happened, *self._now_ready(), *causes_first(ended)]
 
     def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
-        """The code of a process that has ended; None: it lives."""
+        """Return the code of a process that has ended; None: it runs."""
         return process.poll()
 
     def _exit(self, member: Member, code: int) -> ProcessExited:
@@ -206,25 +202,25 @@ class LocalEngine(Engine):
             stream.close()
 
     @contextlib.contextmanager
-    def _pulse(self, member: Member) -> Iterator[tuple[int, ...]]:
-        """A pipe for a server's signs of life and words: the end that it gets, open until it has it."""
+    def _liveness_pipe(self, member: Member) -> Iterator[tuple[int, ...]]:
+        """A pipe for a server's liveness signals and words: the end that it gets, open until it has it."""
         if member.role != "server":
             yield ()
             return
         ours, theirs = os.pipe()
         self._pulses[member] = os.fdopen(ours, "rb", buffering=0)
-        read = partial(self._read_pulse, member)
+        read = partial(self._read_liveness_pipe, member)
         self.selector.register(self._pulses[member], selectors.EVENT_READ, read)
         try:
             yield (theirs,)
         finally:
             os.close(theirs)
 
-    def _read_pulse(self, member: Member) -> None:
-        """Note a sign of life, and lines that the server says between them (psfleet_server.liveness)."""
+    def _read_liveness_pipe(self, member: Member) -> None:
+        """Note a liveness signal, and the server's lines between the signals (psfleet_server.signals)."""
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
-            self._close_pulse(member)
+            self._close_liveness_pipe(member)
             self._events.append(ProcessEnding(member))
             return
         self._events.append(LivenessSignal(member))
@@ -233,7 +229,7 @@ class LocalEngine(Engine):
         ).split(b"\n")
         self._events += [Said(member, line.decode(errors="replace")) for line in lines]
 
-    def _close_pulse(self, member: Member) -> None:
+    def _close_liveness_pipe(self, member: Member) -> None:
         """Hear no more of the member."""
         self._words.pop(member, None)
         if pipe := self._pulses.pop(member, None):
@@ -244,7 +240,7 @@ class LocalEngine(Engine):
 ENGINE = LocalEngine
 
 
-def _close_orders(process: "subprocess.Popen[bytes]") -> None:
+def _close_commands(process: "subprocess.Popen[bytes]") -> None:
     if process.stdin is not None:
         process.stdin.close()
 

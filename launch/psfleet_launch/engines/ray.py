@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards, own_address
@@ -19,16 +21,14 @@ from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.ray_driver import FAILED, WAITS
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
-from psfleet_launch.job.job_request import Launch
-
-__all__ = ["ENGINE", "RayEngine", "RaySettings"]
+from psfleet_launch.job.job_request import JobRequest, Launch
 
 _DRIVER = ("-m", "psfleet_launch.engines.remote.ray_driver")
 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What the engine asks for."""
+    """Settings of the engine."""
 
     ray_address: str = setting(
         "auto",
@@ -64,6 +64,15 @@ class RayEngine(RemoteEngine):
         self._driver: AgentStarter | None = None
         self._told: set[str] = set()
 
+    @classmethod
+    @override
+    def hand_over(
+        cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
+    ) -> int | None:
+        if not launch.dry_run and importlib.util.find_spec("ray") is None:
+            raise ConfigError("--engine ray needs Ray; pip install '.[ray]' in psfleet's checkout")
+        return None
+
     def machines(self) -> Sequence[str]:
         return [f"bundle {number}" for number in range(1, self._said.bundles + 1)]
 
@@ -73,8 +82,6 @@ class RayEngine(RemoteEngine):
         return own_address() if head == "auto" else address_towards(head.rpartition(":")[0])
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("--engine ray needs Ray; pip install 'psfleet[ray]'")
         wanted = {
             "address": self._said.ray_address,
             "endpoint": endpoint,
@@ -88,7 +95,7 @@ class RayEngine(RemoteEngine):
         self._driver = AgentStarter(command, invitation, output, self.job.token)
 
     def _bundle(self) -> dict[str, float]:
-        """What Ray sets apart for each agent: at least what the processes there are promised."""
+        """Return the resources that Ray reserves for each agent: at least those promised to its processes."""
         needs = MachinePlacement(self.job, self.machines()).largest
         cores = max(self._said.bundle_cores, needs.cores)
         return {"CPU": cores, "GPU": self._said.bundle_gpus, "memory": needs.memory}

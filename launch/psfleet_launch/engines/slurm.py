@@ -17,14 +17,17 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
-from psfleet_launch.engines.remote.batch_job import BatchJob, BatchSettings
+from psfleet_launch.engines.remote.batch_job import (
+    BatchJob,
+    BatchSettings,
+    SlurmQueue,
+    ask_slurm,
+    fields_of,
+)
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
-from psfleet_launch.engines.remote.slurm_queue import SlurmQueue, ask_slurm, fields_of
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest, Launch
-
-__all__ = ["ENGINE", "SlurmEngine", "SlurmSettings"]
 
 _SRUN = (
     "srun",
@@ -44,7 +47,7 @@ _LAST_WORDS = 2.0  # seconds; what a task has written may come after the news of
 
 @dataclass(frozen=True)
 class SlurmSettings(BatchSettings):
-    """What the engine asks for."""
+    """Settings of the engine."""
 
     sbatch_options: tuple[str, ...] = setting(
         (),
@@ -139,5 +142,5 @@ def _asked_for(said: SlurmSettings) -> list[str]:
 
 
 def _node(name: str) -> Mapping[str, str]:
-    """What Slurm knows of a node."""
+    """Return the properties of a node that Slurm shows."""
     return fields_of(ask_slurm("scontrol", "show", "node", name, "--oneliner"))

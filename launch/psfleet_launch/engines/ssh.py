@@ -19,14 +19,12 @@ from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Launch
 
-__all__ = ["ENGINE", "SshEngine", "SshSettings"]
-
 _OPTIONS = ("-T", "-oBatchMode=yes", "-oConnectTimeout=8", "-oServerAliveInterval=5")
 
 
 @dataclass(frozen=True)
 class SshSettings:
-    """What the engine asks for."""
+    """Settings of the engine."""
 
     hosts: tuple[str, ...] = setting(
         (),

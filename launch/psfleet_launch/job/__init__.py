@@ -1,1 +1,1 @@
-"""What a job is made of: its processes, folder, snapshots and guard."""
+"""Parts of a job: its processes, folder, snapshots and guard."""

@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["MARKER", "dismiss", "find", "start", "sweep"]
-
 MARKER = "PSFLEET_JOB_ID"
 """Environment variable that every process of a job carries, and its children inherit."""
 
@@ -25,11 +23,11 @@ _IN_ORDER = b"."
 
 def find(token: str) -> list[int]:
     """Process ids of all living processes whose environment carries the marker with `token`."""
-    wanted = f"{MARKER}={token}".encode()
+    marker = f"{MARKER}={token}".encode()
     return [
         pid
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-        if wanted in _environment(pid)
+        if marker in _environment(pid)
     ]
 
 
@@ -48,10 +46,10 @@ def sweep(token: str, patience: float = _PATIENCE) -> list[int]:
     """
     ended: set[int] = set()
     deadline = time.monotonic() + patience
-    while (found := find(token)) and time.monotonic() < deadline:
-        for pid in found:
+    while (processes := find(token)) and time.monotonic() < deadline:
+        for pid in processes:
             _kill(pid, token)
-        ended.update(found)
+        ended.update(processes)
         time.sleep(0.01)
     return sorted(ended)
 
@@ -68,7 +66,7 @@ def _kill(pid: int, token: str) -> None:
 
 
 def start(token: str, folder: Path) -> subprocess.Popen[bytes]:
-    """The guard of a job, waiting. It lives outside the job: in a session of its own, unmarked."""
+    """The guard of a job, waiting. It runs outside the job: in a session of its own, unmarked."""
     environment = {name: value for name, value in os.environ.items() if name != MARKER}
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, token, str(folder)],
@@ -81,7 +79,7 @@ def start(token: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def dismiss(guard: subprocess.Popen[bytes]) -> None:
-    """Tell the guard that the launcher has cleared up, and wait for its end."""
+    """Send the guard word that the launcher has cleared up, and wait for its end."""
     assert guard.stdin is not None
     with contextlib.suppress(BrokenPipeError), guard.stdin:
         guard.stdin.write(_IN_ORDER)

@@ -9,15 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psfleet.errors import ConfigError
-from psfleet.formats.mode_request import DONE, WISH
-from psfleet.formats.relocations import MOVED
-from psfleet.formats.running_job import SERVERS
+from psfleet.formats import DONE, MOVED, REQUEST, SERVERS
 from psfleet.platform.sockets import make_private_folder
 
-__all__ = ["HISTORY", "REPORT", "claimed", "is_claimed", "private_folder"]
-
 HISTORY = "history.jsonl"
-"""What happened to the job, see psfleet_launch.observability.job_history."""
+"""History of the job, see psfleet_launch.observability.job_history."""
 
 REPORT = "report.html"
 """The same for people."""
@@ -59,7 +55,7 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """See make_private_folder; removed at the end."""
+    """Make a private folder as make_private_folder does, and remove it at the end."""
     folder = make_private_folder()
     try:
         yield folder
@@ -68,12 +64,22 @@ def private_folder() -> Iterator[Path]:
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether a job runs in it, as far as its file system can say."""
+    """Return whether a job runs in the folder, as far as its file system shows."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         return not _lock(descriptor, unknown=False)
     finally:
         os.close(descriptor)
+
+
+def claimed_by(folder: Path) -> int | None:
+    """The process on this machine that holds the folder; None: there is none."""
+    inode = str(folder.stat().st_ino)
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if "FLOCK" in words and inode in (words[-3].rpartition(":")[2],) and "->" not in words:
+            return int(words[-4])
+    return None
 
 
 def _lock(descriptor: int, unknown: bool = True) -> bool:
@@ -102,7 +108,7 @@ def _clear(folder: Path) -> None:
         *folder.glob(REPORT),
         *folder.glob(SERVERS),
         *folder.glob(MOVED),
-        *folder.glob(WISH),
+        *folder.glob(REQUEST),
         *folder.glob(DONE),
     ):
         old.unlink()

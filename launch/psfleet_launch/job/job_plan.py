@@ -1,4 +1,4 @@
-"""What a job is made of: its processes, their commands and their environments.
+"""Parts of a job: its processes, their commands and their environments.
 
 Pure: nothing is started here.
 """
@@ -13,39 +13,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from psfleet.formats.relocations import MOVED
+from psfleet.formats import MOVED
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.declared_settings import (
     FleetSettings,
     JobSettings,
+    LogSettings,
     NumberSettings,
     ProcessSettings,
     StageSettings,
 )
 from psfleet.settings.environment import Environment
 from psfleet_launch.job.guard import MARKER
-from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.job.resources import Resources
-
-__all__ = [
-    "Job",
-    "Member",
-    "Role",
-    "child_environment",
-    "command",
-    "job_name",
-    "listed",
-    "marker",
-    "needed",
-    "requested_endpoints",
-    "strategy_variables",
-    "thread_variables",
-]
+from psfleet_launch.job.job_request import JobRequest, Resources
 
 Role = Literal["server", "worker"]
 
 _TOLD = (FleetSettings, StageSettings, JobSettings, ProcessSettings)
-"""Groups of settings that a job says to its members or not at all, whatever the launcher's environment says.
+"""Groups of settings that a job passes to its members or not at all, whatever the launcher's environment has.
 
 UserSettings are passed on as they are.
 """
@@ -57,9 +42,9 @@ class Member:
     """A seat in the fleet: `worker 1`, or of a pipeline `worker 1 stage 0`.
 
     Attributes:
-        stage: Of a worker that is cut into stages; -1: it is not.
-        copy: Of a stage with several processes its copy, -1: it has one process. Of a standby its
-            ordinal among its server's standbys, starting at 1, also after a takeover.
+        stage: Stage of a worker that is cut into stages; -1: it is not.
+        copy: Copy of a stage that has several processes, -1: it has one process. For a standby its ordinal
+            among its server's standbys, starting at 1, also after a takeover.
     """
 
     role: Role
@@ -69,7 +54,7 @@ class Member:
 
     @property
     def seat(self) -> "Member":
-        """Of a server or its standby the server's seat, of a worker its own."""
+        """Seat of the member: for a server or its standby the server's, for a worker its own."""
         return Member("server", self.rank) if self.role == "server" else self
 
     def __str__(self) -> str:
@@ -83,7 +68,7 @@ def listed(members: Sequence[Member]) -> str:
 
 
 def needed(request: JobRequest, members: Iterable[Member]) -> Resources:
-    """What these members are promised together; the stages of a worker share what it is promised."""
+    """Return the resources promised to these members; the stages of a worker share those promised to it."""
     whole = {one if one.role == "server" else Member(one.role, one.rank) for one in members}
     return sum((request.needs(one.role) for one in whole), Resources())
 
@@ -93,15 +78,15 @@ class Job:
     """A request that has got a name and a place.
 
     Attributes:
-        request: What was asked for.
+        request: Request of the user.
         name: Names the folder of the logs.
         token: Unique; marks the environment of every process of the job.
         folder: Private (mode 0700): sockets and ready files. Removed at the end.
         logs: The folder of the logs.
         credentials: The folder of each role's credentials; empty: none are needed.
-        variables: What its processes are told beside.
-        spool: Where the output of its processes goes, if that is not the folder of the logs.
-        relocations: The file that says which servers have moved; None: they do not move.
+        variables: Further environment variables of its processes.
+        spool: Folder for the output of its processes, if that is not the folder of the logs.
+        relocations: File that lists the servers that have moved; None: they do not move.
     """
 
     request: JobRequest
@@ -138,7 +123,7 @@ class Job:
 
     @property
     def shown(self) -> Member:
-        """Whose output is shown: worker 0's, or its first stage's."""
+        """Member whose output is shown: worker 0, or its first stage."""
         return self.workers[0]
 
     @property
@@ -165,28 +150,30 @@ class Job:
 
     @property
     def moved_file(self) -> Path:
-        """Where the launcher says which servers have moved to another machine, for these processes."""
+        """File in which the launcher lists the servers that have moved to another machine, for these
+        processes.
+        """
         return self.logs.absolute() / MOVED
 
     def log(self, member: Member) -> Path:
-        """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
+        """Return the file of the member's output: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
         return (self.spool or self.logs) / f"{member.role}log.{_seat(member)}"
 
     def ready_file(self, member: Member) -> Path:
-        """Where a server says that it is ready, and at which endpoint."""
+        """Return the file in which a server reports that it is ready, and its endpoint."""
         copy = f".{member.copy}" if member.copy >= 0 else ""
         return self.folder / f"ready.{member.rank}{copy}"
 
     def joined_file(self, member: Member) -> Path:
-        """What a worker makes when it has joined the fleet."""
+        """Return the file that a worker makes when it has joined the fleet."""
         return self.folder / f"joined.{_seat(member)}"
 
     def left_file(self, member: Member) -> Path:
-        """What a worker makes when it has left the fleet."""
+        """Return the file that a worker makes when it has left the fleet."""
         return self.folder / f"left.{_seat(member)}"
 
     def log_folder(self, member: Member) -> Path:
-        """Where a server keeps its log: each standby in a folder of its own."""
+        """Return the folder of a server's log: each standby has one of its own."""
         logs = self.logs.absolute()
         return logs / f"standby.{member.rank}.{member.copy}" if member.copy >= 0 else logs
 
@@ -205,7 +192,7 @@ def job_name(request: JobRequest) -> str:
 
 
 def requested_endpoints(job: Job) -> list[str]:
-    """What the servers are asked to listen on, in order of rank."""
+    """Return the requested endpoints of the servers, in order of rank."""
     port = job.request.port
     if port is None:
         return [f"unix:{job.folder}/server.{member.rank}" for member in job.servers]
@@ -238,35 +225,39 @@ def child_environment(
     """The whole environment of a member: the user's, and the contract of psfleet/settings/environment.py.
 
     Args:
-        endpoints: Of all servers, in order of rank.
+        endpoints: Endpoints of all servers, in order of rank.
         base: The launcher's own environment.
         cores: Cores that the job may use; None: as the launcher's affinity allows.
         resume: The snapshot from which the member starts.
         follows: It is a standby.
-        listen: Where it listens; empty: at its own endpoint.
+        listen: Endpoint on which it listens; empty: its own one.
     """
     environment = _environment(job, member, endpoints, resume, follows, listen)
-    told = to_variables(environment, *_TOLD)
-    told |= to_variables(job.request, NumberSettings) | strategy_variables(job.request)
+    variables = to_variables(environment, *_TOLD)
+    variables |= to_variables(job.request, LogSettings, NumberSettings) | strategy_variables(
+        job.request
+    )
     inherited = {name: value for name, value in base.items() if name not in _OWN}
     own = {**marker(job), **job.variables, "PYTHONUNBUFFERED": "1"}
-    asked = thread_variables(job.request, member.role)
-    return {**_threads(job, member, cores), **inherited, **own, **told, **asked}
+    threads = thread_variables(job.request, member.role)
+    return {**_threads(job, member, cores), **inherited, **own, **variables, **threads}
 
 
 def strategy_variables(request: JobRequest) -> dict[str, str]:
-    """What the members are told of the strategy that the job says over the script's."""
+    """Return the environment variables for the strategy that the job sets over the script's."""
     return {"PSFLEET_STRATEGY": json.dumps(request.strategy)} if request.strategy else {}
 
 
 def _environment(
     job: Job, member: Member, endpoints: Sequence[str], resume: str, follows: bool, listen: str
 ) -> Environment:
-    """What a member reads in its environment."""
+    """Return the environment that a member reads."""
     request, is_server = job.request, member.role == "server"
     copies = request.copies
     shared = {one.name: getattr(request, one.name) for one in settings_of(JobSettings)}
-    settings = shared | {"resume": resume, "memory": request.memory if is_server else 0}
+    settings = shared | {"resume": resume}
+    if not is_server:
+        settings |= {"memory": 0, "disk": ""}
     if member.stage >= 0:
         settings |= {
             "stage": member.stage,
@@ -311,7 +302,7 @@ def thread_variables(request: JobRequest, role: Role) -> dict[str, str]:
 
 
 def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:
-    """Defaults for the thread pools of BLAS and torch, which take every core each unless told.
+    """Defaults for the thread pools of BLAS and torch, which take every core each unless limited.
 
     Workers share the cores; servers do no matrix work. OMP_NUM_THREADS is the one variable that
     OpenBLAS, MKL and torch all heed; the more special ones that a user may set go before it.

@@ -1,6 +1,7 @@
-"""What the user asks of psfleet-launch: settings of the job, and of this launch of it."""
+"""Resources of its machine that each server and each worker may use, as the user asks for them."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,88 @@ from typing import Any, TypeVar
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
-from psfleet.settings.declared_settings import JobSettings, NumberSettings
-from psfleet.settings.kinds import SECONDS
-from psfleet_launch.job.resources import Resources, RoleSettings
+from psfleet.settings.declared_settings import JobSettings, LogSettings, NumberSettings
+from psfleet.settings.kinds import BYTES, SECONDS
 
-__all__ = ["JobRequest", "Launch"]
+_ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
+
+
+@dataclass(frozen=True)
+class RoleSettings:
+    """Resources and restarts of each role."""
+
+    server_cores: int = setting(
+        0,
+        "Cores of each server, for its place on machines and its threads; 0: it needs none of its own",
+        names="--server-cores servers.cores",
+        least=0,
+    )
+    worker_cores: int = setting(
+        0,
+        "Cores of each worker, for its place on machines and its threads; 0: workers share the cores of "
+        "their machine",
+        names="--worker-cores workers.cores",
+        least=0,
+    )
+    worker_memory: int = setting(
+        0,
+        "Memory of each worker, for its place on machines, as in 8G; containers have it as their limit",
+        BYTES,
+        names="--worker-memory workers.memory",
+        metavar="SIZE",
+        least=0,
+    )
+    server_restarts: int = setting(
+        5,
+        "How often to restart each server that dies: from its log, or with durability snapshot the whole job",
+        names="--restart-servers servers.restarts",
+        least=0,
+    )
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Cores, and memory in bytes."""
+
+    cores: int = 0
+    memory: int = 0
+
+    @classmethod
+    def of_this_machine(cls) -> "Resources":
+        """Return the resources that processes may use here; other processes may be using some of them."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return cls(len(os.sched_getaffinity(0)), memory)
+
+    def __add__(self, other: "Resources") -> "Resources":
+        return Resources(self.cores + other.cores, self.memory + other.memory)
+
+    def __sub__(self, other: "Resources") -> "Resources":
+        return Resources(self.cores - other.cores, self.memory - other.memory)
+
+    def __le__(self, other: "Resources") -> bool:
+        return self.cores <= other.cores and self.memory <= other.memory
+
+    @property
+    def confined(self) -> "Resources":
+        """Return these, with memory that suffices where a process that takes more is killed."""
+        return Resources(self.cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
+
+    def said(self, asked: "Resources") -> str:
+        """Those of them that are asked for, for people."""
+        cores = _cores(self.cores) if asked.cores else ""
+        memory = f"{self.memory / 2**30:.1f} GiB" if asked.memory else ""
+        return " and ".join(filter(None, (cores, memory)))
+
+    def __str__(self) -> str:
+        return self.said(self)
+
+
+BOUNDLESS = Resources(sys.maxsize, sys.maxsize)
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
 
 T = TypeVar("T")
 
@@ -26,7 +104,7 @@ _HUNG_AT_LAST = 30
 
 @dataclass(frozen=True)
 class _Size:
-    """What runs, and how many times."""
+    """Program and number of its processes."""
 
     script: str = setting(dataclasses.MISSING, "The trainer script", names="job.script")
     arguments: tuple[str, ...] = setting((), "Arguments of the script", names="job.arguments")
@@ -39,11 +117,11 @@ class _Size:
 
 
 @dataclass(frozen=True)
-class JobRequest(NumberSettings, JobSettings, RoleSettings, _Size):
+class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
     """The job that the user asks for.
 
     Attributes:
-        strategy: What the job says over the script's own strategy, as a strategy file does.
+        strategy: Strategy of the job; it overrides the script's own one, as a strategy file does.
     """
 
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -75,35 +153,35 @@ class JobRequest(NumberSettings, JobSettings, RoleSettings, _Size):
 
     @property
     def script_folder(self) -> Path:
-        """Where servers look for the modules of rules."""
+        """Folder in which servers look for the modules of rules."""
         return Path(self.script).absolute().parent
 
     def needs(self, role: str) -> Resources:
-        """What a server or a worker is promised of its machine; none of what the user does not name."""
+        """Return the machine resources promised to a server or a worker; none that the user does not name."""
         if role == "worker":
             return Resources(self.worker_cores, self.worker_memory)
         return Resources(self.server_cores, self.memory)
 
     @property
     def keeps_log(self) -> bool:
-        """Whether servers can be started again, each by itself."""
+        """Servers can be started again, each by itself."""
         return self.durability in ("log", "log+fsync")
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether snapshots are taken now and then, so that workers keep their place in the data."""
+        """Snapshots are taken now and then, so that workers keep their place in the data."""
         return bool(self.snapshot_every or self.durability == "snapshot")
 
     @property
     def watches(self) -> bool:
-        """Whether who hangs is given up: where somebody else can go on with all that it told."""
+        """Hung servers are killed: only if a standby or a log can take over."""
         return bool((self.replicas or self.restart_hung) and self.hung_after)
 
     @property
     def copies(self) -> tuple[int, ...]:
         """Processes of each stage of a worker."""
-        said = self.strategy.get("pipeline", {})
-        return tuple(said.get("copies") or [1] * int(said.get("stages", 1)))
+        pipeline = self.strategy.get("pipeline", {})
+        return tuple(pipeline.get("copies") or [1] * int(pipeline.get("stages", 1)))
 
     def __post_init__(self) -> None:
         check(self, attrgetter("flag"))
@@ -154,13 +232,18 @@ class JobRequest(NumberSettings, JobSettings, RoleSettings, _Size):
 
 @dataclass(frozen=True)
 class Launch:
-    """Where a job runs, under which name, and what is shown.
+    """Settings of a launch: the machines of the job, its name, and its console output.
 
     Attributes:
-        of_engine: What else the engine asks for; None: nothing is said. Each declares that in its own file.
+        of_engine: Further settings of the engine; None: none were given. Each engine declares them in its own
+            file.
     """
 
-    engine: str = setting("local", "Where the processes run", names="--engine job.engine")
+    engine: str = setting(
+        "local",
+        "Where the processes run: join, local, ray, slurm or ssh; kubernetes goes with `--render`",
+        names="--engine job.engine",
+    )
     log_dir: Path = setting(
         Path("psfleet-logs"),
         "Parent of the job's folder of logs",
@@ -181,7 +264,8 @@ class Launch:
     )
     progress: bool = setting(
         True,
-        "Show steps, loss, rows and bytes; `--no-progress` does not",
+        "Show a line of steps, loss, rows and bytes; `--no-progress` hides it, and without `--watch` "
+        "records no figures for `psfleet top`",
         names="--no-progress job.progress",
     )
     watch: str = setting(
@@ -213,8 +297,15 @@ class Launch:
         names="--listen network.listen",
         metavar="ADDRESS",
     )
+    addresses: tuple[str, ...] = setting(
+        (),
+        "Where servers on each machine listen, for machines in several networks; by default the address from "
+        "which a machine reaches the launcher",
+        names="--addresses network.addresses",
+        metavar="HOST=ADDRESS,...",
+    )
     of_engine: object = None
 
     def of(self, settings: type[T]) -> T:
-        """What is said of the engine that declares these settings; the defaults if nothing is."""
+        """Return the settings of the engine that declares them; the defaults if none were given."""
         return self.of_engine if isinstance(self.of_engine, settings) else settings()

@@ -1,19 +1,21 @@
-"""The snapshots that a job keeps: server 0 writes them, the launcher starts a job from one."""
+"""The snapshots that a job keeps, and the one that it takes when it must end soon."""
 
 import contextlib
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
-from psfleet.errors import ConfigError
-
-__all__ = ["age", "check_snapshot", "clear", "folder_of", "latest"]
+from psfleet.errors import CheckpointError, ConfigError
+from psfleet.platform.threads import ServiceThread
+from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import url_of
 
 _MANIFEST = "manifest.json"  # a folder has it once everything else is there
 
 
 def folder_of(logs: Path) -> Path:
-    """Where a job with these logs keeps its snapshots."""
+    """Return the folder in which a job with these logs keeps its snapshots."""
     return logs / "snapshots"
 
 
@@ -26,8 +28,8 @@ def latest(logs: Path) -> str:
 def age(logs: Path) -> float | None:
     """Seconds since the last snapshot was complete; None: there is none on this machine."""
     with contextlib.suppress(OSError):  # it makes room for the next one just now
-        if found := latest(logs):
-            return max(time.time() - (Path(found) / _MANIFEST).stat().st_mtime, 0.0)
+        if snapshot := latest(logs):
+            return max(time.time() - (Path(snapshot) / _MANIFEST).stat().st_mtime, 0.0)
     return None
 
 
@@ -37,12 +39,20 @@ def check_snapshot(path: str) -> str:
     Raises:
         ConfigError: There is none.
     """
+    if (url := url_of(path)) is not None:
+        from psfleet.checkpoint import read_manifest  # NumPy, which a launcher seldom needs
+
+        try:
+            read_manifest(url)
+        except CheckpointError as error:
+            raise ConfigError(f"--resume is no complete snapshot: {error}") from None
+        return url
     if (Path(path) / _MANIFEST).is_file():
         return str(Path(path).absolute())
-    found = latest(Path(path)) or latest(Path(path).parent)
-    if not found:
+    snapshot = latest(Path(path)) or latest(Path(path).parent)
+    if not snapshot:
         raise ConfigError(f"--resume is {path!r}, which is no complete snapshot and holds none")
-    return found
+    return snapshot
 
 
 def clear(logs: Path, resume: str) -> None:
@@ -58,3 +68,49 @@ def clear(logs: Path, resume: str) -> None:
 
 def _own(logs: Path) -> list[Path]:
     return sorted(folder_of(logs).glob("snapshot-[0-9][0-9][0-9][0-9][0-9][0-9]"))
+
+
+_PATIENCE = 600.0  # seconds; whoever wants the end of the job usually kills it earlier
+_ATTEMPTS = 5  # one may fail, as when a worker comes, goes or takes long for a step
+
+
+class FinalSnapshot:
+    """Asks server 0 for a snapshot, in a thread of its own.
+
+    Args:
+        endpoint: Endpoint of server 0.
+        environment: With what the launcher proves itself to the server.
+
+    Attributes:
+        outcome: Outcome of the snapshot, for people; empty: it is not complete yet.
+    """
+
+    def __init__(self, endpoint: str, environment: Environment) -> None:
+        self.outcome = ""
+        self._endpoint = endpoint
+        self._environment = environment
+        ServiceThread(self._take, "final snapshot").start()
+
+    def _take(self) -> None:
+        import grpc  # here: few jobs need it
+
+        from psfleet.wire.connections.access import Access
+        from psfleet.wire.connections.channel import open_channel
+        from psfleet.wire.connections.error_status import error_of
+        from psfleet.wire.v1.snapshot_pb2 import TakeReply, TakeRequest
+
+        access = Access.of(self._environment)
+        request = TakeRequest(kind="full").SerializeToString()
+        channel: Any
+        with open_channel(self._endpoint, access) as channel:
+            take = channel.unary_unary("/psfleet.v1.SnapshotCoordinator/Take")
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    reply = take(request, timeout=_PATIENCE, metadata=access.metadata)
+                except grpc.RpcError as error:
+                    if attempt == _ATTEMPTS:
+                        self.outcome = f"no snapshot was taken: {error_of(error, 'server 0')}"
+                else:
+                    path = TakeReply.FromString(reply).path
+                    self.outcome = f"the snapshot is complete; continue with --resume {path}"
+                    return

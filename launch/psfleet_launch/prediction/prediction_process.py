@@ -8,8 +8,6 @@ from psfleet.rules import import_rules
 from psfleet.settings.environment import read_environment
 from psfleet_launch.prediction.prediction_job import PredictionJob
 
-__all__ = ["main"]
-
 
 def main(said: str) -> int:
     """Do this process's part of the job, given as JSON; its exit code."""

@@ -1,1 +1,1 @@
-"""How a job starts, fails and ends. Pure."""
+"""Supervision of a job: its start, failures and end. Pure."""

@@ -1,4 +1,4 @@
-"""How a job starts, fails and ends: events of its processes in, actions out.
+"""State machine that supervises a job: events of its processes in, actions out.
 
 STARTING --all servers ready--> TRAINING --all workers done--> LEAVING --servers end--> DONE
     ^  `--------- a failure or a signal, from any of these ---------> STOPPING ---------> DONE
@@ -11,7 +11,6 @@ import signal
 from dataclasses import dataclass, field
 
 from psfleet_launch.job.job_plan import Member, listed
-from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
@@ -28,14 +27,11 @@ from psfleet_launch.supervision.job_events import (
     SendSignal,
     ServerReady,
     ServerUnreachable,
+    Standbys,
     StartProcesses,
     StopRequested,
 )
-from psfleet_launch.supervision.job_phases import Failure, Phase, Timeouts
-from psfleet_launch.supervision.standbys import Standbys
-
-__all__ = ["Supervisor"]
-
+from psfleet_launch.supervision.job_phases import Failure, HangDetector, Phase, Timeouts
 
 _STOPPING = (Phase.STOPPING_WORKERS, Phase.STOPPING_SERVERS)
 
@@ -48,16 +44,16 @@ class Supervisor:
         alive: Started and not ended.
         failure: The first one.
         asked: The signal that ended the job, if one did.
-        restarts: How often a server that dies during training is started again; needs a log.
-        restarted: How often that has happened.
-        worker_restarts: How often a worker that dies during training is started again.
+        restarts: Number of restarts allowed for each server that dies during training; needs a log.
+        restarted: Number of restarts of each member so far.
+        worker_restarts: Number of restarts allowed for each worker that dies during training.
         spares_workers: A worker that dies for good does not end the job while others train.
-        rollbacks: How often the whole job goes back to its last snapshot when a server dies.
-        generation: How often that has happened.
-        over: Servers that have ended by themselves during training, as every worker had told them that it
+        rollbacks: Number of times that the whole job may go back to its last snapshot when a server dies.
+        generation: Number of times that it has gone back.
+        over: Servers that have ended by themselves during training, as every worker had reported that it
             leaves.
-        standbys: Who follows each server and takes over when it dies; None: nobody.
-        watch: Which of them are silent; None: none is given up for that.
+        standbys: Standbys that follow the servers and take over when they die; None: there are none.
+        watch: Detector of hung servers; None: none is given up for silence.
         restarts_hung: A server without a standby is given up too; only where `restarts` are.
         hung: Those that were given up and killed, or are left alone in their silence.
         stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
@@ -94,7 +90,7 @@ class Supervisor:
         return self._start(self.servers)
 
     def handle(self, event: Event, at: float) -> list[Action]:
-        """What is to be done now that `event` has happened, at time `at`."""
+        """Return the actions to take after `event`, which happened at time `at`."""
         if self.phase is Phase.DONE:
             return []
         if self.watch is not None:
@@ -110,7 +106,7 @@ class Supervisor:
             case StopRequested(number):
                 return self._asked(number, at)
             case LivenessSignal(member):
-                return self._heard(member)
+                return self._take_signal(member)
             case ProcessEnding(member):
                 return self._parting(member)
             case MachineCutOff():
@@ -159,7 +155,7 @@ class Supervisor:
         if awaited:
             return self._died(exited, at, "ended before it was ready")
         if self.phase is Phase.LEAVING and (self._follows(member) or self._was_killed(exited)):
-            orphan = self._orphan(member)  # nobody else tells it that all is over
+            orphan = self._orphan(member)  # no other process ends it
             return [SendSignal((orphan,), signal.SIGTERM)] if orphan else self._ended(exited, at)
         return self._died(exited, at) if exited.code else self._ended(exited, at)
 
@@ -173,13 +169,20 @@ class Supervisor:
         return [] if exited.left or member.role == "server" else [ReportMissingLeave(member)]
 
     def _died(self, exited: ProcessExited, at: float, why: str = "") -> list[Action]:
-        """What covers the death of a process, the first of these that does; else the job has failed."""
+        """Return the actions of the first remedy for a process's death that applies; else fail the job."""
         covers = (self._take_over, self._count_as_left, self._go_back, self._restart, self._spare)
         for cover in covers:
-            if exited.code and (found := cover(exited, at)) is not None:
-                return found
+            if exited.code and (actions := cover(exited, at)) is not None:
+                return actions
+        why = why or self._unprotected(exited.member)
         failure = Failure(exited.member, exited.code, why, exited.cause, exited.usage)
         return self._fail(failure, at)
+
+    def _unprotected(self, member: Member) -> str:
+        """Why no standby takes over from this server; empty: it is none that could have one."""
+        if self.standbys is None or self.standbys.primary.get(member.rank) != member:
+            return ""
+        return self.standbys.unprotected().get(member.rank, "")
 
     def _take_over(self, exited: ProcessExited, at: float) -> list[Action] | None:
         return self._taken_over(exited.member) or None
@@ -210,11 +213,11 @@ class Supervisor:
         return [ReportLostWorker(exited.member, exited.code)] if may else None
 
     def _had_left(self, exited: ProcessExited) -> bool:
-        """Whether a worker that has died is done: nobody waits for it, nor could it come back.
+        """Return whether a dead worker had finished: no process waits for it, nor could it come back.
 
-        A server ends by itself when every worker has told it that it leaves, which is the last thing that
-        a script does. So one that is killed then is done, also before it could tell the other servers. One
-        that was killed a moment earlier is started again; what that ends with does not count.
+        A server ends by itself when every worker has reported its leave, which is the last thing that
+        a script does. So one that is killed then is done, also before all servers know. One that
+        was killed a moment earlier is started again; its exit code does not count.
         """
         member = exited.member
         if member.role != "worker" or self.phase is not Phase.TRAINING:
@@ -236,7 +239,7 @@ class Supervisor:
         return self.standbys is not None and self.standbys.follows(member)
 
     def _taken_over(self, member: Member) -> list[Action]:
-        """What is done if a standby has died, or a server that has one; empty: nothing helps."""
+        """Return the actions after the death of a standby, or of a server that has one; empty: none helps."""
         if self.standbys is None or self.phase is not Phase.TRAINING:
             return []
         if self.standbys.follows(member):
@@ -248,7 +251,7 @@ class Supervisor:
     def _go_on_without(self, cut_off: MachineCutOff) -> list[Action]:
         """Give up each server and standby of a machine whose partner can be reached and goes on alone.
 
-        Those that live answer nobody (decision 35), and are killed as soon as they can be reached.
+        Those that still run send no replies (decision 20), and are killed as soon as they can be reached.
         """
         if self.standbys is None or self.phase is not Phase.TRAINING:
             return []
@@ -261,9 +264,9 @@ class Supervisor:
                 actions += [SendSignal((member,), signal.SIGKILL), *self._taken_over(member)]
         return actions
 
-    def _heard(self, member: Member) -> list[Action]:
+    def _take_signal(self, member: Member) -> list[Action]:
         if self.watch is not None and member in self.alive:
-            self.watch.heard(member)
+            self.watch.take_signal(member)
         return []
 
     def _parting(self, member: Member) -> list[Action]:
@@ -272,9 +275,9 @@ class Supervisor:
         return []
 
     def _give_up_hung(self) -> list[Action]:
-        """Kill who is silent while its partner is not: it is dead then, and deaths are provided for.
+        """Kill a member that is silent while its partner is not: its death is then handled like any other.
 
-        Nobody is ever told anything by one that is dead, whatever woke it.
+        A server that was killed cannot acknowledge anything, even if it is resumed first.
         """
         if self.watch is None or self.phase is not Phase.TRAINING:
             return []
@@ -300,7 +303,7 @@ class Supervisor:
         ]
 
     def _may_go_back(self, member: Member) -> bool:
-        """What the processes have in memory is lost with one server; nobody needs to end in order."""
+        """Return whether the job may go back: all memory is lost with one server, so none ends in order."""
         return (
             member.role == "server"
             and self.phase is Phase.TRAINING
@@ -318,7 +321,7 @@ class Supervisor:
         return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < often
 
     def _was_killed(self, exited: ProcessExited) -> bool:
-        """Whether a server was killed whose log or standby has all that its workers have pushed."""
+        """Return whether a server was killed whose log or standby has all that its workers have pushed."""
         kept = self.restarts > 0 or (
             self.standbys is not None and self.standbys.has_heir(exited.member)
         )
@@ -341,7 +344,7 @@ class Supervisor:
                 if self.standbys
                 else set()
             )
-            if late:  # nobody tells them that all is over
+            if late:  # no other process ends them
                 return [SendSignal(tuple(sorted(late)), signal.SIGTERM)]
         return [] if self.alive else self._finish()
 

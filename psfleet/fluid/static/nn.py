@@ -7,10 +7,12 @@ from psfleet import layers
 from psfleet.layers import batch_norm
 from psfleet.program.variable import Variable
 from psfleet.schema.entry import Entry
+from psfleet.validation.annotations import checked
 
 __all__ = ["batch_norm", "embedding", "fc"]
 
 
+@checked
 def fc(
     x: Variable | Sequence[Variable],
     size: int,
@@ -24,6 +26,7 @@ def fc(
     return layers.fc(x, size, num_flatten_dims, weight_attr, bias_attr, activation, name)
 
 
+@checked
 def embedding(
     input: Variable,
     size: Sequence[int | None],

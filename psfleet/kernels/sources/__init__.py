@@ -1,3 +1,1 @@
 """The texts that kernels are generated from. Read by `psfleet.kernels.generate`, never imported."""
-
-__all__: list[str] = []

@@ -37,7 +37,7 @@ def copy(values, starts, lengths, bags, words, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def widen(values, starts, lengths, bags, out):
-    """As `copy`, of values in int32 to values in int64."""
+    """Copy as `copy` does, values in int32 to values in int64."""
     to = out
     for b in range(bags):
         if b + AHEAD < bags:

@@ -3,7 +3,7 @@
 from numba import int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.id_routing import VIRTUAL_SHARDS, virtual_shard
+from psfleet.kernels.hashing import VIRTUAL_SHARDS, virtual_shard
 from psfleet.kernels.intrinsics import (
     kernel,
     load_i64,

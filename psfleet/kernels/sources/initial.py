@@ -2,7 +2,7 @@
 # mypy: ignore-errors
 from numba import float64, int64, uint64, void
 
-from psfleet.kernels.initial_code import fill_row
+from psfleet.kernels.hashing import fill_row
 from psfleet.kernels.hashing import mix
 from psfleet.kernels.intrinsics import kernel, read_i64
 

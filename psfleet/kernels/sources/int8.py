@@ -39,7 +39,7 @@ def scale_of(most):
 
 @inlined
 def inverse_of(most):
-    """What turns the values of such a block into steps."""
+    """Return the factor that turns the values of such a block into steps."""
     counts = most >= SMALLEST and most < INFINITE
     return np.float32(127) / float_of(most) if counts else np.float32(0)
 
@@ -69,7 +69,7 @@ def encode(values, bits, scales, codes):
 
 @kernel(void(F32, float32[::1], U32, float32[::1], int8[::1]))
 def encode_fed(values, rests, bits, scales, codes):
-    """As `encode`, of rests + values; what that leaves out becomes rests. bits: of rests."""
+    """Encode rests + values as `encode` does; the remainder becomes rests. bits: of rests."""
     for block in range(len(scales)):
         at = block * DIM
         size = min(DIM, len(values) - at)

@@ -15,8 +15,7 @@ from psfleet.optimizer.lr.decay import (
     PolynomialDecay,
     StepDecay,
 )
-from psfleet.optimizer.lr.plateau import ReduceOnPlateau
-from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.optimizer.lr.scheduler import LRScheduler, ReduceOnPlateau
 from psfleet.optimizer.lr.update_counted import (
     cosine_decay,
     exponential_decay,

@@ -5,45 +5,40 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+from typing_extensions import override
+
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler
-from psfleet.validation.annotations import NonNegative, Positive, PositiveInt, Range, checked
+from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler, schedule
+from psfleet.validation.annotations import NonNegative, Positive, PositiveInt, Range
 
-__all__ = [
-    "CosineAnnealingDecay",
-    "CosineAnnealingWarmRestarts",
-    "ExponentialDecay",
-    "InverseTimeDecay",
-    "LambdaDecay",
-    "MultiStepDecay",
-    "MultiplicativeDecay",
-    "NaturalExpDecay",
-    "NoamDecay",
-    "PiecewiseDecay",
-    "PolynomialDecay",
-    "StepDecay",
-]
-
-
-BelowOne = Annotated[float, Range(high=1, high_open=True)]
+BelowOne = Annotated[float, Range(0, 1, high_open=True)]
 InsideOne = Annotated[float, Range(0, 1, low_open=True, high_open=True)]
 
 
+def exponential(rate: float, gamma: float, n: float) -> float:
+    """Compute rate * gamma^n."""
+    return rate * float(gamma**n)
+
+
+def natural_exp(rate: float, gamma: float, n: float) -> float:
+    """Compute rate * e^(-gamma * n)."""
+    return rate * math.exp(-gamma * n)
+
+
+def inverse_time(rate: float, gamma: float, n: float) -> float:
+    """Compute rate / (1 + gamma * n)."""
+    return rate / (1 + gamma * n)
+
+
+@schedule
 class NoamDecay(LRScheduler):
     """learning_rate * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5)."""
 
-    @checked
-    def __init__(
-        self,
-        d_model: Positive,
-        warmup_steps: Positive,
-        learning_rate: NonNegative = 1.0,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.d_model = d_model
-        self.warmup_steps = warmup_steps
-        super().__init__(learning_rate, last_epoch, verbose)
+    d_model: Positive
+    warmup_steps: Positive
+    learning_rate: NonNegative = 1.0
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
         falling = 1.0 if self.last_epoch == 0 else self.last_epoch**-0.5
@@ -51,26 +46,26 @@ class NoamDecay(LRScheduler):
         return self.base_lr * float(self.d_model**-0.5 * min(falling, rising))
 
 
+@schedule
 class PiecewiseDecay(LRScheduler):
     """values[i] until epoch boundaries[i], the last value from then on."""
 
-    @checked
-    def __init__(
-        self,
-        boundaries: Sequence[float],
-        values: Sequence[NonNegative],
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        if len(values) != len(boundaries) + 1:
+    boundaries: Sequence[float]
+    values: Sequence[NonNegative]
+    last_epoch: Epoch = -1
+    verbose: bool = False
+
+    @override
+    def _first_rate(self) -> float:
+        if len(self.values) != len(self.boundaries) + 1:
             raise ConfigError(
-                f"PiecewiseDecay: {len(boundaries)} boundaries need "
-                f"{len(boundaries) + 1} values, there are {len(values)}"
+                f"PiecewiseDecay: {len(self.boundaries)} boundaries need "
+                f"{len(self.boundaries) + 1} values, there are {len(self.values)}"
             )
-        _check_rising("PiecewiseDecay", "boundaries", boundaries)
-        self.boundaries = list(boundaries)
-        self.values = [float(value) for value in values]
-        super().__init__(self.values[0], last_epoch, verbose)
+        _check_rising("PiecewiseDecay", "boundaries", self.boundaries)
+        self.boundaries = list(self.boundaries)
+        self.values = [float(value) for value in self.values]
+        return self.values[0]
 
     def get_lr(self) -> float:
         for boundary, value in zip(self.boundaries, self.values, strict=False):
@@ -79,64 +74,46 @@ class PiecewiseDecay(LRScheduler):
         return self.values[-1]
 
 
+@schedule
 class NaturalExpDecay(LRScheduler):
     """learning_rate * e^(-gamma * epoch)."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        gamma: Positive,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.gamma = gamma
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    gamma: Positive
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
-        return self.base_lr * math.exp(-self.gamma * self.last_epoch)
+        return natural_exp(self.base_lr, self.gamma, self.last_epoch)
 
 
+@schedule
 class InverseTimeDecay(LRScheduler):
     """learning_rate / (1 + gamma * epoch)."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        gamma: NonNegative,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.gamma = gamma
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    gamma: NonNegative
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
-        return self.base_lr / (1 + self.gamma * self.last_epoch)
+        return inverse_time(self.base_lr, self.gamma, self.last_epoch)
 
 
+@schedule
 class PolynomialDecay(LRScheduler):
     """From learning_rate to end_lr in decay_steps epochs, along (1 - epoch / decay_steps)^power.
 
     With `cycle` the way is stretched to the next multiple of decay_steps instead of ending.
     """
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        decay_steps: Positive,
-        end_lr: NonNegative = 0.0001,
-        power: Positive = 1.0,
-        cycle: bool = False,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.decay_steps = decay_steps
-        self.end_lr = float(end_lr)
-        self.power = power
-        self.cycle = cycle
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    decay_steps: Positive
+    end_lr: NonNegative = 0.0001
+    power: Positive = 1.0
+    cycle: bool = False
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
         epoch: float = self.last_epoch
@@ -149,120 +126,92 @@ class PolynomialDecay(LRScheduler):
         return (self.base_lr - self.end_lr) * left + self.end_lr
 
 
+@schedule
 class ExponentialDecay(LRScheduler):
     """learning_rate * gamma^epoch."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        gamma: InsideOne,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.gamma = gamma
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    gamma: InsideOne
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
-        return self.base_lr * float(self.gamma**self.last_epoch)
+        return exponential(self.base_lr, self.gamma, self.last_epoch)
 
 
+@schedule
 class MultiStepDecay(LRScheduler):
     """learning_rate times gamma for every milestone that has been reached."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        milestones: Sequence[float],
-        gamma: BelowOne = 0.1,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        _check_rising("MultiStepDecay", "milestones", milestones)
-        self.milestones = list(milestones)
-        self.gamma = gamma
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    milestones: Sequence[float]
+    gamma: BelowOne = 0.1
+    last_epoch: Epoch = -1
+    verbose: bool = False
+
+    @override
+    def _first_rate(self) -> float:
+        _check_rising("MultiStepDecay", "milestones", self.milestones)
+        self.milestones = list(self.milestones)
+        return self.learning_rate
 
     def get_lr(self) -> float:
         passed = sum(self.last_epoch >= milestone for milestone in self.milestones)
-        return self.base_lr * float(self.gamma**passed)
+        return exponential(self.base_lr, self.gamma, passed)
 
 
+@schedule
 class StepDecay(LRScheduler):
     """learning_rate times gamma after every step_size epochs."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        step_size: PositiveInt,
-        gamma: BelowOne = 0.1,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.step_size = step_size
-        self.gamma = gamma
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    step_size: PositiveInt
+    gamma: BelowOne = 0.1
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
-        return self.base_lr * float(self.gamma ** (self.last_epoch // self.step_size))
+        return exponential(self.base_lr, self.gamma, self.last_epoch // self.step_size)
 
 
+@schedule
 class LambdaDecay(LRScheduler):
     """learning_rate * lr_lambda(epoch)."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        lr_lambda: Callable[[int], float],
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.lr_lambda = lr_lambda
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    lr_lambda: Callable[[int], float]
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
-        return self.base_lr * self._answer("lr_lambda", self.lr_lambda(self.last_epoch))
+        return self.base_lr * self._reply("lr_lambda", self.lr_lambda(self.last_epoch))
 
 
+@schedule
 class MultiplicativeDecay(LRScheduler):
     """learning_rate * lr_lambda(1) * ... * lr_lambda(epoch)."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        lr_lambda: Callable[[int], float],
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.lr_lambda = lr_lambda
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    lr_lambda: Callable[[int], float]
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
         rate = self.base_lr
         for epoch in range(1, self.last_epoch + 1):
-            rate *= self._answer("lr_lambda", self.lr_lambda(epoch))
+            rate *= self._reply("lr_lambda", self.lr_lambda(epoch))
         return rate
 
 
+@schedule
 class CosineAnnealingDecay(LRScheduler):
     """Half a cosine from learning_rate to eta_min in T_max epochs, and back, and on."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        T_max: PositiveInt,
-        eta_min: NonNegative = 0,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.T_max = T_max
-        self.eta_min = float(eta_min)
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    T_max: PositiveInt
+    eta_min: NonNegative = 0
+    last_epoch: Epoch = -1
+    verbose: bool = False
 
     def get_lr(self) -> float:
         """A step from the rate before it, as in the reference."""
@@ -276,26 +225,24 @@ class CosineAnnealingDecay(LRScheduler):
         return now / before * (self.last_lr - self.eta_min) + self.eta_min
 
 
+@schedule
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Half a cosine to eta_min in T_0 epochs, then again T_mult times as long, and on."""
 
     _kept = ("last_epoch", "last_lr", "T_i", "T_cur")
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        T_0: PositiveInt,
-        T_mult: PositiveInt = 1,
-        eta_min: NonNegative = 0,
-        last_epoch: Epoch = -1,
-        verbose: bool = False,
-    ) -> None:
-        self.T_0 = self.T_i = T_0
-        self.T_mult = T_mult
-        self.T_cur: float = last_epoch
-        self.eta_min = float(eta_min)
-        super().__init__(learning_rate, last_epoch, verbose)
+    learning_rate: NonNegative
+    T_0: PositiveInt
+    T_mult: PositiveInt = 1
+    eta_min: NonNegative = 0
+    last_epoch: Epoch = -1
+    verbose: bool = False
+
+    @override
+    def _first_rate(self) -> float:
+        self.T_i = self.T_0
+        self.T_cur = self.last_epoch
+        return self.learning_rate
 
     def get_lr(self) -> float:
         fall = (1 + math.cos(math.pi * self.T_cur / self.T_i)) / 2

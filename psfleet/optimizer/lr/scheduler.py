@@ -1,13 +1,17 @@
-"""What a learning-rate schedule is: a rate that changes when its owner calls `step()`."""
+"""Base of learning-rate schedules: a rate that changes when its owner calls `step()`."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import numpy as np
+from typing_extensions import dataclass_transform
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.validation.annotations import NonNegative, Range, check, checked
+from psfleet.validation.annotations import Must, NonNegative, NonNegativeInt, Range, check, checked
 
-__all__ = ["Epoch", "LRScheduler"]
-
+S = TypeVar("S", bound="LRScheduler")
 Epoch = Annotated[int, Range(-1)]
 """That of the last `step()`, before the first one -1."""
 
@@ -24,7 +28,7 @@ class LRScheduler:
         steps_itself: The optimizer calls `step()` after each update, as the older functions want.
     """
 
-    _kept: tuple[str, ...] = ("last_epoch", "last_lr")
+    _kept: ClassVar[tuple[str, ...]] = ("last_epoch", "last_lr")
     steps_itself = False
 
     @checked
@@ -45,6 +49,12 @@ class LRScheduler:
         """The rate of epoch `last_epoch`."""
         raise NotImplementedError
 
+    def _first_rate(self) -> float:
+        """Check the fields together, and give the rate that the schedule starts from."""
+        rate: float = vars(self)["learning_rate"]
+        return rate
+
+    @checked
     def step(self, epoch: int | None = None) -> None:
         """Go to the next epoch, or to `epoch`.
 
@@ -65,8 +75,8 @@ class LRScheduler:
         else:
             self.last_epoch = check(type(self).__name__, "epoch", epoch, NonNegative)
 
-    def _answer(self, name: str, value: Any) -> float:
-        """What a script's function has given, as a number."""
+    def _reply(self, name: str, value: Any) -> float:
+        """Return the result of a script's function as a number."""
         return float(check(type(self).__name__, f"what {name} gives", value, float))
 
     def _computed(self) -> float:
@@ -78,9 +88,10 @@ class LRScheduler:
         return float(check(owner, rate, found, float))
 
     def state_dict(self) -> dict[str, Any]:
-        """What `set_state_dict` needs to go on from here: plain numbers by name."""
+        """Return the state that `set_state_dict` needs to go on from here: plain numbers by name."""
         return {name: getattr(self, name) for name in self._kept}
 
+    @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from where `state_dict()` was called.
 
@@ -95,7 +106,7 @@ class LRScheduler:
         """Refuse what `set_state_dict` cannot take.
 
         Raises:
-            UsageError: As there.
+            UsageError: Errors as there.
         """
         if not isinstance(state_dict, Mapping):
             raise UsageError(
@@ -110,6 +121,131 @@ class LRScheduler:
         for name in self._kept:
             check(type(self).__name__, f"the state's {name}", state_dict[name], float | None)
 
+    @checked
     def set_dict(self, state_dict: dict[str, Any]) -> None:
-        """As `set_state_dict`."""
+        """Set the state, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
+
+
+@dataclass_transform()
+def schedule(kind: type[S]) -> type[S]:
+    """Give a schedule the constructor that its fields declare. Each argument is checked, and an attribute."""
+    fields = inspect.get_annotations(kind)
+
+    def construct(self: S, given: dict[str, Any]) -> None:
+        vars(self).update(given)
+        LRScheduler.__init__(self, self._first_rate(), self.last_epoch, self.verbose)
+
+    defaults = vars(kind)
+    found = [argument(name, fields[name], defaults.get(name, Parameter.empty)) for name in fields]
+    set_constructor(kind, found, construct)
+    return kind
+
+
+def argument(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
+    """Make an argument that is given by place or by name."""
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def set_constructor(
+    kind: type[S], arguments: Sequence[Parameter], construct: Callable[[S, dict[str, Any]], None]
+) -> None:
+    """Give a class a constructor that checks these arguments and hands all of them on by name."""
+    signature = inspect.Signature([argument("self", Parameter.empty), *arguments])
+
+    def __init__(self: S, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        del bound.arguments["self"]
+        construct(self, bound.arguments)
+
+    __init__.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
+    __init__.__annotations__ = {each.name: each.annotation for each in arguments} | {"return": None}
+    __init__.__module__, __init__.__qualname__ = kind.__module__, f"{kind.__qualname__}.__init__"
+    kind.__init__ = checked(__init__)  # type: ignore[method-assign, assignment]
+
+
+Mode = Annotated[str, Must(lambda v: v.lower() in ("min", "max"), "min or max")]
+Measure = Annotated[str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs")]
+
+
+@checked
+class ReduceOnPlateau(LRScheduler):
+    """The rate is cut by `factor` when a metric has not improved for more than `patience` steps.
+
+    Args:
+        mode: `min`: smaller metrics are better; `max`: larger ones.
+        threshold, threshold_mode: An improvement is larger than this, relative to the best (`rel`)
+            or not (`abs`).
+        cooldown: Steps after a reduction in which nothing counts as bad.
+        min_lr: The rate does not fall below it.
+        epsilon: A reduction by less than this is not made.
+    """
+
+    _kept = ("last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter")
+
+    @checked
+    def __init__(
+        self,
+        learning_rate: NonNegative,
+        mode: Mode = "min",
+        factor: Annotated[float, Range(0, 1, high_open=True)] = 0.1,
+        patience: NonNegativeInt = 10,
+        threshold: NonNegative = 1e-4,
+        threshold_mode: Measure = "rel",
+        cooldown: NonNegativeInt = 0,
+        min_lr: NonNegative = 0,
+        epsilon: NonNegative = 1e-8,
+        verbose: bool = False,
+    ) -> None:
+        self.mode = mode.lower()
+        self.factor = factor
+        self.patience = patience
+        self.threshold = threshold
+        self.threshold_mode = threshold_mode.lower()
+        self.cooldown = cooldown
+        self.min_lr = float(min_lr)
+        self.epsilon = epsilon
+        self.verbose = verbose
+        self.base_lr = self.last_lr = float(learning_rate)
+        self.last_epoch = 0
+        self.best: float | None = None
+        self.num_bad_epochs = 0
+        self.cooldown_counter = 0
+
+    def get_lr(self) -> float:
+        """The current rate."""
+        return self.last_lr
+
+    @checked
+    def step(self, metrics: Any = None, epoch: int | None = None) -> None:  # type: ignore[override]  # needs a metric
+        """Go to the next epoch, or to `epoch`, with this value of the metric."""
+        metric = np.asarray(metrics.numpy() if hasattr(metrics, "numpy") else metrics)
+        if metric.size != 1 or metric.dtype.kind not in "iuf":
+            raise ConfigError(f"ReduceOnPlateau: metrics is {metrics!r}, it must be one number")
+        self._go_to(epoch)
+        self._judge(float(metric.reshape(())))
+
+    def _judge(self, metric: float) -> None:
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            return
+        if self.best is None or self._better(metric, self.best):
+            self.best, self.num_bad_epochs = metric, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.num_bad_epochs > self.patience:
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+            self._reduce()
+
+    def _better(self, metric: float, best: float) -> bool:
+        # As the reference: the relative margin is a factor on the best value, whatever its sign.
+        margin = best * self.threshold if self.threshold_mode == "rel" else self.threshold
+        return metric < best - margin if self.mode == "min" else metric > best + margin
+
+    def _reduce(self) -> None:
+        rate = max(self.last_lr * self.factor, self.min_lr)
+        if self.last_lr - rate > self.epsilon:
+            self.last_lr = rate
+            if self.verbose:
+                print(f"Epoch {self.last_epoch}: ReduceOnPlateau set learning rate to {rate}.")

@@ -4,21 +4,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from psfleet.optimizer.lr.decay import NoamDecay, PiecewiseDecay, PolynomialDecay
+from psfleet.optimizer.lr.decay import (
+    NoamDecay,
+    PiecewiseDecay,
+    PolynomialDecay,
+    exponential,
+    inverse_time,
+    natural_exp,
+)
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.validation.annotations import NonNegative, Positive, checked
-
-__all__ = [
-    "PerUpdateSchedule",
-    "cosine_decay",
-    "exponential_decay",
-    "inverse_time_decay",
-    "linear_lr_warmup",
-    "natural_exp_decay",
-    "noam_decay",
-    "piecewise_decay",
-    "polynomial_decay",
-]
 
 
 class PerUpdateSchedule(LRScheduler):
@@ -30,8 +25,8 @@ class PerUpdateSchedule(LRScheduler):
 
     Args:
         learning_rate: The base rate.
-        rate: Of `first` + the number of updates.
-        first: What `last_epoch` is before the first update.
+        rate: Rate after `first` + the number of updates.
+        first: Value of `last_epoch` before the first update.
     """
 
     steps_itself = True
@@ -67,9 +62,9 @@ class PerUpdateSchedule(LRScheduler):
             return to_variable([self.last_lr])
         program = program or default_main_program()
         self._label = self._label or names.generate("learning_rate")
-        found = program.variables.get(f"{self._label}.tmp_0")
-        if found is not None:
-            return found
+        variable = program.variables.get(f"{self._label}.tmp_0")
+        if variable is not None:
+            return variable
         with program_guard(program), names.guard():
             return apply(PerRun(self.after), name=self._label)
 
@@ -123,8 +118,7 @@ def exponential_decay(
     learning_rate: NonNegative, decay_steps: Positive, decay_rate: Positive, staircase: bool = False
 ) -> PerUpdateSchedule:
     """learning_rate * decay_rate^(n / decay_steps); `staircase` rounds the exponent down."""
-    part = _part(decay_steps, staircase)
-    return PerUpdateSchedule(learning_rate, lambda n: learning_rate * float(decay_rate ** part(n)))
+    return _scaled(exponential, learning_rate, decay_steps, decay_rate, staircase)
 
 
 @checked
@@ -135,10 +129,7 @@ def natural_exp_decay(
     staircase: bool = False,
 ) -> PerUpdateSchedule:
     """learning_rate * e^(-decay_rate * n / decay_steps); `staircase` rounds the quotient down."""
-    part = _part(decay_steps, staircase)
-    return PerUpdateSchedule(
-        learning_rate, lambda n: learning_rate * math.exp(-decay_rate * part(n))
-    )
+    return _scaled(natural_exp, learning_rate, decay_steps, decay_rate, staircase)
 
 
 @checked
@@ -149,8 +140,7 @@ def inverse_time_decay(
     staircase: bool = False,
 ) -> PerUpdateSchedule:
     """learning_rate / (1 + decay_rate * n / decay_steps); `staircase` as in natural_exp_decay."""
-    part = _part(decay_steps, staircase)
-    return PerUpdateSchedule(learning_rate, lambda n: learning_rate / (1 + decay_rate * part(n)))
+    return _scaled(inverse_time, learning_rate, decay_steps, decay_rate, staircase)
 
 
 @checked
@@ -178,10 +168,12 @@ def cosine_decay(
     learning_rate: NonNegative, step_each_epoch: Positive, epochs: Positive
 ) -> PerUpdateSchedule:
     """Half a cosine from learning_rate to 0 in `epochs` epochs of step_each_epoch updates."""
-    epoch = _part(step_each_epoch, True)
-    return PerUpdateSchedule(
-        learning_rate, lambda n: learning_rate * 0.5 * (math.cos(epoch(n) * math.pi / epochs) + 1)
-    )
+
+    def rate(n: int) -> float:
+        epoch = n // step_each_epoch
+        return learning_rate * 0.5 * (math.cos(epoch * math.pi / epochs) + 1)
+
+    return PerUpdateSchedule(learning_rate, rate)
 
 
 @checked
@@ -218,6 +210,17 @@ def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdateSchedule:
     return PerUpdateSchedule(scheduler.base_lr, rate, first)
 
 
-def _part(decay_steps: float, whole: bool) -> Callable[[int], float]:
-    """n -> n / decay_steps, rounded down if `whole`."""
-    return lambda n: n // decay_steps if whole else n / decay_steps
+def _scaled(
+    formula: Callable[[float, float, float], float],
+    learning_rate: float,
+    decay_steps: float,
+    decay_rate: float,
+    staircase: bool,
+) -> PerUpdateSchedule:
+    """Make a schedule by a formula of n / decay_steps, rounded down with `staircase`."""
+
+    def rate(n: int) -> float:
+        periods = n // decay_steps if staircase else n / decay_steps
+        return formula(learning_rate, decay_rate, periods)
+
+    return PerUpdateSchedule(learning_rate, rate)

@@ -1,19 +1,31 @@
-"""Activations."""
+"""Activations, and dropout with masks that depend on nothing but (seed, name, step)."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from psfleet.program.operation import Array, Context, Gradient, Spec
+from psfleet.errors import ConfigError
+from psfleet.program.operation import Array, Context, Gradient, Op, Spec, axis_of, need_floats
 from psfleet.program.ops.arithmetic import Unary
-from psfleet.program.shapes import axis_of
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["LogSoftmax", "Relu", "Sigmoid", "Softmax", "Tanh", "log_softmax", "sigmoid"]
+__all__ = [
+    "Dropout",
+    "LogSoftmax",
+    "Relu",
+    "Sigmoid",
+    "Softmax",
+    "Tanh",
+    "keep_mask",
+    "log_softmax",
+    "sigmoid",
+]
 
 
 def sigmoid(x: Array) -> Array:
@@ -108,3 +120,57 @@ class LogSoftmax(Unary, saved="log_softmax axis"):
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         (out,) = context.saved
         return (gradient - np.exp(out) * gradient.sum(axis=self.axis, keepdims=True),)
+
+
+def keep_mask(
+    shape: tuple[int, ...], drop: float, seed: int, name: str, step: int
+) -> NDArray[np.bool_]:
+    """Return the mask of the values that stay: the same in every process and NumPy version.
+
+    Drawn from the raw numbers of Philox, whose stream is part of its definition.
+    """
+    digest = hashlib.blake2b(f"{seed} {name} {step}".encode(), digest_size=16).digest()
+    size = int(np.prod(shape))
+    source = np.random.Philox(key=int.from_bytes(digest, "little"))
+    numbers = source.random_raw((size + 1) // 2).view(np.uint32)[:size]
+    return (numbers >= round(drop * 2**32)).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Dropout(Op, saved="dropout name drop is_test seed upscale"):
+    """x * mask in training. `upscale`: divided by (1 - drop) in training, else times that in tests.
+
+    The mask's key is (seed, name, the program's step); `seed` None is the program's.
+    """
+
+    name: str = ""
+    drop: float = 0.5
+    is_test: bool = False
+    seed: int | None = None
+    upscale: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drop <= 1:
+            raise ConfigError(f"dropout_prob is {self.drop!r}, it must be in [0, 1]")
+
+    def infer(self, x: "Variable") -> Spec:
+        need_floats("dropout", x)
+        return x.shape, x.dtype
+
+    def forward(self, context: Context, x: Array) -> Array:
+        kind = x.dtype.type
+        if self.is_test or context.program.for_test:
+            scale = kind(1.0 if self.upscale else 1 - self.drop)
+            context.save(None, scale)
+            return x if self.upscale else x * scale
+        program = context.program
+        seed = program.random_seed if self.seed is None else self.seed
+        mask = keep_mask(x.shape, self.drop, seed, self.name, program.step)
+        scale = kind(1 / (1 - self.drop) if self.upscale and self.drop < 1 else 1)
+        context.save(mask, scale)
+        return x * mask * scale if scale != 1 else x * mask
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        mask, scale = context.saved
+        out = gradient if mask is None else gradient * mask
+        return (out * scale if scale != 1 else out,)

@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.program.operation import Array, Context, Gradient, Op, Spec
-from psfleet.program.ops.check import need_floats, need_one_dtype
-from psfleet.program.shapes import broadcast
+from psfleet.program.operation import (
+    Array,
+    Context,
+    Gradient,
+    Op,
+    Spec,
+    broadcast,
+    need_floats,
+    need_one_dtype,
+)
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.parameters import gradient_norms
+from psfleet.parameters import gradients
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.program.operation import Context, Gradient, Op, Spec
 
@@ -50,11 +50,9 @@ class GradientSquare(_OfGradient, saved="gradient_square"):
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Any:
         gradient = inputs[0]
         values = (
-            gradient_norms.merge_rows(gradient).rows
-            if isinstance(gradient, SparseGrad)
-            else gradient
+            gradients.merge_rows(gradient).rows if isinstance(gradient, SparseGrad) else gradient
         )
-        return np.asarray(gradient_norms.squared_norm(values))
+        return np.asarray(gradients.squared_norm(values))
 
 
 @dataclass(frozen=True)
@@ -65,12 +63,12 @@ class ScaleGradient(_OfGradient, saved="scale_gradient norm"):
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Any:
         total = math.sqrt(sum(float(square) for square in inputs[1:]))
-        return _with(inputs[0], lambda values: gradient_norms.scaled_down(values, self.norm, total))
+        return _with(inputs[0], lambda values: gradients.scaled_down(values, self.norm, total))
 
 
 def _with(gradient: Gradient, change: Any) -> Gradient:
     if not isinstance(gradient, SparseGrad):
         changed: Gradient = change(gradient)
         return changed
-    merged = gradient_norms.merge_rows(gradient)
+    merged = gradients.merge_rows(gradient)
     return merged.with_rows(change(merged.rows))

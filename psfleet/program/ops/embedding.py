@@ -1,4 +1,4 @@
-"""Rows of a table by id."""
+"""Rows of a table by id, alone or pooled by bags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import IdError, ShapeError
+from psfleet.kernels.bags import RowBags
+from psfleet.parameters.gradients import PooledGradient
 from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.program.gradient import scatter_rows
 from psfleet.program.operation import Array, Context, Gradient, Op, Spec
-from psfleet.program.scatter import scatter_rows
-from psfleet.runtime.pooled_ids import Asked
+from psfleet.runtime.pooled_ids import Asked, PooledIds
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["DenseEmbedding", "Embedding", "check_ids", "spread"]
+__all__ = ["DenseEmbedding", "Embedding", "PooledEmbedding", "check_ids", "spread"]
+
 
 Ids = NDArray[np.int64]
 
@@ -37,9 +40,9 @@ def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
     """Shows or clicks of each id, float32 in the shape of the ids.
 
     Args:
-        name: Of the input, for messages.
-        counts: Of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
-        shape: Of the ids.
+        name: Name of the input, for messages.
+        counts: Count of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
+        shape: Shape of the ids.
 
     Raises:
         ShapeError: They are for neither.
@@ -91,7 +94,7 @@ class _Embedding(Op):
 
 
 class Embedding(_Embedding, saved="embedding padding"):
-    """Of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad.
+    """Embedding of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad.
 
     Two more inputs say how often each sample, or each id, was shown and clicked; the gradient brings
     them along.
@@ -100,7 +103,7 @@ class Embedding(_Embedding, saved="embedding padding"):
     by_rows = True
 
     def asked(self, ids: Ids, *others: Array) -> Asked:
-        """What a run needs of the parameter, of the values of all inputs but that one."""
+        """Return what a run reads of the parameter, from the values of all other inputs."""
         return ids
 
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
@@ -127,7 +130,7 @@ class Embedding(_Embedding, saved="embedding padding"):
 
 
 class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
-    """Of a dense parameter."""
+    """Embedding of a dense parameter."""
 
     def forward(self, context: Context, ids: Ids, weights: Array) -> Array:
         check_ids(context.record.inputs[1].name, ids, len(weights))
@@ -138,3 +141,38 @@ class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
         ids, shape = context.saved
         flat, rows = self._kept(ids, gradient)
         return None, scatter_rows(flat, rows, shape)
+
+
+@dataclass(frozen=True)
+class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
+    """Inputs: ids [n], the weights, the bags' lengths, int64 [bags], and perhaps weights, float32 [n].
+
+    Output: [bags, dim], see `psfleet.kernels.bags.RowBags`. Weights of ids get no gradient.
+    """
+
+    mean: bool = False
+
+    def infer(self, ids: "Variable", weights: "Variable", *bags: "Variable") -> Spec:
+        lengths = bags[0]
+        if len(ids.shape) != 1 or len(lengths.shape) != 1:
+            raise ShapeError(
+                f"bags of {ids.name!r} {ids.shape} with lengths {lengths.shape}; they must be [n] and [bags]"
+            )
+        (_, dim), dtype = super().infer(ids, weights)
+        return (lengths.shape[0], dim), dtype
+
+    def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
+        return inputs
+
+    def asked(self, ids: Ids, *bags: Array) -> PooledIds:
+        lengths, weights = bags if len(bags) > 1 else (bags[0], None)
+        return PooledIds(ids, (RowBags(lengths, weights, self.mean),))
+
+    def forward(self, context: Context, ids: Ids, table: Parameter, *bags: Array) -> Array:
+        held, values = table.pooled(self.asked(ids, *bags))
+        context.save(held)
+        return values
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        found = PooledGradient(context.saved[0], gradient)
+        return None, found, *(None for _ in context.record.inputs[2:])

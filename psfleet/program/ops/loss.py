@@ -1,4 +1,4 @@
-"""Losses, one value per sample, computed so that nothing overflows."""
+"""Losses, one value per sample, computed so that nothing overflows; and measures of a prediction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,33 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from psfleet.errors import IdError, ShapeError
-from psfleet.program.operation import Array, Context, Gradient, Op, Shape, Spec
+from psfleet.metrics import Auc, accuracy
+from psfleet.program.operation import (
+    Array,
+    Context,
+    Gradient,
+    Op,
+    Shape,
+    Spec,
+    axis_of,
+    need_floats,
+    same,
+)
 from psfleet.program.ops.activation import log_softmax, sigmoid
-from psfleet.program.ops.check import need_floats
-from psfleet.program.shapes import axis_of, same
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["CrossEntropy", "LogLoss", "SigmoidCrossEntropy", "SoftmaxCrossEntropy", "SquareError"]
+__all__ = [
+    "Accuracy",
+    "AreaUnderCurve",
+    "CrossEntropy",
+    "LogLoss",
+    "SigmoidCrossEntropy",
+    "SoftmaxCrossEntropy",
+    "SquareError",
+]
+
 
 # The reference's bound on -log(p).
 _WORST = 1e20
@@ -215,3 +233,53 @@ class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axi
         np.put_along_axis(out, label, picked - 1, self.axis)
         out *= np.where(ignored, 0, gradient).astype(out.dtype, copy=False)
         return out, None
+
+
+@dataclass(frozen=True)
+class Accuracy(Op, saved="accuracy k"):
+    """The share of samples whose label is among the k largest predictions, float32 []."""
+
+    k: int = 1
+    differentiable = False
+
+    def infer(self, x: "Variable", label: "Variable") -> Spec:
+        if len(x.shape) != 2 or not same(x.shape[:1], label.shape[:1]):
+            raise ShapeError(
+                f"accuracy of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
+                "they must be [n, classes] and [n, 1]"
+            )
+        if label.dtype.kind not in "iu":
+            raise IdError(
+                f"accuracy: label {label.name!r} has dtype {label.dtype}, it must be int64"
+            )
+        return (), np.dtype(np.float32)
+
+    def forward(self, context: Context, x: Array, label: Array) -> Array:
+        return np.asarray(accuracy(x, label, self.k), np.float32)
+
+
+@dataclass(frozen=True)
+class AreaUnderCurve(Op, saved="area_under_curve thresholds accumulate"):
+    """AUC of scores in [0, 1], [n], [n, 1] or [n, 2] (the second column counts), float32 [].
+
+    `accumulate`: over all runs of the program so far, by a histogram of `thresholds` bins.
+    """
+
+    thresholds: int = 4095
+    accumulate: bool = True
+    differentiable = False
+
+    def infer(self, x: "Variable", label: "Variable") -> Spec:
+        if not same(x.shape[:1], label.shape[:1]):
+            raise ShapeError(
+                f"auc of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
+                "the numbers of samples differ"
+            )
+        return (), np.dtype(np.float32)
+
+    def forward(self, context: Context, x: Array, label: Array) -> Array:
+        auc = Auc(num_thresholds=self.thresholds)
+        if self.accumulate:
+            auc = context.program.memory.setdefault(context.record.output.name, auc)
+        auc.update(x, label)
+        return np.asarray(auc.eval(), np.float32)

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psfleet.errors import IdError, ShapeError
-from psfleet.program.operation import Array, Context, Gradient, Op, Shape, Spec
-from psfleet.program.ops.check import need_one_dtype
-from psfleet.program.scatter import scatter_rows
-from psfleet.program.shapes import axis_of, same, size_of
+from psfleet.program.gradient import scatter_rows
+from psfleet.program.operation import (
+    Array,
+    Context,
+    Gradient,
+    Op,
+    Shape,
+    Spec,
+    axis_of,
+    need_one_dtype,
+    same,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
@@ -245,8 +254,8 @@ class OneHot(Op, saved="one_hot depth allow_out_of_range"):
     def infer(self, x: "Variable") -> Spec:
         if x.dtype.kind not in "iu":
             raise IdError(f"one_hot of {x.name!r} needs whole numbers, not {x.dtype}")
-        lead = x.shape[:-1] if x.shape and x.shape[-1] == 1 else x.shape
-        return (*lead, self.depth), np.dtype(np.float32)
+        leading = x.shape[:-1] if x.shape and x.shape[-1] == 1 else x.shape
+        return (*leading, self.depth), np.dtype(np.float32)
 
     def forward(self, context: Context, x: Array) -> Array:
         if x.ndim and x.shape[-1] == 1:

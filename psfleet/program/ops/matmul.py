@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psfleet.errors import ShapeError
-from psfleet.program.operation import Array, Context, Gradient, Op, Spec
+from psfleet.program.operation import (
+    Array,
+    Context,
+    Gradient,
+    Op,
+    Spec,
+    broadcast,
+    need_floats,
+    same,
+    size_of,
+)
 from psfleet.program.ops.arithmetic import unbroadcast
-from psfleet.program.ops.check import need_floats
-from psfleet.program.shapes import broadcast, same, size_of
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
@@ -49,10 +57,10 @@ class MatMul(Op, saved="matmul transpose_x transpose_y"):
                 f"matmul of {x.name!r} {left} and {y.name!r} {right}: "
                 f"the inner extents {left[-1]} and {inner} differ"
             )
-        lead = broadcast(left[:-2], right[:-2], f"matmul of {x.name!r} and {y.name!r}")
+        leading = broadcast(left[:-2], right[:-2], f"matmul of {x.name!r} and {y.name!r}")
         rows = (left[-2],) if len(left) > 1 else ()
         columns = (right[-1],) if len(right) > 1 else ()
-        return (*lead, *rows, *columns), x.dtype
+        return (*leading, *rows, *columns), x.dtype
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
         products = context.products.suited(x, y)

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/agent.proto, SHA-256 aa728f540173149164e8b8056d16721fc1411fdc275e510ae1dafcf3eadd69b0
+# From protos/psfleet/v1/agent.proto, SHA-256 4f8e1acceb1a9ca8dc6f364c98e2f613e931afad6874033f4cad34e6a0a6a91c
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -47,12 +47,12 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., alive: _Optional[_Union[AgentMember, _Mapping]] = ..., ending: _Optional[_Union[AgentMember, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., output: _Optional[_Union[OutputChunk, _Mapping]] = ..., swept: _Optional[_Union[Swept, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., leaving: _Optional[str] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ...) -> None: ...
 
 class LauncherMessage(_message.Message):
-    __slots__ = ("refused", "open", "spawn", "signal", "order", "expect", "sweep", "ping", "relocations", "probe", "connect", "die")
+    __slots__ = ("refused", "open", "spawn", "signal", "command", "expect", "sweep", "ping", "relocations", "probe", "connect", "die")
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPAWN_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     EXPECT_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -64,7 +64,7 @@ class LauncherMessage(_message.Message):
     open: OpenJob
     spawn: Spawn
     signal: Signal
-    order: ServerOrder
+    command: ServerCommand
     expect: AgentMember
     sweep: bool
     ping: Ping
@@ -72,7 +72,7 @@ class LauncherMessage(_message.Message):
     probe: bool
     connect: Connect
     die: bool
-    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., order: _Optional[_Union[ServerOrder, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., die: bool = ...) -> None: ...
+    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., command: _Optional[_Union[ServerCommand, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., die: bool = ...) -> None: ...
 
 class Relocations(_message.Message):
     __slots__ = ("moved",)
@@ -146,28 +146,28 @@ class OpenJob(_message.Message):
     def __init__(self, request: _Optional[bytes] = ..., name: _Optional[str] = ..., token: _Optional[str] = ..., working_folder: _Optional[str] = ..., logs: _Optional[str] = ..., variables: _Optional[_Mapping[str, str]] = ..., credentials: _Optional[_Mapping[str, bytes]] = ..., workers: _Optional[int] = ..., probe: _Optional[str] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("error", "shares_logs")
+    __slots__ = ("error", "has_shared_logs")
     ERROR_FIELD_NUMBER: _ClassVar[int]
-    SHARES_LOGS_FIELD_NUMBER: _ClassVar[int]
+    HAS_SHARED_LOGS_FIELD_NUMBER: _ClassVar[int]
     error: str
-    shares_logs: bool
-    def __init__(self, error: _Optional[str] = ..., shares_logs: bool = ...) -> None: ...
+    has_shared_logs: bool
+    def __init__(self, error: _Optional[str] = ..., has_shared_logs: bool = ...) -> None: ...
 
 class Spawn(_message.Message):
-    __slots__ = ("member", "endpoints", "resume", "follows", "takes_orders", "listen")
+    __slots__ = ("member", "endpoints", "resume", "follows", "takes_commands", "listen")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     FOLLOWS_FIELD_NUMBER: _ClassVar[int]
-    TAKES_ORDERS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_COMMANDS_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     member: AgentMember
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     resume: str
     follows: bool
-    takes_orders: bool
+    takes_commands: bool
     listen: str
-    def __init__(self, member: _Optional[_Union[AgentMember, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., resume: _Optional[str] = ..., follows: bool = ..., takes_orders: bool = ..., listen: _Optional[str] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[AgentMember, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., resume: _Optional[str] = ..., follows: bool = ..., takes_commands: bool = ..., listen: _Optional[str] = ...) -> None: ...
 
 class Signal(_message.Message):
     __slots__ = ("member", "number")
@@ -177,7 +177,7 @@ class Signal(_message.Message):
     number: int
     def __init__(self, member: _Optional[_Union[AgentMember, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
-class ServerOrder(_message.Message):
+class ServerCommand(_message.Message):
     __slots__ = ("member", "line")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]

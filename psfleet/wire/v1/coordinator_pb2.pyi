@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 62aa2ee55348ff22a23fa04ccc2f5c370a8f43bae873729849cfa87ecfbd0c72
+# From protos/psfleet/v1/coordinator.proto, SHA-256 8705b87c8c18e4338564d348c09fdd485f01429cb40052b478f01e90fe1b4328
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
@@ -21,11 +21,11 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., workers: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness", "last", "progress", "mode_settings")
+    __slots__ = ("incarnation", "first", "view", "completed", "switches", "mode", "staleness", "last", "progress", "mode_settings")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
-    MET_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
@@ -35,14 +35,14 @@ class RegisterReply(_message.Message):
     incarnation: int
     first: int
     view: int
-    met: int
+    completed: int
     switches: int
     mode: _shard_pb2.Mode
     staleness: int
     last: int
     progress: str
     mode_settings: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ..., progress: _Optional[str] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., completed: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ..., progress: _Optional[str] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number")
@@ -55,12 +55,12 @@ class BarrierRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("wish",)
-    WISH_FIELD_NUMBER: _ClassVar[int]
-    wish: ModeWish
-    def __init__(self, wish: _Optional[_Union[ModeWish, _Mapping]] = ...) -> None: ...
+    __slots__ = ("mode_request",)
+    MODE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    mode_request: RequestedMode
+    def __init__(self, mode_request: _Optional[_Union[RequestedMode, _Mapping]] = ...) -> None: ...
 
-class ModeWish(_message.Message):
+class RequestedMode(_message.Message):
     __slots__ = ("mode", "settings")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")

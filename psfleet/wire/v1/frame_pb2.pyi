@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 e5623f8989f3357e084d2a46b9938bce47717013a121479e2787f6e47abf3866
+# From protos/psfleet/v1/frame.proto, SHA-256 228e43ce8f6334232fa32b33f16eebbc391fe019fd28ff5f9411d9ec876a48dc
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -57,7 +57,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation", "traceparent", "skipped", "addressed", "seatless", "round", "steps")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation", "traceparent", "skipped", "addressed", "seatless", "round", "steps", "withdrawn")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Header(_message.Message):
     SEATLESS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -106,7 +107,8 @@ class Header(_message.Message):
     seatless: bool
     round: int
     steps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ..., seatless: bool = ..., round: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ...) -> None: ...
+    withdrawn: bool
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ..., seatless: bool = ..., round: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ..., withdrawn: bool = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("generation", "turn")
@@ -117,14 +119,14 @@ class Lane(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer", "precision", "scale", "touched", "start")
+    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "reply", "precision", "scale", "touched", "start")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
-    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     TOUCHED_FIELD_NUMBER: _ClassVar[int]
@@ -135,9 +137,9 @@ class Segment(_message.Message):
     learning_rate: float
     step: int
     offset: int
-    answer: int
+    reply: int
     precision: Precision
     scale: float
     touched: bool
     start: int
-    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., scale: _Optional[float] = ..., touched: bool = ..., start: _Optional[int] = ...) -> None: ...
+    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., reply: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., scale: _Optional[float] = ..., touched: bool = ..., start: _Optional[int] = ...) -> None: ...

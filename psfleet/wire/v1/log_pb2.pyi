@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/log.proto, SHA-256 41313de2bb87ddc081a1232a4b081c447f51234b3f23eb72a098563609988406
+# From protos/psfleet/v1/log.proto, SHA-256 5dadfb6d25af7e94d5bcccfbb1883ed07c7ecb0434469d8518a4a8a474ba7a97
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from psfleet.wire.v1 import state_pb2 as _state_pb2
 from google.protobuf.internal import containers as _containers
@@ -110,42 +110,42 @@ class EvictRecord(_message.Message):
     def __init__(self, table: _Optional[int] = ..., ids: _Optional[_Union[_state_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class DecisionRecord(_message.Message):
-    __slots__ = ("started", "viewed", "met", "left", "begun", "leased", "ended")
+    __slots__ = ("started", "view_decided", "completed", "left", "begun", "leased", "ended")
     STARTED_FIELD_NUMBER: _ClassVar[int]
-    VIEWED_FIELD_NUMBER: _ClassVar[int]
-    MET_FIELD_NUMBER: _ClassVar[int]
+    VIEW_DECIDED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     started: int
-    viewed: View
-    met: Met
+    view_decided: View
+    completed: CollectiveCompleted
     left: Left
     begun: Begun
     leased: Leased
     ended: int
-    def __init__(self, started: _Optional[int] = ..., viewed: _Optional[_Union[View, _Mapping]] = ..., met: _Optional[_Union[Met, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., leased: _Optional[_Union[Leased, _Mapping]] = ..., ended: _Optional[int] = ...) -> None: ...
+    def __init__(self, started: _Optional[int] = ..., view_decided: _Optional[_Union[View, _Mapping]] = ..., completed: _Optional[_Union[CollectiveCompleted, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., leased: _Optional[_Union[Leased, _Mapping]] = ..., ended: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("members", "supply")
+    __slots__ = ("members", "dispatch")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    SUPPLY_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
     members: _state_pb2.Members
-    supply: _state_pb2.Supply
-    def __init__(self, members: _Optional[_Union[_state_pb2.Members, _Mapping]] = ..., supply: _Optional[_Union[_state_pb2.Supply, _Mapping]] = ...) -> None: ...
+    dispatch: _state_pb2.DataDispatch
+    def __init__(self, members: _Optional[_Union[_state_pb2.Members, _Mapping]] = ..., dispatch: _Optional[_Union[_state_pb2.DataDispatch, _Mapping]] = ...) -> None: ...
 
-class Met(_message.Message):
-    __slots__ = ("number", "value", "wish", "switch")
+class CollectiveCompleted(_message.Message):
+    __slots__ = ("number", "value", "mode_request", "switch")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
-    WISH_FIELD_NUMBER: _ClassVar[int]
+    MODE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
     number: int
     value: _state_pb2.Tensor
-    wish: _state_pb2.Wish
+    mode_request: _state_pb2.ModeRequest
     switch: _state_pb2.Switch
-    def __init__(self, number: _Optional[int] = ..., value: _Optional[_Union[_state_pb2.Tensor, _Mapping]] = ..., wish: _Optional[_Union[_state_pb2.Wish, _Mapping]] = ..., switch: _Optional[_Union[_state_pb2.Switch, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., value: _Optional[_Union[_state_pb2.Tensor, _Mapping]] = ..., mode_request: _Optional[_Union[_state_pb2.ModeRequest, _Mapping]] = ..., switch: _Optional[_Union[_state_pb2.Switch, _Mapping]] = ...) -> None: ...
 
 class Left(_message.Message):
     __slots__ = ("worker", "incarnation")
@@ -156,12 +156,12 @@ class Left(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Begun(_message.Message):
-    __slots__ = ("order", "plan")
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request", "plan")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
-    order: _state_pb2.Order
+    request: _state_pb2.DatasetRequest
     plan: _state_pb2.Plan
-    def __init__(self, order: _Optional[_Union[_state_pb2.Order, _Mapping]] = ..., plan: _Optional[_Union[_state_pb2.Plan, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[_state_pb2.DatasetRequest, _Mapping]] = ..., plan: _Optional[_Union[_state_pb2.Plan, _Mapping]] = ...) -> None: ...
 
 class Leased(_message.Message):
     __slots__ = ("incarnation", "dataset", "ranges", "used")

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 c538a84d61c8eb7b36c9f89c0e20028abe51426e5f5cd7bc15f8a822864359b8
+# From protos/psfleet/v1/membership.proto, SHA-256 85d1194beee64bac1c5dd1d4974b14f2f287a69ad4e59ee18cca0819ea8f1059
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -6,23 +6,27 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class BeatRequest(_message.Message):
-    __slots__ = ("index", "server", "incarnation", "boot", "step", "metrics")
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("index", "server", "incarnation", "boot", "step", "metrics", "nonfinite", "nonfinite_at")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_AT_FIELD_NUMBER: _ClassVar[int]
     index: int
     server: bool
     incarnation: int
     boot: int
     step: int
     metrics: bytes
-    def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[bytes] = ...) -> None: ...
+    nonfinite: str
+    nonfinite_at: float
+    def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[bytes] = ..., nonfinite: _Optional[str] = ..., nonfinite_at: _Optional[float] = ...) -> None: ...
 
-class BeatReply(_message.Message):
+class HeartbeatReply(_message.Message):
     __slots__ = ("view", "snapshot", "wants_metrics")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -114,18 +118,18 @@ class InstallRequest(_message.Message):
     def __init__(self, boot: _Optional[int] = ..., view: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatView, _Mapping]]] = ..., closed: _Optional[int] = ...) -> None: ...
 
 class SeatView(_message.Message):
-    __slots__ = ("worker", "lives", "rests", "left")
+    __slots__ = ("worker", "incarnations", "rests", "left")
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    LIVES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     RESTS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     worker: int
-    lives: _containers.RepeatedCompositeFieldContainer[LifeView]
+    incarnations: _containers.RepeatedCompositeFieldContainer[IncarnationView]
     rests: int
     left: bool
-    def __init__(self, worker: _Optional[int] = ..., lives: _Optional[_Iterable[_Union[LifeView, _Mapping]]] = ..., rests: _Optional[int] = ..., left: bool = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., incarnations: _Optional[_Iterable[_Union[IncarnationView, _Mapping]]] = ..., rests: _Optional[int] = ..., left: bool = ...) -> None: ...
 
-class LifeView(_message.Message):
+class IncarnationView(_message.Message):
     __slots__ = ("incarnation", "first", "last")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -143,7 +147,7 @@ class InstallReply(_message.Message):
     installed: bool
     def __init__(self, boot: _Optional[int] = ..., installed: bool = ...) -> None: ...
 
-class DealRequest(_message.Message):
+class AssignDataRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "dataset", "size", "batch", "epochs", "seed", "round", "lease", "used", "group")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -169,7 +173,7 @@ class DealRequest(_message.Message):
     group: int
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
 
-class DealReply(_message.Message):
+class AssignDataReply(_message.Message):
     __slots__ = ("view", "plan", "lease", "ended")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/metrics.proto, SHA-256 a8d9cc524ff4ed64063093a1edf0875cc8d5395a52d75c111c2786eccea211e5
+# From protos/psfleet/v1/metrics.proto, SHA-256 4c8d7ca8c5e9a61673dbe3bb5a031bd6a38b217b371e78a8225158d23abe4303
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

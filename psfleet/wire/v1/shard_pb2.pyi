@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 ff783add2fbf6b46a8328a4113ea86ca7b6aec4cd96956e6a61a1538349124c5
+# From protos/psfleet/v1/shard.proto, SHA-256 bdd6afe0675d500b591df6656b802dcc1e77f3b5b9282e014221056ff86b95cb
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -266,7 +266,7 @@ class TransportReply(_message.Message):
     def __init__(self, port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "lead", "mode", "torn", "samples_left", "servers")
+    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "leading_steps", "mode", "torn", "samples_left", "servers", "progress")
     class SamplesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -302,11 +302,12 @@ class StatusReply(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
-    LEAD_FIELD_NUMBER: _ClassVar[int]
+    LEADING_STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TORN_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_LEFT_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     server: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     pushes: int
@@ -321,16 +322,17 @@ class StatusReply(_message.Message):
     workers: int
     pid: int
     staleness: _containers.ScalarMap[int, int]
-    lead: int
+    leading_steps: int
     mode: Mode
     torn: _containers.RepeatedCompositeFieldContainer[TornStep]
     samples_left: int
     servers: int
-    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., torn: _Optional[_Iterable[_Union[TornStep, _Mapping]]] = ..., samples_left: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
+    progress: int
+    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., leading_steps: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., torn: _Optional[_Iterable[_Union[TornStep, _Mapping]]] = ..., samples_left: _Optional[int] = ..., servers: _Optional[int] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class TornStep(_message.Message):
-    __slots__ = ("worker", "incarnation", "last")
-    class LastEntry(_message.Message):
+    __slots__ = ("worker", "incarnation", "sequences")
+    class SequencesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -339,11 +341,11 @@ class TornStep(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
-    last: _containers.ScalarMap[int, int]
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., last: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    sequences: _containers.ScalarMap[int, int]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequences: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("name", "kind", "count", "bytes", "step", "device_bytes")

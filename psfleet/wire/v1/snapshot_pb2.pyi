@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 2490d53223db6bedfbd8e364f69107f9b54764ea160762c1a37d563a5e5bcbe8
+# From protos/psfleet/v1/snapshot.proto, SHA-256 e2b7562d1086375e0f660b8377b2ec6ac1788bfd725caa3be9d8504219b0abd4
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -34,8 +34,8 @@ class BeginCutRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ..., hold: bool = ..., at_round: bool = ..., round: _Optional[int] = ..., members: _Optional[_Mapping[int, int]] = ..., since: _Optional[int] = ..., remember: bool = ...) -> None: ...
 
 class BeginCutReply(_message.Message):
-    __slots__ = ("mode", "closed", "lives", "remembered")
-    class LivesEntry(_message.Message):
+    __slots__ = ("mode", "closed", "incarnations", "delta_bases")
+    class IncarnationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -44,13 +44,13 @@ class BeginCutReply(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     MODE_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
-    LIVES_FIELD_NUMBER: _ClassVar[int]
-    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    DELTA_BASES_FIELD_NUMBER: _ClassVar[int]
     mode: int
     closed: int
-    lives: _containers.ScalarMap[int, int]
-    remembered: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, mode: _Optional[int] = ..., closed: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., remembered: _Optional[_Iterable[int]] = ...) -> None: ...
+    incarnations: _containers.ScalarMap[int, int]
+    delta_bases: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, mode: _Optional[int] = ..., closed: _Optional[int] = ..., incarnations: _Optional[_Mapping[int, int]] = ..., delta_bases: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MarkRequest(_message.Message):
     __slots__ = ("number", "worker", "incarnation", "last", "addressed")

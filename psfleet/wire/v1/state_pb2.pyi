@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/state.proto, SHA-256 8b4ab490b3b160048cf04080f3b5c79f0a402577d7b7a1e9a9c980f86bb987f7
+# From protos/psfleet/v1/state.proto, SHA-256 b33d8894497eba78597faef7421495654c260ffbb94fd682f5eeb8fa0dbc446c
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
@@ -56,8 +56,8 @@ class Addressed(_message.Message):
     def __init__(self, pushes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ShardState(_message.Message):
-    __slots__ = ("mode", "staleness", "switches", "cut", "view", "lives", "newest", "sequences", "writes", "positions", "progress", "base", "seats", "closed", "first", "committed", "counted", "rests", "resting", "left", "held", "clocks", "lead", "makers", "addressed", "mode_settings")
-    class LivesEntry(_message.Message):
+    __slots__ = ("mode", "staleness", "switches", "cut", "view", "incarnations", "newest", "sequences", "writes", "positions", "progress", "base", "seats", "closed", "first", "committed", "counted", "rests", "resting", "left", "held", "clocks", "leading_steps", "makers", "addressed", "mode_settings")
+    class IncarnationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -153,7 +153,7 @@ class ShardState(_message.Message):
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
-    LIVES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
@@ -170,7 +170,7 @@ class ShardState(_message.Message):
     LEFT_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
-    LEAD_FIELD_NUMBER: _ClassVar[int]
+    LEADING_STEPS_FIELD_NUMBER: _ClassVar[int]
     MAKERS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
     MODE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
@@ -179,7 +179,7 @@ class ShardState(_message.Message):
     switches: int
     cut: int
     view: int
-    lives: _containers.ScalarMap[int, int]
+    incarnations: _containers.ScalarMap[int, int]
     newest: _containers.ScalarMap[int, int]
     sequences: _containers.ScalarMap[int, int]
     writes: _containers.ScalarMap[int, int]
@@ -196,67 +196,67 @@ class ShardState(_message.Message):
     left: _containers.RepeatedScalarFieldContainer[int]
     held: _containers.RepeatedCompositeFieldContainer[_frame_pb2.Header]
     clocks: _containers.ScalarMap[int, int]
-    lead: int
+    leading_steps: int
     makers: _containers.ScalarMap[int, int]
     addressed: _containers.MessageMap[int, Addressed]
     mode_settings: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., switches: _Optional[int] = ..., cut: _Optional[int] = ..., view: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., newest: _Optional[_Mapping[int, int]] = ..., sequences: _Optional[_Mapping[int, int]] = ..., writes: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., progress: _Optional[_Mapping[int, str]] = ..., base: _Optional[int] = ..., seats: _Optional[_Iterable[int]] = ..., closed: _Optional[int] = ..., first: _Optional[_Mapping[int, int]] = ..., committed: _Optional[_Mapping[int, int]] = ..., counted: _Optional[_Mapping[int, int]] = ..., rests: _Optional[_Mapping[int, int]] = ..., resting: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[_Union[_frame_pb2.Header, _Mapping]]] = ..., clocks: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., makers: _Optional[_Mapping[int, int]] = ..., addressed: _Optional[_Mapping[int, Addressed]] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., switches: _Optional[int] = ..., cut: _Optional[int] = ..., view: _Optional[int] = ..., incarnations: _Optional[_Mapping[int, int]] = ..., newest: _Optional[_Mapping[int, int]] = ..., sequences: _Optional[_Mapping[int, int]] = ..., writes: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., progress: _Optional[_Mapping[int, str]] = ..., base: _Optional[int] = ..., seats: _Optional[_Iterable[int]] = ..., closed: _Optional[int] = ..., first: _Optional[_Mapping[int, int]] = ..., committed: _Optional[_Mapping[int, int]] = ..., counted: _Optional[_Mapping[int, int]] = ..., rests: _Optional[_Mapping[int, int]] = ..., resting: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[_Union[_frame_pb2.Header, _Mapping]]] = ..., clocks: _Optional[_Mapping[int, int]] = ..., leading_steps: _Optional[int] = ..., makers: _Optional[_Mapping[int, int]] = ..., addressed: _Optional[_Mapping[int, Addressed]] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CoordinatorState(_message.Message):
-    __slots__ = ("term", "members", "meetings", "supply")
+    __slots__ = ("term", "members", "collectives", "dispatch")
     TERM_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    MEETINGS_FIELD_NUMBER: _ClassVar[int]
-    SUPPLY_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
     term: int
     members: Members
-    meetings: Meetings
-    supply: Supply
-    def __init__(self, term: _Optional[int] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., meetings: _Optional[_Union[Meetings, _Mapping]] = ..., supply: _Optional[_Union[Supply, _Mapping]] = ...) -> None: ...
+    collectives: Collectives
+    dispatch: DataDispatch
+    def __init__(self, term: _Optional[int] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., collectives: _Optional[_Union[Collectives, _Mapping]] = ..., dispatch: _Optional[_Union[DataDispatch, _Mapping]] = ...) -> None: ...
 
 class Members(_message.Message):
-    __slots__ = ("seats", "lives", "view", "closed", "sync")
+    __slots__ = ("seats", "incarnations", "view", "closed", "sync")
     SEATS_FIELD_NUMBER: _ClassVar[int]
-    LIVES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
     seats: _containers.RepeatedCompositeFieldContainer[Seat]
-    lives: int
+    incarnations: int
     view: int
     closed: int
     sync: bool
-    def __init__(self, seats: _Optional[_Iterable[_Union[Seat, _Mapping]]] = ..., lives: _Optional[int] = ..., view: _Optional[int] = ..., closed: _Optional[int] = ..., sync: bool = ...) -> None: ...
+    def __init__(self, seats: _Optional[_Iterable[_Union[Seat, _Mapping]]] = ..., incarnations: _Optional[int] = ..., view: _Optional[int] = ..., closed: _Optional[int] = ..., sync: bool = ...) -> None: ...
 
 class Seat(_message.Message):
-    __slots__ = ("worker", "boot", "earlier", "lives", "left", "rests", "progress")
+    __slots__ = ("worker", "boot", "earlier", "incarnations", "left", "rests", "progress")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
-    LIVES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     RESTS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     boot: int
     earlier: _containers.RepeatedScalarFieldContainer[int]
-    lives: _containers.RepeatedCompositeFieldContainer[_membership_pb2.LifeView]
+    incarnations: _containers.RepeatedCompositeFieldContainer[_membership_pb2.IncarnationView]
     left: bool
     rests: int
     progress: str
-    def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., earlier: _Optional[_Iterable[int]] = ..., lives: _Optional[_Iterable[_Union[_membership_pb2.LifeView, _Mapping]]] = ..., left: bool = ..., rests: _Optional[int] = ..., progress: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., earlier: _Optional[_Iterable[int]] = ..., incarnations: _Optional[_Iterable[_Union[_membership_pb2.IncarnationView, _Mapping]]] = ..., left: bool = ..., rests: _Optional[int] = ..., progress: _Optional[str] = ...) -> None: ...
 
-class Meetings(_message.Message):
-    __slots__ = ("met", "results", "told", "switch")
-    MET_FIELD_NUMBER: _ClassVar[int]
+class Collectives(_message.Message):
+    __slots__ = ("completed", "results", "told", "switch")
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     TOLD_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
-    met: int
+    completed: int
     results: _containers.RepeatedCompositeFieldContainer[Result]
     told: _containers.RepeatedCompositeFieldContainer[Told]
     switch: Switch
-    def __init__(self, met: _Optional[int] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., told: _Optional[_Iterable[_Union[Told, _Mapping]]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
+    def __init__(self, completed: _Optional[int] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., told: _Optional[_Iterable[_Union[Told, _Mapping]]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("number", "value")
@@ -267,14 +267,14 @@ class Result(_message.Message):
     def __init__(self, number: _Optional[int] = ..., value: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class Told(_message.Message):
-    __slots__ = ("number", "wish")
+    __slots__ = ("number", "mode_request")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    WISH_FIELD_NUMBER: _ClassVar[int]
+    MODE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     number: int
-    wish: Wish
-    def __init__(self, number: _Optional[int] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ...) -> None: ...
+    mode_request: ModeRequest
+    def __init__(self, number: _Optional[int] = ..., mode_request: _Optional[_Union[ModeRequest, _Mapping]] = ...) -> None: ...
 
-class Wish(_message.Message):
+class ModeRequest(_message.Message):
     __slots__ = ("number", "mode", "settings")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -321,7 +321,7 @@ class Switch(_message.Message):
     mode_settings: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, number: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., rounds: _Optional[_Mapping[int, int]] = ..., positions: _Optional[_Mapping[int, Position]] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Supply(_message.Message):
+class DataDispatch(_message.Message):
     __slots__ = ("datasets", "leases", "torn")
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -332,20 +332,20 @@ class Supply(_message.Message):
     def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Leases, _Mapping]]] = ..., torn: _Optional[_Iterable[_Union[_shard_pb2.TornStep, _Mapping]]] = ...) -> None: ...
 
 class Dataset(_message.Message):
-    __slots__ = ("order", "plan", "pool", "ended", "resumed")
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request", "plan", "pool", "ended", "resumed")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
-    order: Order
+    request: DatasetRequest
     plan: Plan
     pool: _containers.RepeatedScalarFieldContainer[int]
     ended: bool
     resumed: bool
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., pool: _Optional[_Iterable[int]] = ..., ended: bool = ..., resumed: bool = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[DatasetRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., pool: _Optional[_Iterable[int]] = ..., ended: bool = ..., resumed: bool = ...) -> None: ...
 
-class Order(_message.Message):
+class DatasetRequest(_message.Message):
     __slots__ = ("number", "size", "batch", "epochs", "seed", "round", "lease", "used", "known", "group")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]

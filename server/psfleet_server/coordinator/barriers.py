@@ -24,17 +24,6 @@ from psfleet.shard.events import Call, SendError
 from psfleet.shard.membership_view import Position
 from psfleet.wire.mode_messages import combined_changes, read_change
 
-__all__ = [
-    "DTYPES",
-    "SWITCH",
-    "Arrival",
-    "CollectiveCompleted",
-    "CollectiveReply",
-    "CollectiveState",
-    "ModeRequest",
-    "ModeSwitch",
-]
-
 Array = NDArray[Any]
 
 REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -46,7 +35,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
 SWITCH = "switch"
 """A reduction to which each worker brings what psfleet.wire.mode_messages.write_change makes."""
 DTYPES = ("float32", "float64", "int32", "int64")
-_REMEMBERED = 64 << 20  # bytes of results for those who come later
+_KEPT_RESULTS = 64 << 20  # bytes of results for those who come later
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +61,7 @@ class Arrival:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What must be equal among all workers of one collective, as words."""
+        """Kind of the collective, as words; it must be the same for all its workers."""
         if self.value is None:
             return ("barrier",)
         if self.mode == SWITCH:
@@ -95,7 +84,7 @@ class CollectiveReply:
 
     call: Call
     value: Array | None
-    wish: ModeRequest | None = None
+    mode_request: ModeRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +114,7 @@ class CollectiveCompleted:
 
     number: int
     value: Array | None
-    wish: ModeRequest | None = None
+    mode_request: ModeRequest | None = None
     switch: ModeSwitch | None = None
 
 
@@ -134,13 +123,13 @@ class CollectiveState:
     """The arrivals at the next collective, and the results of earlier ones.
 
     Attributes:
-        met: Number of completed collectives.
+        completed: Number of completed collectives.
         results: Results of all-reduces by number; the oldest are forgotten.
         told: Mode requests that barriers have announced, by number of the barrier.
         switch: The last mode switch.
     """
 
-    met: int = 0
+    completed: int = 0
     results: dict[int, Array] = field(default_factory=dict)
     told: dict[int, ModeRequest] = field(default_factory=dict)
     switch: ModeSwitch | None = None
@@ -154,7 +143,7 @@ class CollectiveState:
             if arrival.value is not None and arrival.mode not in REDUCTIONS:
                 raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
             _check_switch(arrival)
-            if arrival.number <= self.met:
+            if arrival.number <= self.completed:
                 return [CollectiveReply(call, self._result(arrival), self.told.get(arrival.number))]
             self._check(arrival)
         except PsfleetError as error:
@@ -175,24 +164,29 @@ class CollectiveState:
 
     def last_told(self) -> int:
         """Number of the last announced mode request."""
-        return max((wish.number for wish in self.told.values()), default=0)
+        return max((mode_request.number for mode_request in self.told.values()), default=0)
 
     def complete(
-        self, awaited: Collection[int], wish: ModeRequest | None = None
+        self, awaited: Collection[int], mode_request: ModeRequest | None = None
     ) -> CollectiveCompleted | None:
         """Return the decision that completes the collective, once all awaited workers have arrived.
 
         Args:
             awaited: Seats in the fleet.
-            wish: Mode request to announce at a barrier, unless it was announced before.
+            mode_request: Mode request to announce at a barrier, unless it was announced before.
         """
-        if not self._waiting or not self._waiting.keys() >= set(awaited):
+        if len(self._waiting) < max(len(awaited), 1) or not self._waiting.keys() >= set(awaited):
             return None
         arrivals = [self._waiting[worker][0] for worker in sorted(self._waiting)]
         value = _combine(arrivals)
-        is_new = value is None and wish is not None and wish.number > self.last_told()
+        is_new = (
+            value is None and mode_request is not None and mode_request.number > self.last_told()
+        )
         return CollectiveCompleted(
-            self.met + 1, value, wish if is_new else None, self._switch(arrivals, value)
+            self.completed + 1,
+            value,
+            mode_request if is_new else None,
+            self._switch(arrivals, value),
         )
 
     def _switch(self, arrivals: list[Arrival], value: Array | None) -> ModeSwitch | None:
@@ -212,18 +206,22 @@ class CollectiveState:
             {arrival.worker: arrival.position for arrival in arrivals},
         )
 
-    def take(self, met: CollectiveCompleted) -> list[CollectiveReply | SendError]:
+    def take(self, completed: CollectiveCompleted) -> list[CollectiveReply | SendError]:
         """Complete the collective."""
-        self.met = met.number
-        self.switch = met.switch or self.switch
-        if met.value is not None:
-            self.results[met.number] = met.value
+        self.completed = completed.number
+        self.switch = completed.switch or self.switch
+        if completed.value is not None:
+            self.results[completed.number] = completed.value
             self._forget()
-        if met.wish is not None:
-            self.told[met.number] = met.wish
+        if completed.mode_request is not None:
+            self.told[completed.number] = completed.mode_request
         waiting = [calls for _, (_, calls) in sorted(self._waiting.items())]
         self._waiting.clear()
-        return [CollectiveReply(call, met.value, met.wish) for calls in waiting for call in calls]
+        return [
+            CollectiveReply(call, completed.value, completed.mode_request)
+            for calls in waiting
+            for call in calls
+        ]
 
     def drop(self, worker: int, error: PsfleetError) -> list[SendError]:
         """Discard the arrival of a worker whose incarnation has ended."""
@@ -245,14 +243,15 @@ class CollectiveState:
         return []
 
     def _check(self, arrival: Arrival) -> None:
-        if arrival.number != self.met + 1:
+        if arrival.number != self.completed + 1:
             raise Gap(
                 f"worker {arrival.worker} arrives at collective {arrival.number}, "
-                f"the last one completed is {self.met}"
+                f"the last one completed is {self.completed}"
             )
-        for other, _ in self._waiting.values():
-            if other.kind == arrival.kind:
-                continue
+        if not self._waiting:
+            return
+        other, _ = next(iter(self._waiting.values()))  # all who wait are at the same collective
+        if other.kind != arrival.kind:
             cls = ShapeError if other.kind[0] == arrival.kind[0] else ProtocolError
             raise cls(
                 f"worker {arrival.worker} comes to {_words(arrival)}, "
@@ -261,7 +260,7 @@ class CollectiveState:
 
     def _forget(self) -> None:
         size = sum(value.nbytes for value in self.results.values())
-        while size > _REMEMBERED and len(self.results) > 1:
+        while size > _KEPT_RESULTS and len(self.results) > 1:
             size -= self.results.pop(min(self.results)).nbytes
 
 

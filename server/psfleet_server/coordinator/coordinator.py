@@ -8,10 +8,11 @@ shell (psfleet_server.engine.view_changes) sends what is `due` to the servers an
 import copy
 from collections.abc import Callable
 
-from psfleet.data.assignment import Range, RoundPlan
+from psfleet.datasets.assignment import Range, RoundPlan
 from psfleet.errors import ConfigError, Fenced, Gap, NoRoom, NotReady, PsfleetError
 from psfleet.shard.events import Call, SendError
 from psfleet.shard.membership_view import PrepareView, ViewReport
+from psfleet.shard.recent_events import RecentEvents, remembers_calls
 from psfleet_server.coordinator.barriers import (
     Arrival,
     CollectiveCompleted,
@@ -39,26 +40,26 @@ from psfleet_server.coordinator.data_dispatch import (
 )
 from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
 
-__all__ = ["Coordinator"]
-
 _MOST_SEATS = 1 << 16
 _START = 120.0  # seconds, at least, for a worker to come for the first time
 _CHANGES = 32  # bits of a view's number for the changes since the coordinator has started
 
 
+@remembers_calls("register", "arrive", "leave", "assign_data", "reported", "installed", "replay")
 class Coordinator:
     """Membership, collectives and data of a fleet. One thread at a time.
 
     Args:
         workers: Seats that are expected to be taken; there may be more.
-        servers: How many servers must install every view.
+        servers: Number of servers; each must install every view.
         dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
 
     Attributes:
+        recent: Its last events, for errors; no part of its state.
         journal: Gets every decision before it takes effect; None: nothing is kept.
-        waits_for_room: A meeting is complete that could not be kept; `retry` tries again.
-        orders: What workers are asked to do; callers set it.
-        beats: The last one of each worker (False, seat) and server (True, index), and when it came.
+        waits_for_room: A collective is complete that could not be kept; `retry` tries again.
+        worker_requests: Requests to all workers; callers set it.
+        heartbeats: The last one of each worker (False, seat) and server (True, index), and when it came.
     """
 
     def __init__(self, workers: int, servers: int = 1, dead_after: float = 0.0) -> None:
@@ -66,11 +67,11 @@ class Coordinator:
         self.servers = servers
         self.dead_after = dead_after
         self.members = Membership({index: Seat() for index in range(workers)})
-        self.meetings = CollectiveState()
-        self.supply = DataDispatch()
+        self.collectives = CollectiveState()
+        self.dispatch = DataDispatch()
         self.term = 0
-        self.orders = WorkerRequests()
-        self.beats: dict[tuple[bool, int], tuple[Heartbeat, float]] = {}
+        self.worker_requests = WorkerRequests()
+        self.heartbeats: dict[tuple[bool, int], tuple[Heartbeat, float]] = {}
         self.journal: Callable[[Decision], None] | None = None
         self.waits_for_room = False
         self._changes = 0  # since this process has started
@@ -81,7 +82,9 @@ class Coordinator:
         self._removed: set[int] = set()
         self._uninstalled: set[int] = set()
         self._registering: dict[int, tuple[int, list[Call]]] = {}
-        self._seen: dict[int, tuple[int, float]] = {}  # by seat its life, and when it was heard
+        # By seat its incarnation, and when it was heard.
+        self._seen: dict[int, tuple[int, float]] = {}
+        self.recent = RecentEvents()
 
     def start(self) -> None:
         """This process is the coordinator from now on; all servers hear of it."""
@@ -89,9 +92,9 @@ class Coordinator:
         self._wanted = True
         self._uninstalled = set(range(self.servers))  # of the last view, for all that is known
 
-    def go_on_with(self, supply: DataDispatch) -> None:
+    def go_on_with(self, dispatch: DataDispatch) -> None:
         """Hand out what a job with other workers has left."""
-        self._decide(ViewDecided(self.members, supply))
+        self._decide(ViewDecided(self.members, dispatch))
 
     @property
     def view(self) -> int:
@@ -100,32 +103,32 @@ class Coordinator:
 
     @property
     def is_installed(self) -> bool:
-        """Whether every server has the last view."""
+        """Every server has installed the last view."""
         return not self._uninstalled
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is due."""
+        """Something is due."""
         return self._wanted or self._change is not None or bool(self._uninstalled)
 
     # -- workers -------------------------------------------------------------------------------
 
     @property
     def registering(self) -> int:
-        """How many calls of workers wait for a seat."""
+        """Number of workers' calls that wait for a seat."""
         return sum(len(calls) for _, calls in [*self._registering.values()])
 
     def register(self, worker: int, boot: int, workers: int, call: Call) -> list[Outcome]:
         """A worker process that has started as number `boot` wants a seat.
 
-        It is answered once every server knows of its life. A seat beyond those that the fleet was
+        It is answered once every server knows of its incarnation. A seat beyond those that the fleet was
         started for is added; one that another process has is taken over.
         """
         try:
             seat = self._seat_for(worker, boot, workers)
         except PsfleetError as error:
             return [SendError(call, error)]
-        if seat is not None and boot == seat.boot and seat.life is not None:
+        if seat is not None and boot == seat.boot and seat.present is not None:
             known = self._registering.get(worker)
             if known is None or known[0] != boot:
                 self._registering[worker] = (boot, [])
@@ -159,86 +162,88 @@ class Coordinator:
         return seat
 
     def _seated(self) -> list[Outcome]:
-        """Answer those whose lives every server knows."""
+        """Answer those whose incarnations every server knows."""
         if self._uninstalled:
             return []
-        found: list[Outcome] = []
+        outcomes: list[Outcome] = []
         for worker, (boot, calls) in [*self._registering.items()]:
             seat = self.members.seats.get(worker)
-            if seat is None or seat.boot != boot or seat.life is None:
+            if seat is None or seat.boot != boot or seat.present is None:
                 continue
             del self._registering[worker]
-            found += [
+            outcomes += [
                 Registration(
                     call,
                     seat.incarnation,
-                    seat.life.first,
+                    seat.present.first,
                     self.view,
                     seat.rests,
-                    self.meetings.switch,
+                    self.collectives.switch,
                     seat.progress,
                 )
                 for call in calls
             ]
-        return found
+        return outcomes
 
     def arrive(self, arrival: Arrival, call: Call) -> list[Outcome]:
-        """Take a worker to its meeting; releases everybody when it was the last one."""
+        """Take a worker to its collective; releases everybody when it was the last one."""
         try:
             self._admit(arrival.worker, arrival.incarnation)
         except PsfleetError as error:
             return [SendError(call, error)]
-        return [*self.meetings.arrive(arrival, call), *self._complete()]
+        return [*self.collectives.arrive(arrival, call), *self._complete()]
 
     def leave(self, worker: int, incarnation: int) -> list[Outcome]:
-        """The worker comes to no more meetings."""
+        """The worker comes to no more collectives."""
         seat = self.members.seats.get(worker)
         if seat is not None and seat.incarnation == incarnation and not seat.left:
             self._decide(WorkerLeft(worker, incarnation))
-            if self.supply.is_open(incarnation):  # servers know what it has not used
+            if self.dispatch.is_open(incarnation):  # servers know what it has not used
                 self._removed.add(worker)
                 self._wanted = True
         return self._complete()
 
     def expire(self, call: Call) -> list[Outcome]:
         """The deadline of a waiting call has passed. Its worker stays arrived, or registered."""
-        for _, calls in self._registering.values():
+        for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
-                return [
-                    SendError(call, NotReady(f"not every server has answered: {self._lacking()}"))
-                ]
-        return [*self.meetings.expire(call, self.members.present())]
+                said = f"worker {worker} has asked server 0 for its seat, which waits for {self._lacking()}"
+                error = NotReady(f"{said}: look whether it runs, and whether server 0 reaches it")
+                return [SendError(call, error)]
+        return [*self.collectives.expire(call, self.members.present())]
 
     def _lacking(self) -> str:
-        waited = self._uninstalled or (
-            set(range(self.servers)) - (self._change.reports.keys() if self._change else set())
-        )
-        return ", ".join(f"server {server}" for server in sorted(waited))
+        """The servers that have not answered what is due."""
+        waited = self._uninstalled
+        if self._change is not None:
+            waited = set(range(self.servers)) - self._change.reports.keys()
+        names = " and ".join(f"server {server}" for server in sorted(waited))
+        return names or "a change of members"
 
-    def beat(self, beat: Heartbeat, at: float) -> WorkerRequests:
-        """Note a sign of life that came at time `at`; what is wanted of whoever gave it.
+    def take_heartbeat(self, heartbeat: Heartbeat, at: float) -> WorkerRequests:
+        """Note a liveness signal that came at time `at`; what is wanted of whoever gave it.
 
         Raises:
-            Fenced: This life of the worker is over.
+            Fenced: This incarnation of the worker is over.
         """
-        if beat.server:
-            self.rebooted(beat.index, beat.boot)
+        if heartbeat.server:
+            self.rebooted(heartbeat.index, heartbeat.boot)
         else:
-            self._admit(beat.index, beat.incarnation)
-            self._seen[beat.index] = (beat.incarnation, at)
-        self.beats[beat.server, beat.index] = (beat, at)
-        return WorkerRequests() if beat.server else self.orders
+            self._admit(heartbeat.index, heartbeat.incarnation)
+            self._seen[heartbeat.index] = (heartbeat.incarnation, at)
+        self.heartbeats[heartbeat.server, heartbeat.index] = (heartbeat, at)
+        return WorkerRequests() if heartbeat.server else self.worker_requests
 
     def look(self, at: float) -> None:
         """Remove the seats of workers that have been silent for too long at time `at`."""
         for worker in self.members.present() if self.dead_after else []:
-            life = self.members.seats[worker].incarnation
+            incarnation = self.members.seats[worker].incarnation
             seen = self._seen.get(worker)
-            if seen is None or seen[0] != life:
-                # Every life gets the whole time, also after a restart of this process.
-                self._seen[worker] = (life, at)
-            elif at - seen[1] > (self.dead_after if life else max(self.dead_after, _START)):
+            if seen is None or seen[0] != incarnation:
+                # Every incarnation gets the whole time, also after a restart of this process.
+                self._seen[worker] = (incarnation, at)
+            elif at - seen[1] > (self.dead_after if incarnation else max(self.dead_after, _START)):
                 self._remove(worker)
 
     def _remove(self, worker: int) -> None:
@@ -248,45 +253,45 @@ class Coordinator:
 
     # -- data ----------------------------------------------------------------------------------
 
-    def deal(
-        self, worker: int, incarnation: int, order: DatasetRequest
+    def assign_data(
+        self, worker: int, incarnation: int, request: DatasetRequest
     ) -> RoundPlan | tuple[Range, ...] | None:
         """A worker's data: in sync mode the plan, else a lease; empty: it has all; None: wait.
 
         Raises:
-            Fenced: This life of the worker is over.
+            Fenced: This incarnation of the worker is over.
             UsageError: The workers do not agree on the dataset.
-            Gap: It was asked before all went on in another mode, and nobody waits for the answer.
+            Gap: It was asked before all went on in another mode, and no caller waits for the reply.
         """
         seat = self._admit(worker, incarnation)
         if self._change is not None and self._change.ended.get(worker) == incarnation:
             raise NotReady(f"incarnation {incarnation} of worker {worker} is about to end")
-        if self.meetings.switch is not None:
-            self._check_asked_since(self.meetings.switch, order)
-        begun = self.supply.begin(order, self.members.first_rounds() if order.round else None)
+        if self.collectives.switch is not None:
+            self._check_asked_since(self.collectives.switch, request)
+        begun = self.dispatch.begin(request, self.members.first_rounds() if request.round else None)
         if begun is not None:
             self._decide(begun)
-        plan = self.supply.datasets[order.number - 1].plan
+        plan = self.dispatch.datasets[request.number - 1].plan
         if plan is not None:
             return plan
-        if order.round:  # it was leased, and all of it is used
+        if request.round:  # it was leased, and all of it is used
             return ()
-        lives = [self.members.seats[index].incarnation for index in self.members.seats]
-        leased = self.supply.lease(order, seat.incarnation, lives)
+        incarnations = [self.members.seats[index].incarnation for index in self.members.seats]
+        leased = self.dispatch.lease(request, seat.incarnation, incarnations)
         if leased is not None:
             self._decide(leased)
-        return self.supply.leased(order, seat.incarnation)
+        return self.dispatch.leased(request, seat.incarnation)
 
-    def _check_asked_since(self, switch: ModeSwitch, order: DatasetRequest) -> None:
-        if switch.mode.has_rounds != bool(order.round):
+    def _check_asked_since(self, switch: ModeSwitch, request: DatasetRequest) -> None:
+        if switch.mode.has_rounds != bool(request.round):
             raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
-        if 0 < order.round <= switch.last:
-            raise Gap(f"data of round {order.round} was asked for before the fleet changed modes")
+        if 0 < request.round <= switch.last:
+            raise Gap(f"data of round {request.round} was asked for before the fleet changed modes")
 
     # -- servers -------------------------------------------------------------------------------
 
     def rebooted(self, server: int, boot: int) -> None:
-        """The server is this process. A new one has to be told the view."""
+        """Note the process of a server. A new one has to install the view."""
         if self._boots.get(server) == boot:
             return
         known = self._boots.get(server)
@@ -297,25 +302,25 @@ class Coordinator:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Begin the change anew: what a server has reported does not hold any more."""
+        """Begin the change again: what a server has reported does not hold any more."""
         assert self._change is not None
         self._joining = {**self._change.joining, **self._joining}
         self._removed |= self._change.removed
         self._change, self._wanted = None, True
 
     def due(self) -> list[PendingMessage]:
-        """What has to be sent, again and again until it is answered."""
+        """Return the messages to send; each is sent again until it is answered."""
         if self._wanted and self._change is None:
             self._begin_change()
         if self._change is not None:
             freeze = PrepareView(self._change.view, self._change.ended)
             waiting = set(range(self.servers)) - self._change.reports.keys()
+            boots = self._boots
             return [
-                PendingMessage(server, self._boots.get(server, 0), freeze)
-                for server in sorted(waiting)
+                PendingMessage(server, boots.get(server, 0), freeze) for server in sorted(waiting)
             ]
         install = self.members.install()
-        # Server 0 last: it ends with a view that has no members, and nobody else brings views.
+        # Server 0 last: it ends with a view that has no members, and no other process sends views.
         return [
             PendingMessage(server, self._boots[server], install)
             for server in sorted(self._uninstalled, key=lambda server: server or self.servers)
@@ -351,24 +356,24 @@ class Coordinator:
         return [*refused, *self._complete()]
 
     def _view(self, change: ViewChange) -> list[Outcome]:
-        """Decide: first kept in the journal, then in force; who waits in an ended life is told."""
+        """Decide: first kept in the journal, then in force; who waits in an ended incarnation is told."""
         before = {index: seat.incarnation for index, seat in self.members.seats.items()}
-        members, supply = copy.deepcopy((self.members, self.supply))
-        members.decide(change, self.meetings.met)
+        members, dispatch = copy.deepcopy((self.members, self.dispatch))
+        members.decide(change, self.collectives.completed)
         over = [
             worker
-            for worker, life in before.items()
-            if life and members.seats[worker].incarnation != life
+            for worker, incarnation in before.items()
+            if incarnation and members.seats[worker].incarnation != incarnation
         ]
         for worker in over:
-            supply.give_back(worker, before[worker], change.reports)
-        supply.change(members.closed, members.present(), members.counts_in)
-        self._decide(ViewDecided(members, supply))
+            dispatch.give_back(worker, before[worker], change.reports)
+        dispatch.change(members.closed, members.present(), members.counts_in)
+        self._decide(ViewDecided(members, dispatch))
         self._uninstalled = set(range(self.servers))
         return [
             refusal
             for worker in over
-            for refusal in self.meetings.drop(worker, self._fenced(worker, before[worker]))
+            for refusal in self.collectives.drop(worker, self._fenced(worker, before[worker]))
         ]
 
     def installed(self, server: int, boot: int, view: int) -> list[Outcome]:
@@ -389,33 +394,33 @@ class Coordinator:
         match decision:
             case TermStarted(term):
                 self.term = term
-            case ViewDecided(members, supply):
-                self.members, self.supply = copy.deepcopy((members, supply))
+            case ViewDecided(members, dispatch):
+                self.members, self.dispatch = copy.deepcopy((members, dispatch))
             case CollectiveCompleted():
-                for seat in self.members.present():  # where nobody rests at meetings, too
+                for seat in self.members.present():  # where no worker rests at collectives, too
                     self.members.seats[seat].rests = decision.number
                 if decision.switch is not None:
                     self._turn(decision.switch)
-                return [*self.meetings.take(decision)]
+                return [*self.collectives.take(decision)]
             case WorkerLeft(worker, _):
-                self.members.seats[worker].left = True
+                self.members.leave(worker)
             case DatasetBegun() | LeaseGranted() | DatasetEnded():
-                self.supply.take(decision)
+                self.dispatch.take(decision)
         return []
 
     def _turn(self, switch: ModeSwitch) -> None:
-        """What is left of the data is dealt as the new mode deals."""
+        """Redistribute the rest of the data by the rules of the new mode."""
         reached = {}
         for seat, number in switch.rounds.items():
-            life = self.members.seats[seat].life
-            if life is not None:
-                at = (life.incarnation, life.first, number, switch.positions[seat])
+            incarnation = self.members.seats[seat].present
+            if incarnation is not None:
+                at = (incarnation.incarnation, incarnation.first, number, switch.positions[seat])
                 reached[seat] = SeatPosition(*at)
-        self.supply.turn(switch.mode.has_rounds, reached)
+        self.dispatch.turn(switch.mode.has_rounds, reached)
 
     def _admit(self, worker: int, incarnation: int) -> Seat:
         seat = self.members.seats.get(worker)
-        if seat is None or incarnation > self.members.lives or incarnation == 0:
+        if seat is None or incarnation > self.members.incarnations or incarnation == 0:
             raise NotReady(f"incarnation {incarnation} of worker {worker} has not registered")
         if incarnation != seat.incarnation:
             raise self._fenced(worker, incarnation)
@@ -431,15 +436,15 @@ class Coordinator:
         return self._complete()
 
     def _complete(self) -> list[Outcome]:
-        """End the meeting if all have come. Whoever called has outcomes of its own, so a decision for
-        which there is no room waits.
-        """
+        """End the collective if all have come. A decision for which there is no room waits."""
         self.waits_for_room = False
-        met = self.meetings.complete(self.members.present(), self.orders.wish)
-        if met is None or (met.switch is not None and self.is_busy):
+        completed = self.collectives.complete(
+            self.members.present(), self.worker_requests.mode_request
+        )
+        if completed is None or (completed.switch is not None and self.is_busy):
             return []  # the mode is not changed while who is in the fleet is not known everywhere
         try:
-            return self._decide(met)
+            return self._decide(completed)
         except NoRoom:
             self.waits_for_room = True
             return []

@@ -1,6 +1,6 @@
-"""What the coordinator decides, what it is told, and what it answers.
+"""Messages, decisions and replies of the coordinator.
 
-Each decision goes to the journal before any reply depends on it; psfleet_server.durability.decisions
+Each decision goes to the journal before any reply depends on it; psfleet_server.durability.records
 writes and reads them.
 """
 
@@ -22,18 +22,6 @@ from psfleet_server.coordinator.data_dispatch import (
 )
 from psfleet_server.coordinator.membership import Membership
 
-__all__ = [
-    "Decision",
-    "Heartbeat",
-    "Outcome",
-    "PendingMessage",
-    "Registration",
-    "TermStarted",
-    "ViewDecided",
-    "WorkerLeft",
-    "WorkerRequests",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
@@ -51,22 +39,22 @@ class Heartbeat:
 
 @dataclass
 class WorkerRequests:
-    """What every worker is asked to do, until withdrawn.
+    """Requests to every worker, until withdrawn.
 
     Attributes:
         snapshot: Number of the snapshot to mark, and its view; sent in replies to heartbeats.
-        wish: The mode request from outside; announced at the next barrier.
+        mode_request: The mode request from outside; announced at the next barrier.
     """
 
     snapshot: tuple[int, int] | None = None
-    wish: ModeRequest | None = None
+    mode_request: ModeRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
     """Reply to `call`: the worker has this incarnation, which counts from round `first` on.
 
-    `met`: completed collectives. `switch`: the last mode switch among them, which perhaps no server has
+    `completed`: completed collectives. `switch`: the last mode switch among them, which perhaps no server has
     made yet. `progress`: the loop position of the seat's earlier incarnations.
     """
 
@@ -74,7 +62,7 @@ class Registration:
     incarnation: int
     first: int
     view: int
-    met: int
+    completed: int
     switch: ModeSwitch | None = None
     progress: str = ""
 
@@ -91,7 +79,7 @@ class ViewDecided:
     """A view is decided, with its membership and data dispatch."""
 
     members: Membership
-    supply: DataDispatch
+    dispatch: DataDispatch
 
 
 @dataclass(frozen=True, slots=True)

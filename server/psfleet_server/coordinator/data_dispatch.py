@@ -1,29 +1,17 @@
 """Data dispatch: round plans in sync mode, leases otherwise.
 
-Sync: a dataset's plan says which samples are whose in which round (psfleet.data.assignment).
+Sync: a dataset's plan says which samples are whose in which round (psfleet.datasets.assignment).
 Otherwise a worker asks for one lease after another; what a dead worker has not used of its leases
 goes back to the pool. A dataset has ended when its pool is empty and every lease is said to be used
-up. When the fleet changes between rounds and leases, what is not used of a dataset is dealt anew.
+up. When the fleet changes between rounds and leases, the unused part of a dataset is distributed again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from psfleet.data.assignment import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
+from psfleet.datasets.assignment import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
 from psfleet.errors import Gap, UsageError
 from psfleet.shard.membership_view import Position, ViewReport
-
-__all__ = [
-    "DataDispatch",
-    "DatasetBegun",
-    "DatasetEnded",
-    "DatasetRequest",
-    "LeaseGranted",
-    "Leases",
-    "SeatPosition",
-    "TornStep",
-    "torn_words",
-]
 
 _STEPS = 4  # batches of a lease
 
@@ -35,10 +23,10 @@ class DatasetRequest:
     Attributes:
         size: Samples of an epoch.
         batch: Samples of a worker's step; in sync mode of its part of a round.
-        epochs: How often all of them.
-        seed: Of the order in which they come; only compared.
+        epochs: Number of epochs.
+        seed: Seed of the order of samples; only compared.
         round: Sync: the worker's next round.
-        lease: Otherwise: how many leases the worker's life has taken already.
+        lease: Otherwise: how many leases the worker's incarnation has taken already.
         used: Otherwise: how many of them are used up, with all pushes acknowledged.
         known: Otherwise: how many of them server 0 knows from pushes to be used up.
         group: Seats of a worker that is cut into stages, of which the first has data for all.
@@ -74,17 +62,17 @@ class DatasetRequest:
 
     @property
     def is_endless(self) -> bool:
-        """Whether it goes on until the script stops: there is no room for another epoch."""
+        """The dataset goes on until the script stops: there is no room for another epoch."""
         return self.size * (self.epochs + 1) > MOST
 
     @property
     def same(self) -> tuple[int, ...]:
-        """What all workers must agree on."""
+        """Fields that must be equal for all workers."""
         return (self.size, self.batch, self.epochs, self.seed)
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """What makes two datasets the same samples in the same order, in whatever batches."""
+        """Fields that, if equal, mean the same samples in the same order, in whatever batches."""
         return (self.size, self.epochs, self.seed)
 
     def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
@@ -96,7 +84,7 @@ class DatasetRequest:
 class DatasetBegun:
     """A dataset is handed out from now on; sync: as planned."""
 
-    order: DatasetRequest
+    request: DatasetRequest
     plan: RoundPlan | None
 
 
@@ -131,7 +119,7 @@ class SeatPosition:
     """Position of a seat when the fleet switches between rounds and leases, with nothing in flight.
 
     Attributes:
-        incarnation: The life.
+        incarnation: The incarnation.
         first: Sync: the round from which on it counts.
         round: Sync: the last one that it has pushed.
         position: Otherwise: how far it is with its leases.
@@ -159,7 +147,7 @@ class Leases:
 
     @property
     def count(self) -> int:
-        """How many there have been."""
+        """Number of leases so far."""
         return self.forgotten + len(self.kept)
 
     def forget(self, used: int) -> None:
@@ -169,7 +157,7 @@ class Leases:
         self.forgotten += gone
 
     def left(self, position: Position) -> list[tuple[int, tuple[Range, ...]]]:
-        """What is not used by a life that is so far: samples of each lease, with its dataset."""
+        """Return dataset and samples of each lease that an incarnation at `position` has not used."""
         used, offset = position
         return [
             (dataset, part(ranges, offset if number == used else 0, length(ranges)))
@@ -186,7 +174,7 @@ class DispatchedDataset:
     is dealt.
     """
 
-    order: DatasetRequest
+    request: DatasetRequest
     plan: RoundPlan | None
     pool: list[Range] = field(default_factory=list)
     ended: bool = False
@@ -199,7 +187,7 @@ class DataDispatch:
 
     Attributes:
         datasets: In the order in which scripts come to them.
-        leases: By life.
+        leases: By incarnation.
         torn: Steps that some servers have and others have not.
     """
 
@@ -208,12 +196,12 @@ class DataDispatch:
     torn: list[TornStep] = field(default_factory=list)
 
     def samples_left(self, closed: int) -> int:
-        """Samples that nobody has had yet; 0: none, or a dataset goes on until the script stops.
+        """Number of samples that no worker has had yet; 0: none, or a dataset goes on until the script stops.
 
         Args:
             closed: Sync: the last closed round.
         """
-        if any(dataset.order.is_endless for dataset in self.datasets):
+        if any(dataset.request.is_endless for dataset in self.datasets):
             return 0
         return sum(
             length(one.pool if one.plan is None else one.plan.unused(closed))
@@ -221,7 +209,7 @@ class DataDispatch:
         )
 
     def begin(
-        self, order: DatasetRequest, first_of: Mapping[int, int] | None
+        self, request: DatasetRequest, first_of: Mapping[int, int] | None
     ) -> DatasetBegun | None:
         """The decision to begin a dataset; None: it has begun.
 
@@ -232,59 +220,61 @@ class DataDispatch:
             UsageError: Another worker's dataset of this number is another one.
             Gap: An earlier one has not begun.
         """
-        if order.number > len(self.datasets) + 1 or order.number < 1:
+        if request.number > len(self.datasets) + 1 or request.number < 1:
             raise Gap(
-                f"dataset {order.number} comes after dataset {len(self.datasets)}; all workers must "
+                f"dataset {request.number} comes after dataset {len(self.datasets)}; all workers must "
                 "use the same datasets in the same order"
             )
-        if order.number <= len(self.datasets):
-            known = self.datasets[order.number - 1]
-            there = known.order
-            if known.ended and there.whole == order.whole:
+        if request.number <= len(self.datasets):
+            known = self.datasets[request.number - 1]
+            there = known.request
+            if known.ended and there.whole == request.whole:
                 return None
-            if known.resumed and there.whole == order.whole:
-                left = None if first_of is None else _plan(order, first_of, tuple(known.pool))
-                return DatasetBegun(order, left)
-            if there.same != order.same:
+            if known.resumed and there.whole == request.whole:
+                left = None if first_of is None else _plan(request, first_of, tuple(known.pool))
+                return DatasetBegun(request, left)
+            if there.same != request.same:
                 raise UsageError(
-                    f"dataset {order.number} is (size, batch, epochs, seed) {there.same} for others, "
-                    f"{order.same} here; all workers must use the same datasets"
+                    f"dataset {request.number} is (size, batch, epochs, seed) {there.same} for others, "
+                    f"{request.same} here; all workers must use the same datasets"
                 )
             return None
         if first_of is None:
-            return DatasetBegun(order, None)
-        return DatasetBegun(order, _plan(order, first_of, (order.all,)))
+            return DatasetBegun(request, None)
+        return DatasetBegun(request, _plan(request, first_of, (request.all,)))
 
     def lease(
-        self, order: DatasetRequest, incarnation: int, live: Iterable[int]
+        self, request: DatasetRequest, incarnation: int, live: Iterable[int]
     ) -> LeaseGranted | DatasetEnded | None:
         """Return the next decision for a worker's request; None: it has its lease, or must wait."""
-        dataset = self.datasets[order.number - 1]
+        dataset = self.datasets[request.number - 1]
         leases = self.leases.setdefault(incarnation, Leases())
-        leases.confirmed = max(order.used, leases.confirmed)
-        if order.lease < leases.count or dataset.ended:
+        leases.confirmed = max(request.used, leases.confirmed)
+        if request.lease < leases.count or dataset.ended:
             return None
         if dataset.pool:
             low, high = dataset.pool[0]
-            end = (low // order.size + 1) * order.size  # of the epoch
-            taken = (low, min(high, end, low + _STEPS * order.batch))
-            return LeaseGranted(incarnation, order.number, (taken,), max(order.used, order.known))
-        return None if any(map(self.is_open, live)) else DatasetEnded(order.number)
+            end = (low // request.size + 1) * request.size  # of the epoch
+            taken = (low, min(high, end, low + _STEPS * request.batch))
+            return LeaseGranted(
+                incarnation, request.number, (taken,), max(request.used, request.known)
+            )
+        return None if any(map(self.is_open, live)) else DatasetEnded(request.number)
 
     def is_open(self, incarnation: int) -> bool:
-        """Whether the life has a lease that is not confirmed to be used up."""
+        """Return whether the incarnation has a lease that is not confirmed to be used up."""
         leases = self.leases.get(incarnation, Leases())
         return max(leases.confirmed, leases.forgotten) < leases.count
 
     def take(self, decision: DatasetBegun | LeaseGranted | DatasetEnded) -> None:
         """Let a decision take effect."""
         match decision:
-            case DatasetBegun(order, plan):
-                pool = [order.all]
-                if order.number <= len(self.datasets):  # what an earlier job has left of it
-                    pool = self.datasets.pop(order.number - 1).pool
+            case DatasetBegun(request, plan):
+                pool = [request.all]
+                if request.number <= len(self.datasets):  # what an earlier job has left of it
+                    pool = self.datasets.pop(request.number - 1).pool
                 self.datasets.insert(
-                    order.number - 1, DispatchedDataset(order, plan, [] if plan else pool)
+                    request.number - 1, DispatchedDataset(request, plan, [] if plan else pool)
                 )
             case LeaseGranted(incarnation, number, ranges, used):
                 leases = self.leases.setdefault(incarnation, Leases())
@@ -296,42 +286,42 @@ class DataDispatch:
                     del pool[0]
             case DatasetEnded(number):
                 self.datasets[number - 1].ended = True
-                self._forget_all()  # nobody gets anything of the next one before this one has ended
+                self._forget_all()  # no worker gets samples of the next one before this one has ended
 
     def change(
         self, closed: int, seats: Sequence[int], counts_in: Callable[[int, int], bool]
     ) -> None:
-        """Sync: plan anew after a change of the members."""
+        """Plan again after a change of the members (sync mode)."""
         for dataset in self.datasets:
             if dataset.plan is not None:
                 dataset.plan = dataset.plan.changed(
-                    closed + LOOKAHEAD + 1, dataset.order.takers(seats), closed, counts_in
+                    closed + LOOKAHEAD + 1, dataset.request.takers(seats), closed, counts_in
                 )
 
     def left(self, closed: int, positions: Mapping[int, tuple[int, int]]) -> "DataDispatch":
-        """What a job with other workers goes on with: every sample that this one has not used.
+        """Return the data for a job with other workers: every sample that this one has not used.
 
         Args:
             closed: Its last round.
-            positions: By life what it has used up: leases, and samples of the next one.
+            positions: By incarnation what it has used up: leases, and samples of the next one.
         """
-        found = DataDispatch()
+        dispatch = DataDispatch()
         for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
             rest = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
-            found.datasets.append(
-                DispatchedDataset(dataset.order, None, rest, not rest, resumed=True)
+            dispatch.datasets.append(
+                DispatchedDataset(dataset.request, None, rest, not rest, resumed=True)
             )
-        return found
+        return dispatch
 
     def turn(self, to_rounds: bool, reached: Mapping[int, SeatPosition]) -> None:
-        """Everything is dealt in rounds from now on, or leased: what is not used of a dataset, anew.
+        """Distribute all unused samples in rounds from now on, or by leases.
 
-        A round may have closed without a worker that was at the meeting already: what it had in it is not
+        A round may have closed without a worker that was at the collective already: what it had in it is not
         used.
 
         Args:
-            to_rounds: Which of both.
-            reached: By seat where the present lives are.
+            to_rounds: The fleet switches to rounds; else to leases.
+            reached: By seat where the present incarnations are.
         """
         pools = self._pools({at.incarnation: at.position for at in reached.values()})
         closed = max((at.round for at in reached.values()), default=0)
@@ -344,18 +334,18 @@ class DataDispatch:
                     plan.missed(seat, max(at.round, at.first - 1), closed)
                     for seat, at in reached.items()
                 ]
-                pool = [found for ranges in (*missed, plan.unused(closed)) for found in ranges]
+                pool = [part for ranges in (*missed, plan.unused(closed)) for part in ranges]
             self.datasets[index] = DispatchedDataset(
-                dataset.order, None, sorted(pool), not pool, True
+                dataset.request, None, sorted(pool), not pool, True
             )
         if to_rounds:
             self._forget_all()
 
     def _pools(self, positions: Mapping[int, Position]) -> list[list[Range]]:
-        """What is not leased of each dataset, and what is not used of its leases."""
+        """Return by dataset the samples that are not leased or not used of its leases."""
         pools = [list(dataset.pool) for dataset in self.datasets]
-        for life, leases in self.leases.items():
-            for number, ranges in leases.left(positions.get(life, (0, 0))):
+        for incarnation, leases in self.leases.items():
+            for number, ranges in leases.left(positions.get(incarnation, (0, 0))):
                 pools[number - 1] += ranges
         return pools
 
@@ -364,11 +354,11 @@ class DataDispatch:
             leases.forget(leases.count)
 
     def give_back(self, worker: int, incarnation: int, reports: Mapping[int, ViewReport]) -> None:
-        """A life is over: what it has not used, by the furthest server, goes back to the pool."""
+        """An incarnation is over: what it has not used, by the furthest server, goes back to the pool."""
         own = {
             server: report
             for server, report in reports.items()
-            if report.lives.get(worker) == incarnation
+            if report.incarnations.get(worker) == incarnation
         }
         sequences = _reached(worker, own)
         if len(set(sequences.values())) > 1:
@@ -379,23 +369,24 @@ class DataDispatch:
         for number, ranges in reversed(self.leases.pop(incarnation, Leases()).left(position)):
             self.datasets[number - 1].pool[:0] = ranges
 
-    def leased(self, order: DatasetRequest, incarnation: int) -> tuple[Range, ...] | None:
+    def leased(self, request: DatasetRequest, incarnation: int) -> tuple[Range, ...] | None:
         """The lease that was asked for; empty: the dataset has ended; None: wait."""
         leases = self.leases.get(incarnation, Leases())
-        if order.lease < leases.forgotten:
+        if request.lease < leases.forgotten:
             raise Gap(
-                f"lease {order.lease + 1} is used up; the life has {leases.forgotten} behind it"
+                f"lease {request.lease + 1} is used up; the life has {leases.forgotten} behind it"
             )
-        if order.lease < leases.count:
-            number, ranges = leases.kept[order.lease - leases.forgotten]
-            if number != order.number:
-                raise Gap(f"lease {order.lease + 1} is of dataset {number}, not {order.number}")
+        if request.lease < leases.count:
+            number, ranges = leases.kept[request.lease - leases.forgotten]
+            if number != request.number:
+                raise Gap(f"lease {request.lease + 1} is of dataset {number}, not {request.number}")
             return ranges
-        return () if self.datasets[order.number - 1].ended else None
+        return () if self.datasets[request.number - 1].ended else None
 
 
 def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
-    """By server the last push of a life that it has. Later ones that were not sent to it count as there."""
+    """By server the last push of an incarnation that it has. Later ones that were not sent to it count as
+    there."""
     sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
     addressed = own[0].addressed.get(worker, ()) if 0 in own else ()
     for server, last in enumerate(addressed):
@@ -405,23 +396,23 @@ def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
 
 
 def _plan(
-    order: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
+    request: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
 ) -> RoundPlan:
     """The stream for the seats that count from the worker's round on, and for those after."""
-    begins = sorted({max(order.round, first) for first in first_of.values()})
-    plan = RoundPlan(order.size, order.batch)
+    begins = sorted({max(request.round, first) for first in first_of.values()})
+    plan = RoundPlan(request.size, request.batch)
     for begin in begins:
-        seats = order.takers(seat for seat, first in first_of.items() if first <= begin)
+        seats = request.takers(seat for seat, first in first_of.items() if first <= begin)
         rest = plan.rest(begin) if plan.entries else stream
         if rest:
             plan = RoundPlan(
-                order.size, order.batch, (*plan.entries, PlanEntry(begin, seats, rest))
+                request.size, request.batch, (*plan.entries, PlanEntry(begin, seats, rest))
             )
     return plan
 
 
 def torn_words(torn: Sequence[TornStep]) -> list[str]:
-    """What a person reads about steps that only some servers have."""
+    """Describe, for people, the steps that only some servers have."""
     return [
         f"TORN_STEP: worker {step.worker} died between servers; of its pushes they hold "
         + ", ".join(f"server {server} {last}" for server, last in sorted(step.sequences.items()))

@@ -1,4 +1,4 @@
-"""Who is in the fleet: seats, their lives, and how a change is decided from all servers' reports.
+"""Membership of the fleet: seats, their incarnations, and changes decided from all servers' reports.
 
 See docs/protocol.md. Pure: the reports come in, the next roster comes out.
 """
@@ -6,10 +6,8 @@ See docs/protocol.md. Pure: the reports come in, the next roster comes out.
 from dataclasses import dataclass, field
 
 from psfleet.consistency import find_mode
-from psfleet.data.assignment import LOOKAHEAD
+from psfleet.datasets.assignment import LOOKAHEAD
 from psfleet.shard.membership_view import Incarnation, InstallView, SeatView, ViewReport, member
-
-__all__ = ["Membership", "Seat", "ViewChange"]
 
 
 @dataclass
@@ -17,31 +15,36 @@ class Seat:
     """One worker's seat.
 
     Attributes:
-        boot: Number of the process that sits in it; 0: nobody has yet.
+        boot: Number of the process that occupies it; 0: none has yet.
         earlier: Processes that sat in it before.
-        lives: The rounds of its lives, the present one last; without a present one it is removed.
-        left: The present life has left in order.
-        rests: Meetings for which the present life need not rest any more.
-        progress: How far the seat's script was when its last life ended, as that has said; empty: its next
-            life has nothing behind it.
+        incarnations: The rounds of its incarnations, the present one last; without a present one it is
+            removed.
+        left: The present incarnation has left in order.
+        rests: Collectives for which the present incarnation need not rest any more.
+        progress: Loop position of the seat's script when its last incarnation ended, as that reported it;
+            empty: its next incarnation starts from the beginning.
     """
 
     boot: int = 0
     earlier: set[int] = field(default_factory=set)
-    lives: list[Incarnation] = field(default_factory=lambda: [Incarnation(0)])
+    incarnations: list[Incarnation] = field(default_factory=lambda: [Incarnation(0)])
     left: bool = False
     rests: int = 0
     progress: str = ""
 
     @property
-    def life(self) -> Incarnation | None:
+    def present(self) -> Incarnation | None:
         """The present incarnation, perhaps of no process; None: the seat is removed."""
-        return self.lives[-1] if self.lives and self.lives[-1].last is None else None
+        return (
+            self.incarnations[-1]
+            if self.incarnations and self.incarnations[-1].last is None
+            else None
+        )
 
     @property
     def incarnation(self) -> int:
         """Number of the present incarnation; 0: no process has the seat."""
-        return self.life.incarnation if self.life is not None else 0
+        return self.present.incarnation if self.present is not None else 0
 
 
 @dataclass
@@ -51,8 +54,8 @@ class ViewChange:
     Attributes:
         joining: By seat the process that takes it.
         removed: Seats that are removed, unless somebody takes them.
-        ended: By seat the life that ends.
-        reports: Of the servers that are frozen.
+        ended: By seat the incarnation that ends.
+        reports: Reports of the servers that are frozen.
     """
 
     view: int
@@ -68,112 +71,137 @@ class Membership:
 
     Attributes:
         seats: By number; the first ones are those that the fleet was started for.
-        lives: How many lives there have been.
+        incarnations: Number of incarnations so far.
         view: Number of the last decided view: the coordinator's starts, then its changes.
         closed: Highest closed round that was reported for it.
-        sync: Whether rounds are what counts.
+        sync: The fleet trains in rounds.
     """
 
     seats: dict[int, Seat]
-    lives: int = 0
+    incarnations: int = 0
     view: int = 0
     closed: int = 0
     sync: bool = False
 
-    def present(self) -> list[int]:
-        """Seats that are not removed and have not left, taken or not."""
-        return sorted(
-            index for index, seat in self.seats.items() if seat.life is not None and not seat.left
-        )
+    def __post_init__(self) -> None:
+        self._present: tuple[int, ...] | None = None  # found anew after a change
+
+    def present(self) -> tuple[int, ...]:
+        """Seats that are not removed and have not left, taken or not, in order."""
+        if self._present is None:
+            self._present = tuple(
+                sorted(
+                    index
+                    for index, seat in self.seats.items()
+                    if seat.present is not None and not seat.left
+                )
+            )
+        return self._present
+
+    def leave(self, index: int) -> None:
+        """The seat's present incarnation has left in order."""
+        self.seats[index].left = True
+        self._present = None
 
     def first_rounds(self) -> dict[int, int]:
-        """By seat the first round or push of its life, of those who are present."""
-        lives = {index: self.seats[index].life for index in self.present()}
-        return {index: life.first for index, life in lives.items() if life is not None}
+        """By seat the first round or push of its incarnation, of those who are present."""
+        incarnations = {index: self.seats[index].present for index in self.present()}
+        return {
+            index: incarnation.first
+            for index, incarnation in incarnations.items()
+            if incarnation is not None
+        }
 
     def counts_in(self, index: int, number: int) -> bool:
-        """Whether a seat is a member of a round."""
+        """Return whether a seat is a member of a round."""
         seat = self.seats.get(index)
-        return seat is not None and member(seat.lives, number) is not None
+        return seat is not None and member(seat.incarnations, number) is not None
 
-    def decide(self, change: ViewChange, met: int) -> None:
+    def decide(self, change: ViewChange, completed: int) -> None:
         """Be what the change leads to.
 
         Args:
             change: With the reports of all servers.
-            met: How many meetings are over.
+            completed: Number of completed collectives.
         """
         reports = list(change.reports.values())
+        self._present = None
         self.view = change.view
         self.closed = max(report.closed for report in reports)
         self.sync = any(find_mode(report.mode).has_rounds for report in reports)
         for index, seat in self.seats.items():
             self._note(index, seat, reports)
-        removed = {index for index, seat in self.seats.items() if seat.life is None}
+        removed = {index for index, seat in self.seats.items() if seat.present is None}
         for index in sorted(change.removed | change.joining.keys()):
             if index in self.seats:
                 self._end(self.seats[index], index, reports)
         over = frozenset.intersection(*(report.left for report in reports))
         for index, boot in change.joining.items():
-            seat = self.seats.setdefault(index, Seat(lives=[]))
-            self._begin(seat, boot, met, follows=index not in removed, over=index in over)
+            seat = self.seats.setdefault(index, Seat(incarnations=[]))
+            self._begin(seat, boot, completed, follows=index not in removed, over=index in over)
         lowest = min(report.closed for report in reports)
         for seat in self.seats.values():
-            seat.lives = [life for life in seat.lives if life.last is None or life.last > lowest]
+            seat.incarnations = [
+                incarnation
+                for incarnation in seat.incarnations
+                if incarnation.last is None or incarnation.last > lowest
+            ]
 
     def _note(self, index: int, seat: Seat, reports: list[ViewReport]) -> None:
-        """What a life has said to some servers holds for all."""
-        own = [report for report in reports if report.lives.get(index) == seat.incarnation]
+        """Take over what an incarnation reported to some servers only; it holds for all."""
+        own = [report for report in reports if report.incarnations.get(index) == seat.incarnation]
         if seat.incarnation:
             seat.left = seat.left or any(index in report.left for report in own)
             seat.rests = max([seat.rests, *(report.rests.get(index, 0) for report in own)])
 
     def _end(self, seat: Seat, index: int, reports: list[ViewReport]) -> None:
-        """The present life counts up to the last round that every server holds of it."""
-        life = seat.life
-        if life is None:
+        """The present incarnation counts up to the last round that every server holds of it."""
+        incarnation = seat.present
+        if incarnation is None:
             return
-        seat.progress = _furthest(index, life.incarnation, reports) or seat.progress
-        known = [report.of(report.committed, index, life.incarnation) for report in reports]
-        last = max(life.first - 1, *known) if life.incarnation else life.first - 1
-        seat.lives[-1] = Incarnation(life.incarnation, life.first, last)
+        seat.progress = _furthest(index, incarnation.incarnation, reports) or seat.progress
+        known = [report.of(report.committed, index, incarnation.incarnation) for report in reports]
+        last = (
+            max(incarnation.first - 1, *known) if incarnation.incarnation else incarnation.first - 1
+        )
+        seat.incarnations[-1] = Incarnation(incarnation.incarnation, incarnation.first, last)
         seat.earlier.add(seat.boot)
 
-    def _begin(self, seat: Seat, boot: int, met: int, *, follows: bool, over: bool) -> None:
+    def _begin(self, seat: Seat, boot: int, completed: int, *, follows: bool, over: bool) -> None:
         """A process takes the seat: from the round after its predecessor's last, if none is missed.
 
         That is only so if the predecessor was there until now (`follows`): what a removed seat had
         to do has been given to others. A predecessor that has left every server is done with its script
         (`over`), and this one begins anew; one that died while it left had nothing else to do.
         """
-        self.lives += 1
-        last = seat.lives[-1].last if seat.lives and follows else None
+        self.incarnations += 1
+        last = seat.incarnations[-1].last if seat.incarnations and follows else None
         first = 1
         if last is not None and self.closed <= last and not seat.left:
             first = last + 1
         elif self.sync:
             first = self.closed + LOOKAHEAD + 1
-        seat.lives.append(Incarnation(self.lives, first))
+        seat.incarnations.append(Incarnation(self.incarnations, first))
         if over:
             seat.progress = ""
-        seat.boot, seat.left, seat.rests = boot, False, met
+        seat.boot, seat.left, seat.rests = boot, False, completed
 
     def install(self) -> InstallView:
-        """What servers are told."""
+        """Return the instruction that installs this membership on servers."""
         return InstallView(
             self.view,
             {
-                index: SeatView(tuple(seat.lives), seat.rests, seat.left)
-                for index, seat in self.seats.items()
-                if seat.lives
+                index: SeatView(tuple(seat.incarnations), seat.rests, seat.left)
+                for index, seat in sorted(self.seats.items())
+                if seat.incarnations
             },
             self.closed if self.sync else 0,
         )
 
 
 def _furthest(index: int, incarnation: int, reports: list[ViewReport]) -> str:
-    """What a life has said of its script with its last push that counts anywhere; empty: nothing."""
-    own = [report for report in reports if report.lives.get(index) == incarnation]
+    """Return the script position of the incarnation's last push that counts; empty: none came."""
+    own = [report for report in reports if report.incarnations.get(index) == incarnation]
     ahead = max(
         own,
         key=lambda report: (report.committed.get(index, 0), report.sequences.get(index, 0)),

@@ -4,16 +4,16 @@ import contextlib
 import threading
 from pathlib import Path
 
-from psfleet.formats.mode_request import WISH, read_request, write_answer
-from psfleet.platform.notices import say
+from psfleet.formats import REQUEST, read_request, write_reply
+from psfleet.platform.logs import log_of
 from psfleet.strategy import Settings
 from psfleet_server.coordinator.barriers import ModeRequest
 
-__all__ = ["ModeRequestFile"]
+_log = log_of(__name__)
 
 
 class ModeRequestFile:
-    """Looks for the file, and says when the workers have been told.
+    """Reads the file, and confirms that the workers have received the request.
 
     Args:
         folder: The job's folder; None: there are no mode requests.
@@ -22,7 +22,7 @@ class ModeRequestFile:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._seen = 0
-        self._wish: ModeRequest | None = None
+        self._mode_request: ModeRequest | None = None
         self._told = 0
         self._lock = threading.Lock()
 
@@ -32,27 +32,27 @@ class ModeRequestFile:
             return None
         with self._lock:
             try:
-                changed = (self._folder / WISH).stat().st_mtime_ns
+                changed = (self._folder / REQUEST).stat().st_mtime_ns
                 if changed != self._seen:
-                    self._seen, self._wish = changed, None
-                    self._wish = _wish(self._folder)
+                    self._seen, self._mode_request = changed, None
+                    self._mode_request = _mode_request(self._folder)
             except FileNotFoundError:
                 return None
             except (OSError, ValueError) as error:  # as are all errors of what it says
-                say(f"the mode request is ignored: {error}")
-            return self._wish
+                _log.warning(f"the mode request is ignored: {error}")
+            return self._mode_request
 
     def told(self, number: int) -> None:
         """Record that workers know the mode request of this number."""
         with self._lock, contextlib.suppress(OSError):  # a full disk is no reason to fail a barrier
-            if self._folder is None or self._wish is None or number == self._told:
+            if self._folder is None or self._mode_request is None or number == self._told:
                 return
-            if number == self._wish.number:
-                write_answer(self._folder, number)
+            if number == self._mode_request.number:
+                write_reply(self._folder, number)
                 self._told = number
 
 
-def _wish(folder: Path) -> ModeRequest:
+def _mode_request(folder: Path) -> ModeRequest:
     number, part = read_request(folder)
     Settings.from_parts({"consistency": part})
     mode = str(part.pop("mode"))

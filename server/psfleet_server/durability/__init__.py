@@ -1,1 +1,1 @@
-"""What a server writes, and how it becomes what it was: log, snapshot parts and recovery."""
+"""Durable state of a server: log, snapshot parts and recovery."""

@@ -15,13 +15,11 @@ from psfleet_server.durability.log import chained, files_of, read_header
 from psfleet_server.durability.records import name_of
 from psfleet_server.durability.recovery import restored
 
-__all__ = ["main", "replay", "verify"]
-
 _MOST = 2**20  # of servers and workers; what a log says is not believed before it is checked
 
 
 def verify(path: str) -> str:
-    """What a log holds, every byte of it checked.
+    """Check every byte of a log and describe its content.
 
     Raises:
         LogError: It is damaged, or is no log.
@@ -51,11 +49,11 @@ def _torn(size: int) -> str:
 
 
 def replay(path: str, snapshots: str = "", save: str = "") -> str:
-    """What a server is that takes a log again.
+    """Describe a server after it has replayed a log.
 
     Args:
         path: The log; it is only read.
-        snapshots: Where the snapshots lie with which files of it begin; empty: beside it.
+        snapshots: Folder of the snapshots with which files of the log begin; empty: beside the log.
         save: Write that to a checkpoint.
 
     Raises:

@@ -24,26 +24,29 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from psfleet.chaos.audit import DiskFullFault
 from psfleet.errors import FrameError, LogError, NoRoom
-from psfleet.faults.crash_points import CrashFaults
-from psfleet.observability.latency import LatencyHistogram
+from psfleet.faults import CrashFaults
+from psfleet.observability.histograms import LatencyHistogram
 from psfleet.platform.atomic_files import reason, regular, replace
-from psfleet.platform.notices import say
+from psfleet.platform.logs import log_of
 from psfleet.wire.body import flat, parse
 from psfleet.wire.frame import Part
 from psfleet.wire.v1.log_pb2 import LogAfter, LogHeader
-from psfleet_server.durability.disk import PACE, LogDisk
-from psfleet_server.durability.page_cache import PageCacheEvictor
+from psfleet_server.durability.disk import PACE, LogDisk, PageCacheEvictor
+from psfleet_server.durability.records import name_of
 
-__all__ = ["VERSION", "ServerLog", "chained", "files_of", "read_header", "records"]
+if TYPE_CHECKING:
+    from psfleet.observability.spans import Tracing
+
+_log = log_of(__name__)
 
 VERSION = 1
-"""Of log.proto: of a log's files, and of the records that a standby gets."""
+"""Version of log.proto: of a log's files, and of the records that a standby gets."""
 
 _MAGIC = b"PSFLOG\r\n"
 _NUMBER = struct.Struct("<I")
@@ -59,9 +62,9 @@ class ServerLog:
 
     Args:
         path: The first file. It is made with `header` unless there is one, or a later one.
-        header: Whose log it is; a file that says otherwise is refused.
+        header: Identity of the log's server; a file of another server is refused.
         fsync: `settle` waits until records are on the disk, not only with the operating system.
-        crashes: For tests.
+        crashes: Crash points, for tests.
         tell: Shows a line on the console.
         waits: See below.
 
@@ -69,7 +72,7 @@ class ServerLog:
         waits: On a full disk wait for room rather than refuse, as a server does that is only starting.
         first: The first file, even if that is gone.
         path: The file that is written.
-        syncs: How long the disk took to keep what was written.
+        syncs: Durations of syncs to the disk.
     """
 
     def __init__(
@@ -79,10 +82,11 @@ class ServerLog:
         *,
         fsync: bool = False,
         crashes: CrashFaults | None = None,
-        tell: Callable[[str], None] = say,
+        tell: Callable[[str], None] = _log.warning,
         waits: bool = False,
     ) -> None:
         self.first = path
+        self.tracing: Tracing | None = None
         self.waits = waits
         self._header = header
         self._fsync = fsync
@@ -135,7 +139,7 @@ class ServerLog:
         self._synced = self._end
 
     def forget(self) -> int:
-        """Begin anew in place of `recover`: cut everything but the header. Returns 0."""
+        """Start empty in place of `recover`: cut everything but the header. Returns 0."""
         _, self._end, self._chain = _header(self.path)
         os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
@@ -148,7 +152,7 @@ class ServerLog:
 
     @property
     def unsynced(self) -> int:
-        """Bytes that only the operating system has; 0 where nobody waits for the disk."""
+        """Number of bytes that only the operating system has; 0 where no call waits for the disk."""
         return self.end - self._synced if self._fsync else 0
 
     def turn(self, number: int) -> None:
@@ -188,19 +192,25 @@ class ServerLog:
             NoRoom: The disk is full; the log is as it was.
             LogError: It could not be written; the log is as it was.
         """
-        views = [flat(part) for part in parts]
-        length, crc = 0, 0
-        for view in views:
-            length, crc = length + view.nbytes, zlib.crc32(view, crc)
-        fields = _FIELDS.pack(length, crc, kind)
-        chain = zlib.crc32(fields, self._chain)
-        head = memoryview(fields + _CRC.pack(chain))
-        self.reach("append")
-        self.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
-        self._patiently(lambda: self._append([head, *views]))
-        self._end, self._chain = self._end + _HEAD + length, chain
-        self._trail.follow(self._file, self._end, _HEAD + length)
-        self.reach("appended")
+        trace = self.tracing
+        span = None if trace is None else trace.child(f"log {name_of(kind)}")
+        try:
+            views = [flat(part) for part in parts]
+            length, crc = 0, 0
+            for view in views:
+                length, crc = length + view.nbytes, zlib.crc32(view, crc)
+            fields = _FIELDS.pack(length, crc, kind)
+            chain = zlib.crc32(fields, self._chain)
+            head = memoryview(fields + _CRC.pack(chain))
+            self.reach("append")
+            self.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
+            self._patiently(lambda: self._append([head, *views]))
+            self._end, self._chain = self._end + _HEAD + length, chain
+            self._trail.follow(self._file, self._end, _HEAD + length)
+            self.reach("appended")
+        finally:
+            if span is not None:
+                span.end()
 
     def _append(self, views: list[memoryview]) -> None:
         try:
@@ -226,7 +236,7 @@ class ServerLog:
             raise self._disk.failed(what, error, len(content)) from None
 
     def _patiently(self, step: Callable[[], None]) -> None:
-        """Take the step; on a full disk retry, because no caller is there to be told."""
+        """Take the step; on a full disk retry, because there is no caller to report to."""
         while True:
             try:
                 return step()
@@ -236,7 +246,7 @@ class ServerLog:
             time.sleep(PACE)
 
     def is_settled(self, end: int) -> bool:
-        """Whether `settle` would return at once."""
+        """Return whether `settle` would return at once."""
         return not self._fsync or self._synced >= end
 
     def settle(self, end: int) -> None:
@@ -246,20 +256,26 @@ class ServerLog:
         """
         if self.is_settled(end):
             return
-        with self._syncing:
-            if self._synced >= end:
-                return
-            reached, began = self.end, time.perf_counter_ns()
-            try:
-                os.fdatasync(self._file)
-            except OSError as error:
-                # What the disk holds now is unknown, and a second try would not tell.
-                say(f"log {str(self.path)!r} cannot be synced to disk: {error.strerror}")
-                os._exit(1)
-            self._synced = reached
-            spent = time.perf_counter_ns() - began
-            self.syncs.counts[spent.bit_length()] += 1
-            self.syncs.total += spent
+        span = None if self.tracing is None else self.tracing.child("log sync")
+        try:
+            with self._syncing:
+                if self._synced >= end:
+                    return
+                reached, began = self.end, time.perf_counter_ns()
+                try:
+                    os.fdatasync(self._file)
+                except OSError as error:
+                    # What the disk holds now is unknown, and a second try would not tell.
+                    what = f"log {str(self.path)!r} cannot be synced to disk"
+                    _log.critical(f"{what}: {error.strerror}")
+                    os._exit(1)
+                self._synced = reached
+                spent = time.perf_counter_ns() - began
+                self.syncs.counts[spent.bit_length()] += 1
+                self.syncs.total += spent
+        finally:
+            if span is not None:
+                span.end()
 
     def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
         """Die here if a test wants that, after doing `before`."""
@@ -306,7 +322,7 @@ def _numbered(first: Path, number: int) -> Path:
 
 
 def read_header(path: Path) -> LogHeader:
-    """Whose log it is.
+    """Read the header of a log: its server.
 
     Raises:
         LogError: It is no log, is of another version, or its header is damaged.
@@ -315,7 +331,7 @@ def read_header(path: Path) -> LogHeader:
 
 
 def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
-    """Of the header (kind 0) and every whole record: kind, body, where it ends, its head's checksum.
+    """Yield the header (kind 0) and each whole record: kind, body, end offset, checksum of its head.
 
     What follows the last one is a torn tail. Bodies begin at multiples of 8 bytes in memory.
 
@@ -398,7 +414,7 @@ def _write(views: list[memoryview], file: int) -> None:
 
 
 def _is_zero(file: Any, head: bytes) -> bool:
-    """Whether nothing but zeros follows."""
+    """Return whether only zeros follow."""
     while head:
         if any(head):
             return False

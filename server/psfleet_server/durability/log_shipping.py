@@ -1,7 +1,7 @@
 """The records of a primary on their way to its standby.
 
 A standby that has all of what the primary held when it attached is required from then on (R1, R10 of
-the protocol): the primary answers nobody before the standby has taken what the answer rests on. It
+the protocol): the primary answers no call before the standby has taken what the answer rests on. It
 stays required when its connection is lost, for it may have taken over; only whoever decides about
 takeovers can release the primary from it.
 """
@@ -11,14 +11,18 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from psfleet.errors import Fenced, ProtocolError
-from psfleet.faults.crash_points import CrashFaults
-from psfleet.platform.notices import say
+from psfleet.faults import CrashFaults
+from psfleet.platform.logs import log_of
 from psfleet.wire.body import flat
 from psfleet.wire.frame import Part
 
-__all__ = ["DEPOSED", "LogShipping", "ShippedRecord", "joined"]
+if TYPE_CHECKING:
+    from psfleet.observability.spans import Tracing
+
+_log = log_of(__name__)
 
 DEPOSED = 5
 """Exit code of a primary whose standby has taken over."""
@@ -39,14 +43,15 @@ class ShippedRecord:
 
 
 class LogShipping:
-    """What a standby has to get. Any thread may call.
+    """Records on their way to a standby. Any thread may call.
 
     Attributes:
         end: Number of the last record.
         required: Answers wait for the standby.
         enabled: There may be standbys: records come here, and answers wait here.
         shipped: Bytes of records for standbys so far.
-        metrics: Of the standby when it was asked last, as text; empty: none has told any.
+        tracing: Makes spans within those of pushes; None: they are not traced.
+        metrics: Metrics of the standby, as text, as of its last reply; empty: none came yet.
     """
 
     def __init__(self, crashes: CrashFaults | None = None) -> None:
@@ -55,6 +60,7 @@ class LogShipping:
         self.enabled = False
         self.shipped = 0
         self.metrics = b""
+        self.tracing: Tracing | None = None
         self._crashes = crashes
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)  # records, or no stream to send them on
@@ -71,7 +77,7 @@ class LogShipping:
 
     @property
     def attached(self) -> bool:
-        """Whether records are collected for a standby."""
+        """Records are collected for a standby."""
         return self._attach != 0
 
     @property
@@ -193,7 +199,7 @@ class LogShipping:
             self._less.notify_all()
 
     def release(self, attach: int) -> None:
-        """No standby up to this attachment will ever take over: wait for none of them."""
+        """Stop waiting for standbys up to this attachment: none of them will ever take over."""
         with self._lock:
             self._floor = max(self._floor, attach)
             if self._attach and self._attach <= self._floor:
@@ -204,24 +210,29 @@ class LogShipping:
 
     def depose(self, term: int) -> None:
         """The standby has taken over: this process ends before it answers anybody."""
-        say(f"deposed: its standby has taken over with term {term}")
+        _log.warning(f"deposed: its standby has taken over with term {term}")
         os._exit(DEPOSED)
 
     def is_settled(self, end: int) -> bool:
-        """Whether `settle` would return at once."""
+        """Return whether `settle` would return at once."""
         return not self.required or self._taken >= end
 
     def settle(self, end: int) -> None:
         """Return when what rests on the records up to `end` may be answered."""
         if self.is_settled(end):
             return
-        self._reach("waiting")
-        with self._lock:
-            self._less.wait_for(lambda: self.is_settled(end))
-        self._reach("followed")
+        span = None if self.tracing is None else self.tracing.child("standby")
+        try:
+            self._reach("waiting")
+            with self._lock:
+                self._less.wait_for(lambda: self.is_settled(end))
+            self._reach("followed")
+        finally:
+            if span is not None:
+                span.end()
 
     def close(self) -> None:
-        """The server ends in order, and its standby with it: nobody will go on from what they hold."""
+        """End the standby with its server, which ends in order: no process continues from their state."""
         with self._lock:
             self._over, self.required = True, False
             self._more.notify()

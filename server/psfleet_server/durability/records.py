@@ -1,16 +1,17 @@
-"""Between records and their bytes: of shards and coordinators, in the log and on the way to a standby.
+"""Between the coordinator's state and decisions and their messages (state.proto, log.proto).
 
 Each has a kind and a body; protos/psfleet/v1/log.proto says what the body of each kind is.
 """
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from psfleet.errors import LogError
+from psfleet.errors import FrameError, LogError
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import (
     CloseRound,
@@ -27,36 +28,136 @@ from psfleet.shard.events import (
     WriteState,
 )
 from psfleet.shard.membership_view import InstallView
+from psfleet.shard.shard_state import ShardState
 from psfleet.wire import segments
-from psfleet.wire.body import described, pack, read_alone, read_arrays, unpack
+from psfleet.wire.body import described, dtype_of, pack, read_alone, read_arrays, unpack
 from psfleet.wire.frame import Part
-from psfleet.wire.membership_messages import read_install, write_install
+from psfleet.wire.membership_messages import INSTALL
+from psfleet.wire.message_converter import Converter, MessageCodec, codec_of
+from psfleet.wire.mode_messages import MODE
 from psfleet.wire.server_state import ServerState, write_state
-from psfleet.wire.table_clocks import clock_message, read_clock_message
-from psfleet.wire.table_messages import read_spec, write_spec
-from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2
+from psfleet.wire.table_messages import CLOCK, read_spec, write_spec
+from psfleet.wire.v1 import log_pb2, shard_pb2, state_pb2
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet.wire.worker_requests import (
-    read_join,
-    read_leave,
-    read_push,
-    read_shrink,
-    write_join,
-    write_leave,
-    write_push,
-    write_shrink,
+from psfleet.wire.v1.log_pb2 import DecisionRecord
+from psfleet.wire.worker_requests import JOIN, LEAVE, SHRINK, read_push, write_push
+from psfleet_server.coordinator.barriers import Array, CollectiveCompleted, CollectiveState
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import (
+    Decision,
+    TermStarted,
+    ViewDecided,
+    WorkerLeft,
 )
-from psfleet_server.coordinator.coordinator_messages import Decision
-from psfleet_server.durability.decisions import write_decision
+from psfleet_server.coordinator.data_dispatch import (
+    DataDispatch,
+    DatasetBegun,
+    DatasetEnded,
+    LeaseGranted,
+    TornStep,
+)
+from psfleet_server.coordinator.membership import Membership
 
-__all__ = ["RecordKind", "cut_of", "decode", "encode", "encode_change", "encode_state", "name_of"]
+
+def write_tensor(array: Array) -> state_pb2.Tensor:
+    """The message of a small array."""
+    return state_pb2.Tensor(dtype=array.dtype.str, shape=array.shape, data=array.tobytes())
+
+
+def read_tensor(message: state_pb2.Tensor) -> Array:
+    """The array that a message holds.
+
+    Raises:
+        FrameError: Its bytes are not of its shape.
+    """
+    try:
+        found: NDArray[np.generic] = np.frombuffer(message.data, dtype_of(message.dtype))
+        return found.reshape(tuple(message.shape)).copy()
+    except ValueError:
+        raise FrameError(
+            f"an array of {message.dtype} and shape {list(message.shape)} has "
+            f"{len(message.data)} bytes"
+        ) from None
+
+
+TENSOR = MessageCodec(state_pb2.Tensor, write_tensor, read_tensor)
+MEMBERS = Converter(Membership, state_pb2.Members)
+COLLECTIVES = Converter(CollectiveState, state_pb2.Collectives, TENSOR, MODE)
+DISPATCH = Converter(DataDispatch, state_pb2.DataDispatch)
+TORN_STEP = Converter(TornStep, shard_pb2.TornStep)
+
+
+def write_coordinator(coordinator: Coordinator) -> state_pb2.CoordinatorState:
+    """All that a coordinator has decided."""
+    return state_pb2.CoordinatorState(
+        term=coordinator.term,
+        members=MEMBERS.write(coordinator.members),
+        collectives=COLLECTIVES.write(coordinator.collectives),
+        dispatch=DISPATCH.write(coordinator.dispatch),
+    )
+
+
+def server_state(shard: ShardState, coordinator: Coordinator | None) -> ServerState:
+    """Collect a server's state without its tables; on server 0 with the coordinator's decisions."""
+    decided = None if coordinator is None else write_coordinator(coordinator)
+    return ServerState(shard, decided)
+
+
+def become(coordinator: Coordinator, message: state_pb2.CoordinatorState) -> None:
+    """Take over the decisions of an earlier coordinator.
+
+    Raises:
+        PsfleetError: The message holds what cannot have been; nothing was changed.
+    """
+    members, dispatch = MEMBERS.read(message.members), DISPATCH.read(message.dispatch)
+    coordinator.collectives = COLLECTIVES.read(message.collectives)
+    coordinator.term, coordinator.members, coordinator.dispatch = message.term, members, dispatch
+
+
+_FIELDS: dict[type, str] = {
+    TermStarted: "started",
+    ViewDecided: "view_decided",
+    CollectiveCompleted: "completed",
+    WorkerLeft: "left",
+    DatasetBegun: "begun",
+    LeaseGranted: "leased",
+    DatasetEnded: "ended",
+}
+_STORED: Any = DecisionRecord.DESCRIPTOR.fields_by_name
+if {*_FIELDS} != {*get_args(Decision)} or {*_FIELDS.values()} != {*_STORED}:
+    raise TypeError("a decision has no field in DecisionRecord, or a field no decision")
+_CODECS = {
+    name: codec_of(decision, _STORED[name], (TENSOR, MODE)) for decision, name in _FIELDS.items()
+}
+
+
+def write_decision(decision: Decision) -> DecisionRecord:
+    """The message of a record."""
+    name = _FIELDS[type(decision)]
+    fields: dict[str, Any] = {name: _CODECS[name].write(decision)}
+    return DecisionRecord(**fields)
+
+
+def read_decision(message: DecisionRecord) -> Decision:
+    """The decision that a message holds.
+
+    Raises:
+        FrameError: It holds none.
+        UsageError: It holds one that cannot have been.
+    """
+    name = message.WhichOneof("decision")
+    if name is None:
+        raise FrameError("it holds no decision")
+    decision: Decision = _CODECS[name].read(getattr(message, name))
+    return decision
+
 
 SpecOf = Callable[[int], TableSpec]
 Arrays = Sequence[NDArray[Any]]
 
 
 class RecordKind(enum.IntEnum):
-    """Of records. A number is never used for another kind; 9 stands for none."""
+    """Kinds of records. A number is never used for another kind; 9 stands for none."""
 
     CREATE = 1
     JOIN = 2
@@ -80,7 +181,7 @@ _NAMES = {kind.value: kind.name.lower() for kind in RecordKind}
 
 
 def name_of(kind: int) -> str:
-    """What `psfleet log` calls a kind of records."""
+    """Return the name that `psfleet log` gives to a kind of records."""
     return _NAMES.get(kind, f"kind {kind}")
 
 
@@ -103,46 +204,34 @@ def encode_state(kind: RecordKind, state: ServerState) -> tuple[int, list[Part]]
 def _encode(record: Record) -> tuple[RecordKind, Message, Sequence[Arrays]]:
     match record:
         case Push():
-            header, pieces = write_push(record)
-            return RecordKind.PUSH, header, [piece.arrays for piece in pieces]
-        case CloseRound(number, members, progress):
-            close = log_pb2.CloseRecord(round=number, members=members, progress=progress)
-            return RecordKind.CLOSE, close, ()
+            header, parts = write_push(record)
+            return RecordKind.PUSH, header, [segment.arrays for segment in parts]
         case CreateTable(spec, value, maker):
             create = log_pb2.CreateRecord(
                 spec=write_spec(spec), maker=maker, value=described(value)
             )
             return RecordKind.CREATE, create, [[value]]
-        case Join():
-            return RecordKind.JOIN, write_join(record), ()
-        case Leave():
-            return RecordKind.LEAVE, write_leave(record), ()
         case WriteState(states, worker, incarnation, number):
-            pieces = [segments.write_state(state) for state in states]
+            parts = [segments.write_state(state) for state in states]
             header = Header(
                 worker=worker,
                 incarnation=incarnation,
                 sequence=number,
-                segments=[piece.segment for piece in pieces],
+                segments=[segment.segment for segment in parts],
             )
-            return RecordKind.WRITE, header, [piece.arrays for piece in pieces]
+            return RecordKind.WRITE, header, [segment.arrays for segment in parts]
         case RestorePart(table, clock, columns):
             fill = log_pb2.FillRecord(
                 table=table,
-                clock=clock_message(clock),
+                clock=CLOCK.write(clock),
                 columns=[described(column, name) for name, column in columns.items()],
             )
             return RecordKind.FILL, fill, [[column] for column in columns.values()]
-        case Shrink():
-            return RecordKind.SHRINK, write_shrink(record), ()
-        case Tick(seconds):
-            return RecordKind.TICK, log_pb2.TickRecord(seconds=seconds), ()
         case Evict(table, ids):
             return RecordKind.EVICT, log_pb2.EvictRecord(table=table, ids=described(ids)), [[ids]]
-        case MakeCut(number):
-            return RecordKind.CUT, log_pb2.CutRecord(number=number), ()
-        case InstallView():
-            return RecordKind.VIEW, write_install(record), ()
+        case _:
+            kind, converter = _BY_NAMES[type(record)]
+            return kind, converter.write(record), ()
 
 
 def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
@@ -153,8 +242,9 @@ def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         FrameError: It has a field that this version does not know, or does not fit its table.
     """
     if kind in _PLAIN:
-        expected, read = _PLAIN[kind]
-        return read(read_alone(expected, body))
+        converter = _PLAIN[kind]
+        record: Record = converter.read(read_alone(converter.message, body))
+        return record
     if kind not in _BULKY:
         raise LogError(f"its kind {kind} is unknown to this version of psfleet")
     expected, read_bulky = _BULKY[kind]
@@ -162,7 +252,7 @@ def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
 
 
 def cut_of(body: memoryview) -> int:
-    """Of which snapshot a record of a cut is."""
+    """Return the number of the snapshot to which a cut's record belongs."""
     return read_alone(log_pb2.CutRecord, body).number
 
 
@@ -184,7 +274,7 @@ def _read_create(message: log_pb2.CreateRecord, payload: memoryview, _: SpecOf) 
 def _read_fill(message: log_pb2.FillRecord, payload: memoryview, _: SpecOf) -> RestorePart:
     arrays = read_arrays(message.columns, payload)
     columns = {each.name: array for each, array in zip(message.columns, arrays, strict=True)}
-    return RestorePart(message.table, read_clock_message(message.clock), columns)
+    return RestorePart(message.table, CLOCK.read(message.clock), columns)
 
 
 def _read_evict(message: log_pb2.EvictRecord, payload: memoryview, _: SpecOf) -> Evict:
@@ -192,19 +282,16 @@ def _read_evict(message: log_pb2.EvictRecord, payload: memoryview, _: SpecOf) ->
     return Evict(message.table, ids)
 
 
-def _read_close(message: log_pb2.CloseRecord) -> CloseRound:
-    return CloseRound(message.round, tuple(message.members), dict(sorted(message.progress.items())))
-
-
-_PLAIN: dict[int, tuple[type[Message], Callable[[Any], Record]]] = {
-    RecordKind.JOIN: (shard_pb2.JoinRequest, read_join),
-    RecordKind.LEAVE: (shard_pb2.LeaveRequest, read_leave),
-    RecordKind.CLOSE: (log_pb2.CloseRecord, _read_close),
-    RecordKind.VIEW: (membership_pb2.InstallRequest, read_install),
-    RecordKind.CUT: (log_pb2.CutRecord, lambda message: MakeCut(message.number)),
-    RecordKind.SHRINK: (shard_pb2.ShrinkRequest, read_shrink),
-    RecordKind.TICK: (log_pb2.TickRecord, lambda message: Tick(message.seconds)),
+_BY_NAMES: dict[type, tuple[RecordKind, Converter[Any, Any]]] = {
+    Join: (RecordKind.JOIN, JOIN),
+    Leave: (RecordKind.LEAVE, LEAVE),
+    CloseRound: (RecordKind.CLOSE, Converter(CloseRound, log_pb2.CloseRecord)),
+    InstallView: (RecordKind.VIEW, INSTALL),
+    MakeCut: (RecordKind.CUT, Converter(MakeCut, log_pb2.CutRecord)),
+    Shrink: (RecordKind.SHRINK, SHRINK),
+    Tick: (RecordKind.TICK, Converter(Tick, log_pb2.TickRecord)),
 }
+_PLAIN: dict[int, Converter[Any, Any]] = dict(_BY_NAMES.values())
 """Kinds without arrays."""
 
 _BULKY: dict[int, tuple[type[Message], Callable[[Any, memoryview, SpecOf], Record]]] = {

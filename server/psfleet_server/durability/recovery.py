@@ -1,40 +1,43 @@
-"""How a server becomes what it was: from a snapshot, and the records of a log or of its primary.
+"""Recovery of a server's state, and the log in which a shard and a coordinator are kept.
 
 Records of the shard and decisions of the coordinator come in the order in which they took effect, and
 are taken once more through the code that took them first.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from psfleet.checkpoint import Snapshot, own_name, read_manifest
+from psfleet.checkpoint import Snapshot, load_shard, own_name, read_manifest
 from psfleet.errors import CheckpointError, LogError, UsageError
-from psfleet.formats.document import reading
+from psfleet.faults import CrashFaults
+from psfleet.formats import reading
+from psfleet.platform.logs import log_of
+from psfleet.schema.table import BLOCK
+from psfleet.settings.environment import Environment
+from psfleet.shard.events import MakeCut, Record
 from psfleet.shard.journal_replay import replay
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.wire.body import read_alone
 from psfleet.wire.frame import Part
 from psfleet.wire.server_state import ServerState, read_state
-from psfleet.wire.v1.log_pb2 import DecisionRecord
+from psfleet.wire.v1.log_pb2 import DecisionRecord, LogHeader
 from psfleet_server.coordinator.barriers import CollectiveState, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.coordinator.data_dispatch import DataDispatch
-from psfleet_server.durability.coordinator_state import become, server_state
-from psfleet_server.durability.decisions import read_decision
-from psfleet_server.durability.log import chained, files_of
-from psfleet_server.durability.records import RecordKind, decode, encode_state
-
-__all__ = [
-    "begin",
-    "check_restart",
-    "copied",
-    "go_on_from",
-    "restored",
-    "take",
-    "take_all",
-    "workers_of",
-]
+from psfleet_server.durability.log import ServerLog, chained, files_of, records
+from psfleet_server.durability.records import (
+    RecordKind,
+    become,
+    cut_of,
+    decode,
+    encode,
+    encode_change,
+    encode_state,
+    read_decision,
+    server_state,
+)
 
 
 def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinator | None) -> int:
@@ -42,7 +45,7 @@ def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinato
 
     Args:
         first: The log's first file, even if that is gone.
-        snapshots: Where the snapshots lie with which later files begin.
+        snapshots: Folder of the snapshots with which later files begin.
 
     Raises:
         LogError: The log is damaged, or says what cannot have been.
@@ -115,7 +118,7 @@ def take_all(
 
 
 def _is_there(snapshots: Path, number: int) -> bool:
-    """Whether a snapshot is complete, which it is only if every server has begun its next file."""
+    """Return whether a snapshot is complete, which it is only if every server has begun its next file."""
     try:
         read_manifest(snapshots / own_name(number))
     except CheckpointError:
@@ -140,7 +143,7 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Serv
 
     Returns:
         What it is beside the tables; None: the snapshot is of another number of workers, whose rounds and
-        lives mean nothing here; its tables count, and what is left of its datasets.
+        incarnations mean nothing here; its tables count, and what is left of its datasets.
 
     Raises:
         CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
@@ -157,7 +160,7 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Serv
 
 
 def workers_of(path: str) -> int:
-    """How many workers the fleet of a snapshot had."""
+    """Return the number of workers in the fleet of a snapshot."""
     return _count(Snapshot(path).server(0))
 
 
@@ -166,19 +169,19 @@ def _count(state: ServerState) -> int:
 
 
 def _left(state: ServerState) -> DataDispatch:
-    """What a job has left of its datasets."""
+    """Return the part of its datasets that a job has not used."""
     shard, coordinator = Shard(), Coordinator(1)
     _become(state, shard, coordinator)
     positions = {
-        life: shard.workers.positions[worker]
-        for worker, life in shard.workers.lives.items()
+        incarnation: shard.workers.positions[worker]
+        for worker, incarnation in shard.workers.incarnations.items()
         if worker in shard.workers.positions
     }
-    return coordinator.supply.left(shard.rounds.closed, positions)
+    return coordinator.dispatch.left(shard.rounds.closed, positions)
 
 
 def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Be what an earlier job was. All workers begin anew, and meet anew from their first meeting on."""
+    """Restore the state of an earlier job. All workers begin again, from their first collective on."""
     _become(state, shard, coordinator)
     shard.rounds.go_back()
     shard.workers.progress.clear()  # what workers keep in the snapshot says where their scripts go on
@@ -189,7 +192,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
         made = None
         if known.mode is not None and known.switches:
             made = ModeSwitch(known.switches, known.declared, {}, {})
-        coordinator.meetings = CollectiveState(switch=made)
+        coordinator.collectives = CollectiveState(switch=made)
 
 
 def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
@@ -218,7 +221,7 @@ def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | N
     except UsageError:
         if kind not in (RecordKind.PUSH, RecordKind.CLOSE):
             raise
-        # A table was full; the worker was told.
+        # A table was full; the worker has got the error.
 
 
 def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
@@ -235,3 +238,146 @@ def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | 
             raise LogError("its body is not empty")
     else:
         replay(shard, decode(kind, body, lambda key: shard.tables[key].spec))
+
+
+_log = log_of(__name__)
+
+
+def open_log(
+    environment: Environment, tell: Callable[[str], None] = _log.warning
+) -> ServerLog | None:
+    """Open the log that the environment asks for; None: nothing is kept."""
+    if not environment.keeps_log:
+        return None
+    header = LogHeader(
+        job=environment.job,
+        server=environment.rank,
+        servers=len(environment.servers),
+        workers=environment.workers,
+        block=BLOCK,
+    )
+    path = Path(environment.log_folder) / f"server.{environment.rank}.log"
+    return ServerLog(
+        path,
+        header,
+        fsync=environment.durability == "log+fsync",
+        crashes=CrashFaults.wanted(),
+        tell=tell,
+        waits=not environment.standby,
+    )
+
+
+class Journal:
+    """Keeps a shard and a coordinator in a log.
+
+    Args:
+        log: Is written and read.
+        shard, coordinator: Are kept.
+        snapshots: Folder of the job's snapshots, with which files of the log begin.
+    """
+
+    def __init__(
+        self,
+        log: ServerLog,
+        shard: Shard,
+        coordinator: Coordinator | None,
+        snapshots: Path | None = None,
+    ) -> None:
+        self.log = log
+        self._follows = False
+        self._snapshots = snapshots
+        self._shard = shard
+        self._coordinator = coordinator
+
+    def start(self, load_path: str | None = None, resume: str = "") -> int:
+        """Become what the log says, then keep on writing it.
+
+        Args:
+            load_path: A checkpoint to begin with, if the server was never ready before.
+            resume: A snapshot to go on from, likewise.
+
+        Returns:
+            How many records there were.
+
+        Raises:
+            LogError: The log is damaged, or says what cannot have been.
+        """
+        fresh = set(self.log.files) == {0} and not any(
+            kind == RecordKind.READY for kind, *_ in records(self.log.path)
+        )
+        count = self.log.forget() if fresh else self._replay()
+        self._shard.journal = self._keep
+        if self._coordinator is not None:
+            self._coordinator.journal = self._keep_decision
+        if fresh:
+            if resume:
+                state = go_on_from(resume, self._shard, self._coordinator)
+                if state is not None:
+                    self.log.append(*encode_state(RecordKind.CORE, state))
+            elif load_path is not None:
+                load_shard(load_path, self._shard)
+            self.log.append(RecordKind.READY, [])
+        self.log.settle(self.log.end)
+        return count
+
+    def follow(self, kind: int, body: memoryview) -> None:
+        """Keep a record of the primary, whose standby this process is; the first one begins the log.
+
+        Raises:
+            LogError: It could not be written.
+        """
+        if not self._follows:
+            self._follows = True
+            self.log.forget()
+        self.log.append(kind, [body])
+        if kind == RecordKind.CUT:
+            self.log.turn(cut_of(body))
+        self.log.settle(self.log.end)
+
+    def has_copy(self) -> None:
+        """All that the primary has is in the log: a server may start from it."""
+        self.log.append(RecordKind.READY, [])
+        self.log.settle(self.log.end)
+
+    def set_primary(self) -> None:
+        """Keep what this process does itself from now on, for it is the primary."""
+        self._shard.journal = self._keep
+        if self._coordinator is not None:
+            self._coordinator.journal = self._keep_decision
+
+    def can_start_from(self, number: int) -> bool:
+        """Return whether a server can start from a snapshot reported as complete; logs why it cannot."""
+        if self._snapshots is None:
+            return False
+        try:
+            check_restart(Snapshot(self._snapshots / own_name(number), read_back=False))
+        except (CheckpointError, OSError) as error:
+            _log.warning(
+                f"the log keeps its old files, which are needed without snapshot {number}: {error}"
+            )
+            return False
+        return True
+
+    def shorten(self, number: int) -> None:
+        """A server can start from this snapshot: what the log says before it is not needed any more."""
+        self.log.shorten(number)
+
+    def _replay(self) -> int:
+        base = begin(self.log.first, self._snapshots, self._shard, self._coordinator)
+
+        def records_reached() -> Iterator[tuple[int, memoryview]]:
+            for record in self.log.recover(base):
+                self.log.reach("replay")
+                yield record
+
+        return take_all(
+            records_reached(), self.log.first, self._snapshots, self._shard, self._coordinator
+        )
+
+    def _keep(self, record: Record) -> None:
+        self.log.append(*encode(record))
+        if isinstance(record, MakeCut):
+            self.log.turn(record.number)
+
+    def _keep_decision(self, decision: Decision) -> None:
+        self.log.append(*encode_change(decision))

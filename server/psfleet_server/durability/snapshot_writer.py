@@ -3,20 +3,52 @@
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from psfleet.checkpoint import Part, ShardFile, write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults.crash_points import CrashFaults
+from psfleet.faults import CrashFaults
 from psfleet.platform.atomic_files import reason
-from psfleet.platform.notices import say
-from psfleet.platform.service_thread import ServiceThread
-from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
+from psfleet.shard.events import FrozenShard
 from psfleet.wire.server_state import ServerState
-from psfleet_server.durability.throttle import Throttle
 
-__all__ = ["SnapshotWriter"]
+_LEAST = 0.0005  # seconds of a rest: threads that wait for the interpreter or a table come first
+
+
+class Throttle:
+    """Pauses of a thread, so that it takes no more than a share of one processor.
+
+    A lower priority would not do: a thread that has the interpreter or the lock of a table, and is kept
+    from the processor by others, keeps every call of this process waiting.
+
+    Args:
+        share: In (0, 1]: of the time in which it works or rests, the part in which it works.
+        worked: The processor's time, in seconds, that the thread has had.
+        sleep: Rests so many seconds.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        worked: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rest = 1 / share - 1
+        self._worked = worked
+        self._sleep = sleep
+        self._rested_at = worked()
+
+    def rest(self) -> None:
+        """Rest in proportion to the work since the last rest; called by the thread itself."""
+        self._sleep(max(_LEAST, (self._worked() - self._rested_at) * self._rest))
+        self._rested_at = self._worked()
+
+
+_log = log_of(__name__)
 
 _SHARE = 0.2  # of one processor that a file takes
 
@@ -33,7 +65,7 @@ class _PartInProgress:
         cut: Gets the shard as it was at the cut; None: there will be none.
         awaits_cut: It has a thread.
         made: The cut is made.
-        outcome: What has become of the file.
+        outcome: Outcome of writing the file.
         for_cut, for_file: Who waits.
     """
 
@@ -49,14 +81,16 @@ class _PartInProgress:
 
 
 class SnapshotWriter:
-    """Any thread may call these; what waits is told by the thread that has the news.
+    """Any thread may call these; the thread that has an outcome passes it to the waiting callbacks.
 
     Attributes:
         tell: Shows a line on the console: once when files cannot be written, until one could be.
+        files: Numbers of the snapshots of the last two files, by SHA-256.
     """
 
     def __init__(self, crashes: CrashFaults | None = None) -> None:
-        self.tell: Callable[[str], None] = say
+        self.tell: Callable[[str], None] = _log.warning
+        self.files: dict[str, int] = {}
         self._crashes = crashes
         self._has_failed = False
         self._parts: dict[int, _PartInProgress] = {}
@@ -152,7 +186,7 @@ class SnapshotWriter:
 
     def _write_file(self, part: _PartInProgress, frozen: FrozenShard, state: ServerState) -> None:
         outcome: bytes | PsfleetError
-        pace = Throttle(_SHARE)
+        pace, began = Throttle(_SHARE), time.monotonic()
 
         def between() -> None:
             self._reach("page")
@@ -163,7 +197,9 @@ class SnapshotWriter:
         try:
             with contextlib.closing(frozen):
                 file = write_frozen(part.folder, frozen, state, between)
+            _log_written(frozen, file, time.monotonic() - began)
             outcome, self._has_failed = _described(frozen, file), False
+            self.files = dict([*self.files.items()][-1:]) | {file.sha256: frozen.number}
         except Exception as error:
             outcome = CheckpointError(
                 f"server {frozen.index} cannot write to {part.folder!r}: {error}"
@@ -177,12 +213,21 @@ class SnapshotWriter:
             told(outcome)
 
     def _complain(self, text: str) -> None:
-        (say if self._has_failed else self.tell)(text)
+        (_log.warning if self._has_failed else self.tell)(text)
         self._has_failed = True
 
     def _reach(self, point: str) -> None:
         if self._crashes is not None:
             self._crashes.reach(point)
+
+
+def _log_written(frozen: FrozenShard, file: ShardFile, seconds: float) -> None:
+    number = frozen.number
+    fields = {"snapshot": number, "round": frozen.round, "bytes": file.bytes}
+    _log.info(
+        f"snapshot {number}: its part is written, {file.bytes:,} bytes in {seconds:.2f} s",
+        extra={**fields, "seconds": round(seconds, 3)},
+    )
 
 
 def _described(frozen: FrozenShard, file: ShardFile) -> bytes:

@@ -1,20 +1,20 @@
-"""How much of a server's memory its tables may take."""
-
-import resource
+"""Limit on the part of a server's memory that its tables may take."""
 
 from psfleet.errors import ConfigError
-
-__all__ = ["resident", "table_limit"]
+from psfleet.platform.memory import resident
 
 _OTHERS = 96 << 20  # for calls under way and for the compiler of kernels, at least
 _PART = 8  # ... and this part of the whole
 _LEAST = 16 << 20
 
 
-def resident() -> int:
-    """Bytes of memory that this process has now."""
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
+def spare(memory: int) -> int:
+    """Return the bytes of the reserve for calls that tables may take while they are loaded."""
+    return _for_calls(memory) // 2
+
+
+def _for_calls(memory: int) -> int:
+    return max(memory // _PART, _OTHERS)
 
 
 def table_limit(memory: int) -> int | None:
@@ -29,7 +29,7 @@ def table_limit(memory: int) -> int | None:
     if not memory:
         return None
     now = resident()
-    left = memory - now - max(memory // _PART, _OTHERS)
+    left = memory - now - _for_calls(memory)
     if left < _LEAST:
         raise ConfigError(
             f"PSFLEET_MEMORY allows this server {memory >> 20} MiB; the program itself takes "

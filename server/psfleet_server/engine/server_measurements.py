@@ -1,15 +1,20 @@
-"""What a server measures and collects for displays; no part of its state."""
+"""Measurements and joins and leaves of workers, which a server collects and logs for displays."""
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from psfleet.observability.latency import LatencyHistogram
+from psfleet.observability.histograms import LatencyHistogram
+from psfleet.platform.logs import log_of
+from psfleet.shard.membership_view import InstallView
 
-__all__ = ["CallBytes", "CallLatencies", "ShownLatency", "WorkerReports"]
+_log = log_of(__name__)
 
 _WATCHED = 60.0  # seconds after a look during which workers send their metrics
 _LONGEST = 256 << 10  # bytes of one worker's metrics; longer ones are dropped
+_LONGEST_SENTENCE = 500  # characters
+_SILENT = 5.0  # seconds after which a worker that is not heard is not waited for
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,7 @@ class ShownLatency:
     """Times as metrics show them.
 
     Attributes:
-        help: What metrics say of them.
+        help: Help text of the metrics.
         by_mode: With the consistency mode as their label.
     """
 
@@ -31,8 +36,8 @@ class CallLatencies:
 
     Attributes:
         shown: By name NAME what metrics call psfleet_NAME_seconds.
-        push: Of pushes, by themselves or with a pull behind them.
-        waited: Of pulls that waited.
+        push: Latencies of pushes, alone or combined with a pull.
+        waited: Latencies of pulls that waited.
     """
 
     def __init__(self) -> None:
@@ -44,7 +49,7 @@ class CallLatencies:
 
     def of(self, name: str, help: str, *, by_mode: bool = False) -> LatencyHistogram:
         """The times of this name, which metrics show from now on."""
-        new = ShownLatency(LatencyHistogram(), help, by_mode)
+        new = ShownLatency(LatencyHistogram(name=name), help, by_mode)
         return self.shown.setdefault(name, new).times
 
 
@@ -71,9 +76,16 @@ class CallBytes:
 
 
 class WorkerReports:
-    """The last metrics of each worker, which come with its beats while somebody looks. Thread-safe."""
+    """Workers' reports of themselves that came with heartbeats. Thread-safe.
+
+    Attributes:
+        nonfinite: Finds the first value that was not finite.
+        tell: Takes a line for people, which the launcher shows.
+    """
 
     def __init__(self) -> None:
+        self.nonfinite = FirstNonFinite()
+        self.tell: Callable[[str], None] = _log.warning
         self._lock = threading.Lock()
         self._until = 0.0
         self._texts: dict[int, bytes] = {}
@@ -90,3 +102,62 @@ class WorkerReports:
             if text and len(text) <= _LONGEST:
                 self._texts[worker] = text
             return time.monotonic() < self._until
+
+
+class FirstNonFinite:
+    """Finds the worker that had the first value that was not finite.
+
+    From the weights a NaN reaches every worker within a step, and each tells of its own first one with its
+    next heartbeat. So the earliest is named once all workers have been heard since, or after some seconds.
+    """
+
+    def __init__(self) -> None:
+        self._earliest: tuple[float, str] | None = None
+        self._since = 0.0
+        self._is_told = False
+
+    @property
+    def is_pending(self) -> bool:
+        """True if a value was not finite and the worker that had the first one is not named yet."""
+        return self._earliest is not None and not self._is_told
+
+    def take(self, sentence: str, found: float, now: float, oldest: float) -> str:
+        """A worker has sent a heartbeat; what is to be told now, once.
+
+        Args:
+            sentence: Description of the worker's first value that was not finite; empty: all were.
+            found: Time of that, by the clock of the worker's machine: a heartbeat may be late.
+            now: Time by this process's monotonic clock.
+            oldest: Likewise, when the worker was heard that has been silent for longest.
+        """
+        if sentence:
+            self._since = now if self._earliest is None else self._since
+            one = found, sentence[:_LONGEST_SENTENCE]
+            self._earliest = min(self._earliest or one, one)
+        if self._earliest is None or self._is_told:
+            return ""
+        self._is_told = oldest >= self._since or now - self._since >= _SILENT
+        return self._earliest[1] if self._is_told else ""
+
+
+def log_view(before: Mapping[int, int], event: InstallView) -> None:
+    """Log who has joined or lost a seat with this view; `before`: by seat its incarnation until now."""
+    now = {
+        worker: seat.incarnation.incarnation
+        for worker, seat in event.seats.items()
+        if seat.incarnation is not None and seat.incarnation.incarnation
+    }
+    for worker in sorted(before.keys() | now.keys()):
+        old, new = before.get(worker, 0), now.get(worker, 0)
+        if old == new:
+            continue
+        fields = {
+            "worker": worker,
+            "incarnation": new or old,
+            "view": event.view,
+            "round": event.closed,
+        }
+        ended = f"incarnation {old} of worker {worker} has ended and is fenced"
+        began = f"worker {worker} has joined as incarnation {new}"
+        text = "; ".join([*([ended] if old else []), *([began] if new else [])])
+        _log.info(text, extra=fields)

@@ -1,21 +1,28 @@
-"""Time for a shard: it reads no clock, so a thread tells it how much has passed.
+"""Threads of a server's time: the ticks of its shard, and its heartbeats to server 0.
 
 The same thread asks it once a second to do what had to wait for room on the disk of its log.
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
 
-from psfleet.errors import NoRoom
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.errors import NoRoom, PsfleetError
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import Tick
-from psfleet.shard.tick_timer import TickTimer
+from psfleet.shard.pull_gate import TickTimer
+from psfleet.tables.sparse import SparseTable
+from psfleet.wire.connections.access import Access
+from psfleet.wire.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
 from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.peer import Peer
 
-__all__ = ["Ticker"]
+_log = log_of(__name__)
 
+_REPORT = 60.0  # seconds between two lines about evictions
 _LOOK = 1.0  # seconds between looks whether anybody wants to know the time
 
 
@@ -45,14 +52,116 @@ class Ticker:
 
     def _run(self) -> None:
         timer = TickTimer(self._clock())
+        evictions = EvictionLog(self._host)
         every = 0.0
         while not self._over.wait(min(every or _LOOK, _LOOK)):
             with self._host.lock:
                 every = self._host.shard.tick_every
             now = self._clock()
+            evictions.look(now)
             if passed := timer.due(every, now):
                 with contextlib.suppress(NoRoom):  # the time goes on to count
                     self._host.ask(Tick(passed))
                     timer.told(now)
             with contextlib.suppress(NoRoom):
                 self._host.retry()
+
+
+class EvictionLog:
+    """Logs how many rows tables have evicted, at most once a minute.
+
+    Args:
+        host: Around the shard with the tables.
+    """
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+        self._counts: dict[str, int] = {}
+        self._due = -math.inf
+
+    def look(self, now: float) -> None:
+        """Log what has been evicted since the last line; `now`: in seconds of any clock."""
+        if now < self._due:
+            return
+        with self._host.lock:
+            tables = [*self._host.shard.tables.values()]
+        counts = {t.spec.name: t.dropped for t in tables if isinstance(t, SparseTable)}
+        for name, count in counts.items():
+            if (rows := count - self._counts.get(name, 0)) > 0:
+                self._due = now + _REPORT
+                _log.info(f"table {name!r} has evicted {rows:,} rows", extra={"table": name})
+        self._counts = counts
+
+
+Listener = Callable[[HeartbeatReply], None]
+"""Takes what the coordinator answers to a heartbeat; called in the thread of the heartbeats, must not
+block."""
+
+
+class ServerHeartbeat:
+    """Reports to the coordinator at intervals that this server is alive.
+
+    Args:
+        request: Returns the current heartbeat message.
+        every: Seconds between two heartbeats.
+        access: With what this process proves itself over TCP.
+
+    Attributes:
+        listeners: Listeners to the replies, called in order.
+    """
+
+    def __init__(
+        self, request: Callable[[], HeartbeatRequest], every: float, access: Access
+    ) -> None:
+        self.listeners: list[Listener] = []
+        self._request = request
+        self._every = every
+        self._access = access
+        self._changed = threading.Condition()
+        self._endpoint = ""
+        self._over = False
+        self._thread = ServiceThread(self._run, "heartbeats")
+
+    def start(self) -> None:
+        """Begin to heartbeat, as soon as it is known where."""
+        self._thread.start()
+
+    def aim(self, endpoint: str) -> None:
+        """The coordinator is at this endpoint."""
+        with self._changed:
+            self._endpoint = endpoint
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._endpoint or self._over)
+            endpoint = self._endpoint
+        if not self._over:
+            coordinator = Peer("server 0", endpoint, self._access)
+            self._send_heartbeats(coordinator)
+            coordinator.close()
+
+    def _send_heartbeats(self, coordinator: Peer) -> None:
+        while not self._over:
+            with contextlib.suppress(
+                PsfleetError
+            ):  # it may be starting again; the next heartbeat tries
+                self._heartbeat(coordinator)
+            with self._changed:
+                self._changed.wait_for(lambda: self._over, self._every)
+
+    def _heartbeat(self, coordinator: Peer) -> None:
+        request = self._request().SerializeToString()
+        reply = HeartbeatReply.FromString(
+            coordinator.call("Coordinator/Heartbeat", request, self._every)
+        )
+        for listener in self.listeners:
+            listener(reply)

@@ -4,16 +4,17 @@ What is due is sent until it is answered; a server that does not answer holds up
 nothing may close without it. What the coordinator decides is durable before it is sent.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from psfleet.errors import PsfleetError
-from psfleet.platform.notices import say
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
 from psfleet.shard.membership_view import PrepareView
-from psfleet.wire.access import Access
-from psfleet.wire.membership_messages import read_report, write_install
+from psfleet.wire.connections.access import Access
+from psfleet.wire.membership_messages import INSTALL, read_report
 from psfleet.wire.v1 import membership_pb2
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, PendingMessage
@@ -21,17 +22,18 @@ from psfleet_server.coordinator.data_dispatch import TornStep, torn_words
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
 
-__all__ = ["ViewInstaller"]
+_log = log_of(__name__)
 
-_ANSWER = 5.0  # seconds for one call
+_INSTALL_TIMEOUT = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.02, 0.5  # between tries when a server does not answer
+_SILENT = 10.0  # seconds until the log names a server that does not answer
 
 
 class ViewInstaller:
     """Brings views to the servers.
 
     Args:
-        host: Of server 0, with the coordinator.
+        host: Shard host of server 0, with the coordinator.
         access: With what this process proves itself over TCP.
         every: Seconds between looks for silent workers.
     """
@@ -45,6 +47,9 @@ class ViewInstaller:
         self._peers: list[Peer] = []
         self._over = False
         self._poked = False
+        self._silent: dict[
+            int, float
+        ] = {}  # servers that do not answer, and since when; inf: it is said
         self._thread = ServiceThread(self._run, "views")
 
     def start(self) -> None:
@@ -124,16 +129,29 @@ class ViewInstaller:
             before = self._torn()
             try:
                 self._host.meet(self._send(each))
-            except PsfleetError:  # no answer, or no room to keep what follows from it
+            except PsfleetError as error:  # no answer, or no room to keep what follows from it
+                self._say_silent(each.server, error)
                 continue  # it is due again
+            if self._silent.pop(each.server, 0.0) == math.inf:
+                _log.info(f"psfleet: {self._peers[each.server].name} answers server 0 again")
             for line in torn_words(self._torn()[len(before) :]):
-                say(line)
+                _log.warning(line)
             answered = True
         return answered
 
+    def _say_silent(self, server: int, error: PsfleetError) -> None:
+        """Name the server in the log, once, when it has not answered for a while."""
+        now = time.monotonic()
+        if now - self._silent.setdefault(server, now) >= _SILENT:
+            self._silent[server] = math.inf
+            name = self._peers[server].name
+            _log.warning(
+                f"psfleet: {name} does not answer server 0, and workers wait for it: {error}"
+            )
+
     def _torn(self) -> list[TornStep]:
         assert self._host.coordinator is not None
-        return list(self._host.coordinator.supply.torn)
+        return list(self._host.coordinator.dispatch.torn)
 
     def _send(self, due: PendingMessage) -> Callable[[Coordinator], Sequence[Outcome]]:
         """Make the call; how the coordinator takes the answer."""
@@ -141,13 +159,13 @@ class ViewInstaller:
             return self._freeze(due, due.message)
         view = due.message.view
         self._host.reach("install")
-        request = write_install(due.message, due.boot).SerializeToString()
-        answer = membership_pb2.InstallReply.FromString(
-            self._peers[due.server].call("Membership/Install", request, _ANSWER)
+        request = INSTALL.write(due.message, boot=due.boot).SerializeToString()
+        reply = membership_pb2.InstallReply.FromString(
+            self._peers[due.server].call("Membership/Install", request, _INSTALL_TIMEOUT)
         )
-        if not answer.installed:
-            return self._rebooted(due.server, answer.boot)
-        return lambda c: c.installed(due.server, answer.boot, view)
+        if not reply.installed:
+            return self._rebooted(due.server, reply.boot)
+        return lambda c: c.installed(due.server, reply.boot, view)
 
     def _freeze(
         self, due: PendingMessage, freeze: PrepareView
@@ -156,13 +174,15 @@ class ViewInstaller:
         request = membership_pb2.FreezeRequest(
             boot=due.boot, view=freeze.view, ended=freeze.ended, coordinator=self._endpoints[0]
         )
-        answer = membership_pb2.FreezeReply.FromString(
-            self._peers[due.server].call("Membership/Freeze", request.SerializeToString(), _ANSWER)
+        reply = membership_pb2.FreezeReply.FromString(
+            self._peers[due.server].call(
+                "Membership/Freeze", request.SerializeToString(), _INSTALL_TIMEOUT
+            )
         )
-        if not answer.HasField("standing"):
-            return self._rebooted(due.server, answer.boot)
-        report = read_report(answer.standing)
-        return lambda c: c.reported(due.server, answer.boot, freeze.view, report)
+        if not reply.HasField("standing"):
+            return self._rebooted(due.server, reply.boot)
+        report = read_report(reply.standing)
+        return lambda c: c.reported(due.server, reply.boot, freeze.view, report)
 
     def _rebooted(self, server: int, boot: int) -> Callable[[Coordinator], Sequence[Outcome]]:
         def step(coordinator: Coordinator) -> Sequence[Outcome]:

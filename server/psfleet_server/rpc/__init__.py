@@ -1,1 +1,1 @@
-"""How calls reach a server: endpoints, limits, tokens, shared memory and replies."""
+"""Path of a call to a server: endpoints, limits, tokens, shared memory and replies."""

@@ -10,13 +10,10 @@ import threading
 from dataclasses import dataclass, field
 
 from psfleet.errors import LaneLost
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.platform.threads import ServiceThread
 from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.rpc.call_layout import CallLayout
-
-__all__ = ["AttachedMemory"]
-
 
 _MOST_LAYOUTS = 32
 
@@ -28,7 +25,7 @@ class _AttachedRegion:
     Attributes:
         process: Pidfd of the worker, or -1.
         turn: The last call in it.
-        layouts: What was made of the layouts of calls, by their bytes.
+        layouts: Layouts parsed for earlier calls, by their bytes.
     """
 
     memory: SharedMemory
@@ -79,6 +76,21 @@ class AttachedMemory:
                 self._deaths.register(process, select.EPOLLIN)
         return True
 
+    def known(self, header: Header, layout: bytes) -> CallLayout | None:
+        """Return the layout parsed for an earlier call with these bytes; None: there was none.
+
+        The call is then taken, as by `of`, which says what it raises.
+        """
+        lane = header.lane
+        with self._lock:
+            shared = self._shared.get(header.worker)
+            if shared is None or shared.generation != lane.generation or lane.turn <= shared.turn:
+                return None
+            known = shared.layouts.get(layout)
+            if known is not None:
+                shared.turn = lane.turn
+            return known
+
     def of(self, header: Header) -> SharedMemory | None:
         """The memory in which a call's tensors lie; None: they are in its message.
 
@@ -105,13 +117,6 @@ class AttachedMemory:
             shared.turn = turn
             return shared.memory
 
-    def known(self, header: Header, layout: bytes) -> CallLayout | None:
-        """What was made of these bytes for an earlier call in its memory; None: there was none."""
-        shared = self._shared.get(header.worker)
-        if shared is None or shared.generation != header.lane.generation:
-            return None
-        return shared.layouts.get(layout)
-
     def keep(self, header: Header, layout: bytes, made: CallLayout) -> None:
         """Calls in the memory of this one may come with the same bytes again."""
         with self._lock:
@@ -122,7 +127,7 @@ class AttachedMemory:
                 shared.layouts[layout] = made
 
     def drop(self, worker: int, before: int | None = None) -> None:
-        """The worker (in its lives before `before`) shares nothing any more.
+        """The worker (in its incarnations before `before`) shares nothing any more.
 
         Calls under way keep the memory until they end.
         """

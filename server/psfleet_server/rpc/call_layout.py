@@ -1,4 +1,4 @@
-"""What the segments of a call come to: its gradients, its reads and the room for its answer.
+"""Layout of a call's segments: its gradients, its reads and the room for its response.
 
 The segments of a small step mostly have the same bytes as those of the step before: the same tables, counts
 and places in shared memory. Then the arrays are the same views of that memory, and are made once. Only
@@ -15,24 +15,19 @@ from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1.frame_pb2 import PRECISION_FLOAT32, Header
 from psfleet_server.rpc.pull_response import PullResponse, lay_out_in
 
-__all__ = ["CallLayout", "is_lasting", "lay_out_call"]
-
 
 @dataclass(slots=True)
 class CallLayout:
     """A call's segments.
 
     Attributes:
-        asked: What it brings and asks for; nobody changes it.
-        room: For the answer, in the memory that the worker shares; None: its values go into the message.
+        asked: Gradients and reads of the call; shared between calls, so read-only.
+        room: Room for the response, in the memory that the worker shares; None: its values go into the
+            message.
     """
 
     asked: TensorRequest
     room: PullResponse | None = None
-
-    def response(self) -> PullResponse | None:
-        """The answer of one call, to be filled."""
-        return None if self.room is None else self.room.again()
 
 
 def lay_out_call(
@@ -45,18 +40,18 @@ def lay_out_call(
 
 
 def is_lasting(layout: bytes, header: Header) -> bool:
-    """Whether all arrays of a call in shared memory are views of it, as this layout alone says.
+    """Return whether all arrays of a call are views of its shared memory, and follow from this layout alone.
 
     Args:
         layout: The first part of its header.
         header: All of it.
     """
-    said = read_header(layout)
-    if len(said.ListFields()) != 1 or len(said.segments) != len(header.segments):
+    parsed = read_header(layout)
+    if len(parsed.ListFields()) != 1 or len(parsed.segments) != len(header.segments):
         return False
     return all(
         segment.precision == PRECISION_FLOAT32
         and segment.content != ELEMENTS
         and segment.offset % ALIGNMENT == 0
-        for segment in said.segments
+        for segment in parsed.segments
     )

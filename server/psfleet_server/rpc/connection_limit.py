@@ -1,9 +1,9 @@
 """The door of a server that listens on TCP: closes connections of strangers when they are too many.
 
-gRPC ends a handshake that takes too long, but counts no handshakes: whoever opens connections faster
+gRPC ends a handshake that takes too long, but counts no handshakes: a client that opens connections faster
 than they time out takes all that there may be, and members find the server full. It does not give an
 accepted socket to anybody either. So a thread looks at the sockets of this process, and shuts down
-those that psfleet_server.rpc.connection_eviction names. gRPC sees that as the other end hanging up.
+those that psfleet.http2.connection_admission names. gRPC sees that as the other end hanging up.
 
 Which connection has proved itself is known from its calls (`proved`), or from its age: gRPC has ended
 all that did not complete a handshake in time, and over TLS only members can.
@@ -16,20 +16,29 @@ import stat
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.http2.connection_admission import (
+    UnauthenticatedConnection,
+    closing_notice,
+    network_of,
+    room,
+    surplus,
+)
+from psfleet.platform.threads import ServiceThread
 from psfleet.settings.limits import ServerLimits
-from psfleet.wire.channel import HANDSHAKE
-from psfleet_server.rpc.connection_eviction import UnauthenticatedConnection, network_of, surplus
+from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet_server.rpc.rate_limited_log import RateLimitedLog
 
-__all__ = ["ConnectionLimit"]
+_CALM, _BUSY = 0.1, 0.02  # seconds between two looks; _BUSY when strangers are many
+_LATE = 1.0  # seconds by which gRPC may end a handshake too late
 
-_CALM, _BUSY = 0.5, 0.1  # seconds between two looks; _BUSY when strangers are many
+BACKLOG = 128
+"""Connections that the system holds until they are accepted; one beyond them is tried again by the
+other end's system. gRPC's own backlog is 4,096: it accepts all at once, and calls wait until it has."""
+
 _RECEIVED = struct.Struct("128xQ")  # bytes received: in tcp_info of linux/tcp.h, since Linux 4.1
 _MAPPED = "::ffff:"  # an IPv4 address as IPv6 sockets see it
 
@@ -55,7 +64,7 @@ class ConnectionLimit:
         self._proved: set[str] = set()
         self._log = RateLimitedLog()
         self._over = threading.Event()
-        self._thread = ServiceThread(self._run, "door")
+        self._thread = ServiceThread(self._run, "connection_limit")
 
     @property
     def open(self) -> int:
@@ -69,6 +78,10 @@ class ConnectionLimit:
     def start(self, endpoint: str) -> None:
         """Begin to watch the connections to this endpoint."""
         self._port = int(endpoint.rpartition(":")[2])
+        for inode, descriptor in _sockets().items():
+            with contextlib.suppress(OSError), _opened(descriptor, inode) as end:
+                if self._is_listener(end):
+                    end.listen(BACKLOG)
         self._thread.start()
 
     def stop(self) -> None:
@@ -94,13 +107,13 @@ class ConnectionLimit:
             if one is not None and not one.proved
         ]
         each = self._limits.handshakes
-        room = max((self._limits.connections - len(members)) // 2, 1)
-        closing = surplus(strangers, each, room)
+        in_all = room(self._limits.connections, len(members), each)
+        closing = surplus(strangers, each, in_all)
         for stranger in closing:
-            _shut(descriptors[stranger.inode], stranger.inode)
+            _shut(descriptors[stranger.number], stranger.number)
         if closing:
-            self._tell(closing)
-        return bool(closing) or len(strangers) > min(each, room) // 2
+            self._log.say(closing_notice(closing))
+        return bool(closing) or len(strangers) > min(each, in_all) // 2
 
     def _meet(self, descriptors: dict[int, int]) -> None:
         """Forget sockets that are closed and look at new ones."""
@@ -108,6 +121,13 @@ class ConnectionLimit:
             del self._connections[inode]
         for inode in descriptors.keys() - self._connections.keys():
             self._connections[inode] = self._connection(descriptors[inode], inode)
+
+    def _is_listener(self, end: socket.socket) -> bool:
+        return (
+            end.family in (socket.AF_INET, socket.AF_INET6)
+            and end.getsockname()[1] == self._port
+            and bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        )
 
     def _connection(self, descriptor: int, inode: int) -> _AcceptedConnection | None:
         with contextlib.suppress(OSError), _opened(descriptor, inode) as end:
@@ -124,16 +144,10 @@ class ConnectionLimit:
         return None
 
     def _recognize(self, peers: set[str]) -> None:
-        old = time.monotonic() - HANDSHAKE - 2 * _CALM
+        old = time.monotonic() - HANDSHAKE - _LATE
         for one in self._connections.values():
             if one is not None and not one.proved:
                 one.proved = one.peer in peers or one.stranger.since < old
-
-    def _tell(self, closing: list[UnauthenticatedConnection]) -> None:
-        address, count = Counter(one.address for one in closing).most_common(1)[0]
-        self._log.say(
-            f"closed {len(closing)} unauthenticated connections, {count} of them from {address}"
-        )
 
 
 def _sockets() -> dict[int, int]:
@@ -161,7 +175,7 @@ def _opened(descriptor: int, inode: int) -> Iterator[socket.socket]:
 
 
 def _is_silent(descriptor: int, inode: int) -> bool:
-    """Whether nothing was received from the other end."""
+    """Return whether nothing was received from the other end."""
     with contextlib.suppress(OSError, struct.error), _opened(descriptor, inode) as end:
         known = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
         return _RECEIVED.unpack(known) == (0,)

@@ -9,33 +9,35 @@ streaming replies only; a client that calls one as an ordinary unary method sees
 call. A test pins both.
 """
 
-import contextlib
+import functools
 import heapq
 import itertools
-import sys
+import math
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
 
 from psfleet.errors import PsfleetError
-from psfleet.observability.latency import LatencyHistogram
-from psfleet.platform.service_thread import ServiceThread, ends_process
-from psfleet.wire import error_status
-from psfleet.wire.channel import GRACE
+from psfleet.observability.histograms import LatencyHistogram
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
+from psfleet.wire.connections import error_status
+from psfleet.wire.connections.channel import GRACE
 from psfleet.wire.v1.frame_pb2 import OUTCOME_UNSPECIFIED, Outcome
 from psfleet_server.rpc.pull_response import PullResponse
+from psfleet_server.rpc.refused_calls import log_refusal
 
-__all__ = ["Deadlines", "DeferredReply", "immediate", "parkable", "perform", "prompt"]
+_log = log_of(__name__)
 
+SLOW = 1_000_000_000  # ns from which on a call that waits for nobody is logged
 LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
 class CallContext(Protocol):
-    """What a reply needs of its call: a grpc.ServicerContext, or an IncomingCall of psfleet.http2."""
+    """Methods of a call that its reply uses: a grpc.ServicerContext, or an IncomingCall of psfleet.http2."""
 
     def time_remaining(self) -> float: ...
     def add_callback(self, callback: Callable[[], None], /) -> bool: ...
@@ -50,86 +52,96 @@ class DeferredReply:
     Attributes:
         done: It has been answered.
         response: Laid out in shared memory, to be filled; None: its values go into the message.
-        outcome: Of the push that came with it, for the answer.
+        outcome: Outcome of the push that came with the pull, for the response.
         waited: Gets the time from the call to its answer too; None: only the latency does.
     """
 
     def __init__(
-        self, context: CallContext, send: Callable[[bytes | None], None], latency: LatencyHistogram
+        self, context: CallContext, end: Callable[[bytes | None], None], latency: LatencyHistogram
     ) -> None:
         self._context = context
-        self._send = send
+        self._end = end
         self._latency = latency
         self._began = time.perf_counter_ns()
         self._lock = threading.Lock()
-        self._parked: Deadlines | None = None
+        self._deadlines: Deadlines | None = None
         self.done = False
         self.response: PullResponse | None = None
         self.outcome: Outcome = OUTCOME_UNSPECIFIED
         self.waited: LatencyHistogram | None = None
 
-    def answer(self, message: bytes) -> None:
+    def complete(self, message: bytes) -> None:
         """End the call with a message."""
         if self._finish():
-            self._send(message)
-            self._send(None)
+            self._end(message)
 
     def fail(self, error: PsfleetError) -> None:
         """End the call with an error."""
         if self._finish():
+            log_refusal(error)
             error_status.failure(self._context, error)
-            self._send(None)
+            self._end(None)
 
-    def measure(self, *latencies: LatencyHistogram) -> None:
-        """Count the time since the call came, the same in all of them."""
+    def measure(self, latency: LatencyHistogram) -> None:
+        """Count the time since the call came."""
         spent = time.perf_counter_ns() - self._began
-        for latency in latencies:
-            latency.counts[spent.bit_length()] += 1
-            latency.total += spent
+        latency.counts[spent.bit_length()] += 1
+        latency.total += spent
 
-    def park(self, deadlines: "Deadlines", expire: Callable[[], None]) -> None:
-        """Defer the reply; call `expire` when its deadline passes or its client is gone."""
-        self._parked = deadlines
-        remaining = min(self._context.time_remaining(), LONGEST)
-        deadlines.watch(self, time.monotonic() + max(remaining - GRACE / 2, 0), expire)
-        if not self._context.add_callback(lambda: self._lose(expire)):
-            expire()
+    def park(
+        self, deadlines: "Deadlines", expire: Callable[[], None], most: float = LONGEST
+    ) -> None:
+        """Defer the reply; call `expire` after `most` seconds, at its deadline or when its client is gone.
+
+        `expire` may wait for a standby. So it never runs in a thread of gRPC or HTTP/2, which may be the one
+        that the standby's messages come by.
+        """
+        self._deadlines = deadlines
+        remaining = min(self._context.time_remaining(), LONGEST) - GRACE / 2
+        deadlines.watch(self, time.monotonic() + max(min(remaining, most), 0), expire)
+        if not self._context.add_callback(lambda: deadlines.hasten(self)):
+            deadlines.hasten(self)
         if self.done:  # answered by another thread meanwhile
             deadlines.forget(self)
-
-    def _lose(self, expire: Callable[[], None]) -> None:
-        """Expire the call if it ended without an answer: its client is gone. gRPC hides what this raises."""
-        if not self.done:
-            with ends_process("the end of a call"):
-                expire()
 
     def _finish(self) -> bool:
         with self._lock:
             first, self.done = not self.done, True
         if first:
-            waited = () if self.waited is None else (self.waited,)
-            self.measure(self._latency, *waited)
-        if first and self._parked is not None:
-            self._parked.forget(self)
+            spent = time.perf_counter_ns() - self._began
+            for latency in (self._latency, self.waited):
+                if latency is not None:
+                    latency.counts[spent.bit_length()] += 1
+                    latency.total += spent
+            if self._deadlines is not None:
+                self._deadlines.forget(self)
+            elif spent > SLOW:  # it has waited for no other worker
+                _log_slow(self._latency.name, spent)
         return first
 
 
 class _ImmediateReply(DeferredReply):
     """A call that must be answered before its handler returns."""
 
-    def park(self, deadlines: "Deadlines", expire: Callable[[], None]) -> None:
-        """See DeferredReply.park; its deadline is now."""
+    def park(
+        self, deadlines: "Deadlines", expire: Callable[[], None], most: float = LONGEST
+    ) -> None:
+        """Expire the call at once: its deadline is now."""
         expire()
 
 
 class Deadlines:
-    """One thread that expires waiting calls."""
+    """One thread that expires waiting calls.
+
+    Attributes:
+        live: The calls that wait, by number.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._numbers = itertools.count()
         self._heap: list[tuple[float, int]] = []
-        self._live: dict[int, tuple[DeferredReply, Callable[[], None]]] = {}
+        self.live: dict[int, tuple[DeferredReply, Callable[[], None]]] = {}
         self._of: dict[DeferredReply, int] = {}
         self._closed = False
         self._thread = ServiceThread(self._run, "deadlines")
@@ -149,19 +161,24 @@ class Deadlines:
         """Call `expire` at `at` (of time.monotonic) unless the reply is forgotten before."""
         with self._condition:
             number = next(self._numbers)
-            self._live[number] = (reply, expire)
+            self.live[number] = (reply, expire)
             self._of[reply] = number
             heapq.heappush(self._heap, (at, number))
             if self._heap[0][1] == number:
                 self._condition.notify()
 
+    def hasten(self, reply: DeferredReply) -> None:
+        """Expire the reply now if it still waits: its client is gone."""
+        with self._condition:
+            number = self._of.get(reply)
+            if number is not None:
+                heapq.heappush(self._heap, (-math.inf, number))
+                self._condition.notify()
+
     def forget(self, reply: DeferredReply) -> None:
         """The reply is answered."""
         with self._condition:
-            self._live.pop(self._of.pop(reply, -1), None)
-
-    def __len__(self) -> int:
-        return len(self._live)
+            self.live.pop(self._of.pop(reply, -1), None)
 
     def _run(self) -> None:
         while (expire := self._next()) is not None:
@@ -171,14 +188,14 @@ class Deadlines:
         """Wait for the next call that expires; None when stopped."""
         with self._condition:
             while not self._closed:
-                while self._heap and self._heap[0][1] not in self._live:
+                while self._heap and self._heap[0][1] not in self.live:
                     heapq.heappop(self._heap)  # answered long ago
                 if not self._heap:
                     self._condition.wait()
                 elif (left := self._heap[0][0] - time.monotonic()) > 0:
                     self._condition.wait(left)
                 else:
-                    reply, expire = self._live.pop(heapq.heappop(self._heap)[1])
+                    reply, expire = self.live.pop(heapq.heappop(self._heap)[1])
                     self._of.pop(reply, None)
                     return expire
             return None
@@ -208,10 +225,18 @@ def parkable(
         context: grpc.ServicerContext,
         send_response_callback: Callable[[bytes | None], None],
     ) -> None:
-        perform(behavior, request, DeferredReply(context, send_response_callback, measured))
+        end = functools.partial(_end, send_response_callback)
+        perform(behavior, request, DeferredReply(context, end, measured))
 
     handle.experimental_non_blocking = True  # type: ignore[attr-defined]
     return grpc.unary_stream_rpc_method_handler(handle)
+
+
+def _end(send: Callable[[bytes | None], None], message: bytes | None) -> None:
+    """End a call of gRPC with its message, if it has one."""
+    if message is not None:
+        send(message)
+    send(None)
 
 
 def prompt(
@@ -243,12 +268,16 @@ def immediate(
         try:
             return behavior(request)
         except Exception as error:
-            error_status.failure(context, as_psfleet_error(error))
+            refusal = as_psfleet_error(error)
+            log_refusal(refusal)
+            error_status.failure(context, refusal)
             return b""
         finally:
             spent = time.perf_counter_ns() - began
             measured.counts[spent.bit_length()] += 1
             measured.total += spent
+            if spent > SLOW:
+                _log_slow(behavior.__name__, spent)
 
     return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -257,7 +286,11 @@ def as_psfleet_error(error: Exception) -> PsfleetError:
     """The error to answer with. What is not psfleet's own is a bug: it goes to the log, whole."""
     if isinstance(error, PsfleetError):
         return error
-    with contextlib.suppress(OSError):
-        traceback.print_exception(error, file=sys.stderr)
+    _log.error("a call has failed", exc_info=error)
     words: Any = " ".join(str(error).split())
     return PsfleetError(f"the server failed: {type(error).__name__}: {words}; see its log")
+
+
+def _log_slow(name: str, spent: int) -> None:
+    seconds = spent / 1e9
+    _log.info(f"the call {name!r} took {seconds:.2f} s", extra={"seconds": round(seconds, 3)})

@@ -12,9 +12,7 @@ import grpc
 
 from psfleet.errors import ConfigError
 from psfleet.platform.sockets import LONGEST_PATH
-from psfleet.wire.access import Access
-
-__all__ = ["bind", "release"]
+from psfleet.wire.connections.access import Access
 
 
 def bind(server: grpc.Server, endpoint: str, access: Access) -> str:
@@ -71,8 +69,8 @@ def _try_port(endpoint: str) -> None:
     """Bind the port for a moment, because the system says more plainly what is wrong with it."""
     host, _, port = endpoint.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = addresses[0]
         with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

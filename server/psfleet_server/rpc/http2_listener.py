@@ -9,24 +9,29 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from psfleet.errors import ConfigError
-from psfleet.http2.http2_server import Behavior, Http2Server, IncomingCall, ServerSettings
-from psfleet.observability.latency import LatencyHistogram
+from psfleet.http2.http2_server import Http2Server
+from psfleet.http2.inbound_limits import InboundMessages
+from psfleet.http2.server_connection import Behavior, IncomingCall, ServerSettings
+from psfleet.observability.histograms import LatencyHistogram
 from psfleet.platform.sockets import LONGEST_PATH
 from psfleet.settings.limits import ServerLimits
-from psfleet.wire.access import Access, is_tcp
-from psfleet.wire.channel import HANDSHAKE
-from psfleet.wire.http2_access import accepts
-from psfleet_server.rpc.deferred_reply import DeferredReply, perform
+from psfleet.wire.connections.access import Access, is_tcp
+from psfleet.wire.connections.channel import HANDSHAKE
+from psfleet.wire.connections.http2_access import accepts
+from psfleet_server.rpc.connection_limit import BACKLOG
+from psfleet_server.rpc.deferred_reply import DeferredReply, as_psfleet_error
+from psfleet_server.rpc.rate_limited_log import RateLimitedLog
 
-__all__ = ["Http2Listener", "MeasuredMethod"]
+MeasuredMethod = tuple[Callable[..., Any], LatencyHistogram, bool]
+"""Handler of a call, the histogram of the time from a call to its reply, and whether it returns the reply.
 
-MeasuredMethod = tuple[Callable[[bytes, DeferredReply], None], LatencyHistogram]
-"""What answers a call, and what gets the time from the call to its answer."""
+It takes the request, and a DeferredReply if it does not return the reply.
+"""
 
 _SUFFIX = ".h2"
-_BACKLOG = 1024
 
 
 class Http2Listener:
@@ -35,13 +40,17 @@ class Http2Listener:
     Args:
         endpoint: The server's first endpoint, with its port.
         access: With what clients and server prove themselves over TCP.
-        limits: What it takes.
+        limits: Limits on connections and messages.
+        messages: Those of all endpoints of this server.
     """
 
-    def __init__(self, endpoint: str, access: Access, limits: ServerLimits) -> None:
+    def __init__(
+        self, endpoint: str, access: Access, limits: ServerLimits, messages: InboundMessages
+    ) -> None:
         self._endpoint = endpoint
         self._access = access
         self._limits = limits
+        self._messages = messages
         self._path = ""
         self._server: Http2Server | None = None
 
@@ -68,7 +77,9 @@ class Http2Listener:
         )
         behaviors = {name: _answering(*method) for name, method in methods.items()}
         wrap = accepts(self._access, self._endpoint)
-        self._server = Http2Server(listener, wrap, behaviors, settings)
+        self._server = Http2Server(
+            listener, wrap, behaviors, settings, RateLimitedLog().say, self._messages
+        )
         self._server.start()
         return (0, self._path) if self._path else (listener.getsockname()[1], "")
 
@@ -84,14 +95,14 @@ class Http2Listener:
             if is_tcp(self._endpoint):
                 host = self._endpoint.rpartition(":")[0].strip("[]")
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+                return socket.create_server((host, 0), family=family, backlog=BACKLOG)
             Path(path).unlink(missing_ok=True)  # of the process that had the first endpoint
             listener = socket.socket(socket.AF_UNIX)
             with contextlib.ExitStack() as stack:
                 stack.callback(listener.close)
                 listener.bind(path)
                 os.chmod(path, 0o600)
-                listener.listen(_BACKLOG)
+                listener.listen(BACKLOG)
                 stack.pop_all()
         except OSError as error:
             raise ConfigError(
@@ -103,9 +114,16 @@ class Http2Listener:
 
 
 def _answering(
-    method: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram
+    method: Callable[..., Any], latency: LatencyHistogram, returns_reply: bool
 ) -> Behavior:
     def handle(request: bytes, call: IncomingCall) -> None:
-        perform(method, request, DeferredReply(call, call.send, latency))
+        reply = DeferredReply(call, call.end, latency)
+        try:
+            if returns_reply:
+                reply.complete(method(request))
+            else:
+                method(request, reply)
+        except Exception as error:
+            reply.fail(as_psfleet_error(error))
 
     return handle

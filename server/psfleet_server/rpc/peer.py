@@ -3,11 +3,9 @@
 import grpc
 
 from psfleet.errors import ServerUnavailable
-from psfleet.wire.access import Access
-from psfleet.wire.channel import await_connection, open_channel
-from psfleet.wire.error_status import error_of
-
-__all__ = ["Peer"]
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import await_connection, open_channel
+from psfleet.wire.connections.error_status import error_of
 
 _MOMENT = 0.5  # seconds
 
@@ -16,8 +14,8 @@ class Peer:
     """Calls to one server, made once each; it connects when it is first called.
 
     Args:
-        name: For messages: "server 1 at host:port".
-        endpoint: Where it listens.
+        name: Name for messages: "server 1 at host:port".
+        endpoint: Endpoint at which it listens.
         access: With what this process proves itself over TCP.
     """
 
@@ -32,19 +30,19 @@ class Peer:
         One that could not be made waits a moment for the connection, so that the next one finds it.
 
         Raises:
-            PsfleetError: What it ended with; ServerUnavailable if the server cannot be reached.
+            PsfleetError: The call failed; ServerUnavailable if the server cannot be reached.
         """
         try:
             stub = self._channel.unary_unary(f"/psfleet.v1.{method}", None, None)
-            answer: bytes = stub(request, timeout=seconds, metadata=self._access.metadata)
+            reply: bytes = stub(request, timeout=seconds, metadata=self._access.metadata)
         except grpc.RpcError as error:
-            found = error_of(error, self.name)
-            if isinstance(found, ServerUnavailable):
+            failure = error_of(error, self.name)
+            if isinstance(failure, ServerUnavailable):
                 await_connection(self._channel, self._access, min(seconds, _MOMENT))
-            raise found from None
+            raise failure from None
         except ValueError as error:  # the channel was closed meanwhile
             raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None
-        return answer
+        return reply
 
     def close(self) -> None:
         """Let go of the connection; calls under way fail. Safe to call twice."""

@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from psfleet.errors import FrameError
 from psfleet.runtime.interface import Read
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import CompressedValues, pack
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header, Outcome, Segment
-
-__all__ = ["PullResponse", "lay_out", "lay_out_in", "push_response"]
+from psfleet.wire.wire_formats import CompressedValues
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -27,7 +25,7 @@ class PullResponse:
     """The answer to a pull.
 
     Attributes:
-        message: What is sent, once all is in place; empty: the values are in shared memory.
+        message: Message to send, once all is in place; empty: the values are in shared memory.
         size: Bytes that travel, in the message or in shared memory.
         saved: By which they would be more in float32.
         values: An array for the values of each read, to be filled by the tables.
@@ -57,7 +55,7 @@ class PullResponse:
     def finish(self, outcome: Outcome, view: int) -> bytes:
         """The tables have filled `values`: put those that are packed in their rooms. What is sent."""
         for values, packed in self._packed:
-            pack(values, packed)
+            packed.pack(values)
         if self.message:
             return self.message
         message = _placed(outcome, view)
@@ -90,15 +88,15 @@ def lay_out_in(
     Raises:
         FrameError: One lies outside of the memory, or across its words.
     """
-    laid = PullResponse()
+    response = PullResponse()
     for place, read in zip(places, reads, strict=True):
         if place % _WORD:
             raise FrameError(f"a place at {place} is no multiple of {_WORD}")
         shape = shape_of(read)
         size = CompressedValues.size_of(read.format, shape)
-        laid.add(read, shape, memory.part(place, size))
-        laid.size += size
-    return laid
+        response.add(read, shape, memory.part(place, size))
+        response.size += size
+    return response
 
 
 def lay_out(
@@ -107,8 +105,8 @@ def lay_out(
     """An answer with the values in its message. They must be there before it is sent.
 
     Args:
-        header: Of the answer; the segments are added to it.
-        reads: What is asked for.
+        header: Header of the response; the segments are added to it.
+        reads: Reads to answer.
         shape_of: The shape of a read's values.
 
     Raises:
@@ -120,10 +118,10 @@ def lay_out(
     ]
     header.segments.extend(map(_segment, reads, shapes))
     message, rooms = _rooms(header, sizes)
-    laid = PullResponse(message, len(message))
+    response = PullResponse(message, len(message))
     for read, shape, room in zip(reads, shapes, rooms, strict=True):
-        laid.add(read, shape, room)
-    return laid
+        response.add(read, shape, room)
+    return response
 
 
 def _segment(read: Read, shape: tuple[int, ...]) -> Segment:

@@ -3,15 +3,15 @@
 import threading
 import time
 
-from psfleet.platform.notices import say
+from psfleet.platform.logs import log_of
 
-__all__ = ["RateLimitedLog"]
+_log = log_of(__name__)
 
 _QUIET = 1.0  # seconds between two lines
 
 
 class RateLimitedLog:
-    """Writes a line to standard error, unless it wrote one just now. Any thread may call."""
+    """Logs a line as a warning, unless it logged one just now. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class RateLimitedLog:
         self._unsaid = 0
 
     def say(self, line: str) -> None:
-        """Write the line, with the number of lines that were left out since the last one."""
+        """Log the line, with the number of lines that were left out since the last one."""
         with self._lock:
             now = time.monotonic()
             if now - self._said_at < _QUIET:
@@ -27,4 +27,4 @@ class RateLimitedLog:
                 return
             more = f" (and {self._unsaid} more)" if self._unsaid else ""
             self._said_at, self._unsaid = now, 0
-        say(line + more)
+        _log.warning(line + more)

@@ -1,15 +1,19 @@
-"""The methods of the service Coordinator, which server 0 answers."""
+"""The methods of the services Coordinator and Membership."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from psfleet.data.assignment import RoundPlan
+from psfleet.datasets.assignment import RoundPlan
 from psfleet.errors import FrameError, ShapeError
+from psfleet.platform.logs import FIRST_NONFINITE
 from psfleet.schema.table import MAX_AXES
-from psfleet.wire.membership_messages import write_plan, write_ranges
+from psfleet.shard.membership_view import PrepareView
+from psfleet.wire.membership_messages import INSTALL, PLAN_ENTRY, write_report
+from psfleet.wire.message_converter import write_pairs
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2
 from psfleet_server.coordinator.barriers import DTYPES, Arrival, ModeRequest
 from psfleet_server.coordinator.coordinator import Coordinator
@@ -17,9 +21,8 @@ from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply
+from psfleet_server.rpc.refused_calls import explained
 from psfleet_server.services.protobuf_messages import encoded, parsed
-
-__all__ = ["CoordinatorService"]
 
 
 class CoordinatorService:
@@ -29,100 +32,123 @@ class CoordinatorService:
         self._host = host
 
     def register(self, request: bytes, reply: DeferredReply) -> None:
-        asked = parsed(coordinator_pb2.RegisterRequest, request)
-        if asked.servers:
-            self._host.find(asked.servers)
+        message = parsed(coordinator_pb2.RegisterRequest, request)
+        if message.servers:
+            self._host.find(message.servers)
         self._host.meet(
-            lambda c: c.register(asked.worker, asked.boot, asked.workers, reply),
+            lambda c: c.register(message.worker, message.boot, message.workers, reply),
             reply,
             registers=True,
         )
 
-    def deal(self, request: bytes) -> bytes:
-        asked = parsed(membership_pb2.DealRequest, request)
-        order = DatasetRequest(
-            asked.dataset,
-            asked.size,
-            asked.batch,
-            asked.epochs,
-            asked.seed,
-            asked.round,
-            asked.lease,
-            asked.used,
-            max(asked.group, 1),
-            self._used(asked.worker, asked.incarnation),
+    def assign_data(self, request: bytes) -> bytes:
+        message = parsed(membership_pb2.AssignDataRequest, request)
+        dataset_request = DatasetRequest(
+            message.dataset,
+            message.size,
+            message.batch,
+            message.epochs,
+            message.seed,
+            message.round,
+            message.lease,
+            message.used,
+            max(message.group, 1),
+            self._used(message.worker, message.incarnation),
         )
         coordinator = self._host.coordinator
         assert coordinator is not None
-        with self._host.changing():
-            dealt = coordinator.deal(asked.worker, asked.incarnation, order)
-            reply = membership_pb2.DealReply(view=coordinator.view, ended=dealt == ())
+        with self._host.mutating(), explained(coordinator.recent):
+            dealt = coordinator.assign_data(message.worker, message.incarnation, dataset_request)
+            reply = membership_pb2.AssignDataReply(view=coordinator.view, ended=dealt == ())
         if isinstance(dealt, RoundPlan):
-            reply.plan.extend(write_plan(dealt))
+            reply.plan.extend(map(PLAN_ENTRY.write, dealt.entries))
         elif dealt is not None:
-            reply.lease.extend(write_ranges(dealt))
+            reply.lease.extend(write_pairs(dealt))
         return encoded(reply)
 
     def _used(self, worker: int, incarnation: int) -> int:
-        """Leases that the life has used up, as far as its pushes here say."""
+        """Leases that the incarnation has used up, as far as its pushes here say."""
         with self._host.lock:
             workers = self._host.shard.workers
-            own = workers.lives.get(worker) == incarnation
+            own = workers.incarnations.get(worker) == incarnation
             return workers.positions.get(worker, (0, 0))[0] if own else 0
 
     def barrier(self, request: bytes, reply: DeferredReply) -> None:
-        asked = parsed(coordinator_pb2.BarrierRequest, request)
-        arrival = Arrival(asked.worker, asked.incarnation, asked.number)
-        wish = self._host.wishes.look()
+        message = parsed(coordinator_pb2.BarrierRequest, request)
+        arrival = Arrival(message.worker, message.incarnation, message.number)
+        mode_request = self._host.mode_requests.look()
 
         def arrive(coordinator: Coordinator) -> Sequence[Outcome]:
-            coordinator.orders.wish = wish or coordinator.orders.wish
+            coordinator.worker_requests.mode_request = (
+                mode_request or coordinator.worker_requests.mode_request
+            )
             return coordinator.arrive(arrival, reply)
 
         self._host.meet(arrive, reply)
-        self._told(wish)
+        self._told(mode_request)
 
-    def _told(self, wish: ModeRequest | None) -> None:
-        """Let whoever wants another mode know when the workers have been told."""
+    def _told(self, mode_request: ModeRequest | None) -> None:
+        """Confirm a mode request when the workers have received it."""
         coordinator = self._host.coordinator
-        if wish is not None and coordinator is not None:
+        if mode_request is not None and coordinator is not None:
             with self._host.lock:
-                told = coordinator.meetings.last_told()
-            self._host.wishes.told(told)
+                number = coordinator.collectives.last_told()
+            self._host.mode_requests.told(number)
 
     def all_reduce(self, request: bytes, reply: DeferredReply) -> None:
-        asked = parsed(coordinator_pb2.AllReduceRequest, request)
+        message = parsed(coordinator_pb2.AllReduceRequest, request)
         arrival = Arrival(
-            asked.worker,
-            asked.incarnation,
-            asked.number,
-            asked.mode,
-            _array(asked),
-            asked.change,
-            asked.round,
-            (asked.leases, asked.samples),
+            message.worker,
+            message.incarnation,
+            message.number,
+            message.mode,
+            _array(message),
+            message.change,
+            message.round,
+            (message.leases, message.samples),
         )
         self._host.meet(lambda c: c.arrive(arrival, reply), reply)
 
-    def beat(self, request: bytes) -> bytes:
-        asked = parsed(membership_pb2.BeatRequest, request)
-        beat = Heartbeat(asked.index, asked.server, asked.incarnation, asked.boot, asked.step)
+    def take_heartbeat(self, request: bytes) -> bytes:
+        message = parsed(membership_pb2.HeartbeatRequest, request)
+        heartbeat = Heartbeat(
+            message.index, message.server, message.incarnation, message.boot, message.step
+        )
         coordinator = self._host.coordinator
         assert coordinator is not None
-        is_first = (asked.server, asked.index) not in coordinator.beats
+        is_first = (message.server, message.index) not in coordinator.heartbeats
+        reports, first, now = self._host.worker_reports, "", time.monotonic()
         with self._host.lock:
-            orders = coordinator.beat(beat, time.monotonic())
-            reply = membership_pb2.BeatReply(view=coordinator.view)
-            if not asked.server:
-                reply.wants_metrics = self._host.worker_reports.take(asked.index, asked.metrics)
-            if orders.snapshot is not None:
-                reply.snapshot.number, reply.snapshot.view = orders.snapshot
-            news = asked.server and coordinator.is_busy
+            worker_requests = coordinator.take_heartbeat(heartbeat, now)
+            reply = membership_pb2.HeartbeatReply(view=coordinator.view)
+            if not message.server:
+                reply.wants_metrics = reports.take(message.index, message.metrics)
+                if message.nonfinite or reports.nonfinite.is_pending:
+                    first = reports.nonfinite.take(
+                        message.nonfinite,
+                        message.nonfinite_at,
+                        now,
+                        _oldest_heartbeat(coordinator, now),
+                    )
+            if worker_requests.snapshot is not None:
+                reply.snapshot.number, reply.snapshot.view = worker_requests.snapshot
+            news = message.server and coordinator.is_busy
         if news:  # a server that has started again waits for its view
             self._host.poke()
         if is_first:
             self._host.members_changed()
+        if first:
+            reports.tell(FIRST_NONFINITE + first)
         return encoded(reply)
+
+
+def _oldest_heartbeat(coordinator: Coordinator, now: float) -> float:
+    """Return when the worker was heard that has been silent for longest; -infinity: one never was."""
+    never = (None, -math.inf)
+    workers = coordinator.members.present()
+    return min(
+        (coordinator.heartbeats.get((False, seat), never)[1] for seat in workers), default=now
+    )
 
 
 def _array(asked: Any) -> Any:
@@ -141,3 +167,26 @@ def _array(asked: Any) -> Any:
             f"{count * dtype.itemsize} bytes and brings {len(asked.value)}"
         )
     return np.frombuffer(asked.value, dtype).reshape(tuple(asked.shape))
+
+
+class MembershipService:
+    """Methods of the service Membership."""
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+
+    def freeze(self, request: bytes) -> bytes:
+        message = parsed(membership_pb2.FreezeRequest, request)
+        reply = membership_pb2.FreezeReply(boot=self._host.boot)
+        if message.boot == self._host.boot:
+            self._host.aim(message.coordinator)
+            report = self._host.freeze(PrepareView(message.view, dict(message.ended)))
+            reply.standing.CopyFrom(write_report(report))
+        return encoded(reply)
+
+    def install(self, request: bytes) -> bytes:
+        message = parsed(membership_pb2.InstallRequest, request)
+        meant = message.boot == self._host.boot
+        if meant:
+            self._host.install(INSTALL.read(message))
+        return encoded(membership_pb2.InstallReply(boot=self._host.boot, installed=meant))

@@ -7,20 +7,21 @@ metrics and standbys have their methods beside what these do, snapshots in snaps
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import grpc
 
 from psfleet.consistency import NO_MODE
-from psfleet.observability.latency import LatencyHistogram
+from psfleet.observability.histograms import LatencyHistogram
+from psfleet.wire import frame
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable, prompt
 from psfleet_server.rpc.http2_listener import MeasuredMethod
-from psfleet_server.services.coordinator_service import CoordinatorService
-from psfleet_server.services.membership_service import MembershipService
+from psfleet_server.services.coordinator_service import CoordinatorService, MembershipService
+from psfleet_server.services.follower_service import FollowerService
 from psfleet_server.services.shard_service import ShardService
 
-__all__ = ["handlers", "tensor_methods"]
+B = TypeVar("B", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PromptMethod:
     @property
     def measured_method(self) -> MeasuredMethod:
         """Answers it over HTTP/2."""
-        return (lambda request, reply: reply.answer(self.behavior(request))), self.measured
+        return self.behavior, self.measured, True
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class WaitingMethod:
 
     @property
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
-        """See PromptMethod."""
+        """Handler of the method over gRPC."""
         return parkable(self.behavior, self.measured)
 
     @property
@@ -71,22 +72,24 @@ class WaitingMethod:
 
     @property
     def measured_method(self) -> MeasuredMethod:
-        """See PromptMethod."""
-        return self.behavior, self.measured
+        """Handler of the method over HTTP/2, with its latency histogram."""
+        return self.behavior, self.measured, False
 
 
 Method = PromptMethod | WaitingMethod
 
 
 def _shard_methods(host: ShardHost) -> tuple[Method, ...]:
-    """Of the service Shard. Those that wait do so in some modes only."""
-    shard, times = _shard_service(host), host.latencies
+    """Return the methods of the service Shard. Those that may wait do so in some modes only."""
+    shard, times = ShardService(host), host.latencies
     pulls = times.of("pull", "Time to answer a pull, with waiting")
     exchanges = times.of("exchange", "Time to answer a push with the pull behind it")
     return (
-        PromptMethod("Push", shard.push, times.push, over_http2=True),
+        PromptMethod("Push", _traced(host, "Push", shard.push), times.push, over_http2=True),
         WaitingMethod("Pull", shard.pull, pulls, over_http2=True),
-        WaitingMethod("Exchange", shard.exchange, exchanges, over_http2=True),
+        WaitingMethod(
+            "Exchange", _traced(host, "Exchange", shard.exchange), exchanges, over_http2=True
+        ),
         PromptMethod("Attach", shard.attach),
         PromptMethod("Join", shard.join),
         PromptMethod("Leave", shard.leave),
@@ -106,28 +109,37 @@ def _membership_methods(host: ShardHost) -> tuple[Method, ...]:
     return PromptMethod("Freeze", members.freeze), PromptMethod("Install", members.install)
 
 
+def _follower_methods(host: ShardHost) -> tuple[Method, ...]:
+    followers = FollowerService(host)
+    return (
+        WaitingMethod("ReadChanges", followers.read_changes),
+        PromptMethod("ReadRows", followers.read_rows),
+    )
+
+
 def _coordinator_methods(host: ShardHost) -> tuple[Method, ...]:
     coordinator = CoordinatorService(host)
     return (
         WaitingMethod("Register", coordinator.register),
         WaitingMethod("Barrier", coordinator.barrier),
         WaitingMethod("AllReduce", coordinator.all_reduce),
-        PromptMethod("Beat", coordinator.beat),
-        PromptMethod("Deal", coordinator.deal),
+        PromptMethod("Heartbeat", coordinator.take_heartbeat),
+        PromptMethod("AssignData", coordinator.assign_data),
     )
 
 
 def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
-    """What a server with this host answers."""
+    """Return the handlers of a server with this host."""
     shard = _shard_methods(host)
-    found = [
+    services = [
         _ImmediateHandlers(host, shard),
         _service("Shard", shard),
         _service("Membership", _membership_methods(host)),
+        _service("Followers", _follower_methods(host)),
     ]
     if host.coordinator is not None:
-        found.append(_service("Coordinator", _coordinator_methods(host)))
-    return found
+        services.append(_service("Coordinator", _coordinator_methods(host)))
+    return services
 
 
 def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
@@ -148,12 +160,28 @@ def _path(service: str, method: str) -> str:
     return f"/psfleet.v1.{service}/{method}"
 
 
-def _shard_service(host: ShardHost) -> ShardService:
-    if host.tracing is None:
-        return ShardService(host)
-    from psfleet_server.services.traced_shard_service import TracedShardService
+def _traced(host: ShardHost, method: str, behavior: B) -> B:
+    """Return the behavior, with a span for each push that its worker traces if this server traces.
 
-    return TracedShardService(host, host.tracing)
+    The span of an exchange ends when the pull is answered, or waits for other workers.
+    """
+    tracing = host.tracing
+    if tracing is None:
+        return behavior
+
+    def traced(request: bytes, *reply: DeferredReply) -> Any:
+        header, _ = frame.decode(request)
+        if not header.traceparent:
+            return behavior(request, *reply)
+        attributes: dict[str, str | int] = {
+            "psfleet.worker": header.worker,
+            "psfleet.push": header.sequence,
+            "psfleet.request.bytes": len(request),
+        }
+        with tracing.serving(f"psfleet.v1.Shard/{method}", header.traceparent, attributes):
+            return behavior(request, *reply)
+
+    return cast(B, traced)
 
 
 class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time

@@ -8,14 +8,12 @@ from psfleet.observability.exposition import encode
 from psfleet.wire.body import parse
 from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest, ProcessMetrics
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.observability.server_metrics import ServerMetrics
 from psfleet_server.rpc.deferred_reply import immediate
-
-__all__ = ["metrics_handler"]
+from psfleet_server.server_metrics import ServerMetrics
 
 
 def metrics_handler(host: ShardHost, metrics: ServerMetrics) -> "grpc.GenericRpcHandler[Any, Any]":
-    """What a server answers to whoever watches the job."""
+    """Return the handler of requests for metrics, from outside the job."""
 
     def collect(request: bytes) -> bytes:
         parse(CollectRequest, request)

@@ -8,12 +8,12 @@ import grpc
 import numpy as np
 
 from psfleet.errors import ProtocolError
-from psfleet.platform.service_thread import ServiceThread
-from psfleet.shard.events import CreateTable, Record, RestorePart
-from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.platform.threads import ServiceThread
+from psfleet.shard.events import CreateTable, FrozenShard, Record, RestorePart
 from psfleet.tables.row_snapshot import FrozenTable
-from psfleet.wire import error_status, replication
+from psfleet.wire import replication
 from psfleet.wire.body import parse
+from psfleet.wire.connections import error_status
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability.log import VERSION
@@ -23,8 +23,6 @@ from psfleet_server.durability.recovery import copied
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import as_psfleet_error
 from psfleet_server.services.protobuf_messages import encoded
-
-__all__ = ["feeds_standby", "replica_handler"]
 
 
 def feeds_standby(host: ShardHost) -> None:
@@ -54,7 +52,7 @@ def feeds_standby(host: ShardHost) -> None:
 
 
 def replica_handler(host: ShardHost) -> "grpc.GenericRpcHandler[Any, Any]":
-    """What a server answers to its standby."""
+    """Return the handler of calls from this server's standby."""
     return grpc.method_handlers_generic_handler(
         "psfleet.v1.Replica",
         {"Follow": grpc.stream_stream_rpc_method_handler(_ReplicaService(host).follow)},
@@ -75,40 +73,40 @@ class _ReplicaService:
 
     def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         host, feed = self._host, self._host.feed
-        asked = _read(next(requests))
-        if asked.server != host.shard.index:
+        request = _read(next(requests))
+        if request.server != host.shard.index:
             raise ProtocolError(
-                f"a standby of server {asked.server} has come to server {host.shard.index}"
+                f"a standby of server {request.server} has come to server {host.shard.index}"
             )
-        if asked.version != VERSION:
+        if request.version != VERSION:
             raise ProtocolError(
-                f"a standby reads records of version {asked.version}, this server writes version "
+                f"a standby reads records of version {request.version}, this server writes version "
                 f"{VERSION}; start both with the same version of psfleet"
             )
         with host.lock:
-            last = feed.attach(asked.attach)
+            last = feed.attach(request.attach)
             frozen = host.shard.freeze()
             kind, state = copied(frozen.state, host.coordinator)
-        if not context.add_callback(lambda: feed.lose(asked.attach)):
-            feed.lose(asked.attach)
-        ServiceThread(_listen, "standby", (feed, asked.attach, requests)).start()
+        if not context.add_callback(lambda: feed.lose(request.attach)):
+            feed.lose(request.attach)
+        ServiceThread(_listen, "standby", (feed, request.attach, requests)).start()
         with contextlib.closing(frozen):
             for record in _copy(frozen):
                 yield from _messages(ShippedRecord(0, *_encoded(record)))
         yield from _messages(ShippedRecord(last, kind, joined(state)))
-        for fed in feed.records(asked.attach):
+        for fed in feed.records(request.attach):
             yield from _messages(fed)
         yield encoded(FollowReply(over=True))
 
 
 def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
-    """What the standby says, until its stream ends."""
-    for said in _said(requests):
-        if said.term:
-            feed.depose(said.term)
-        feed.took(attach, said.taken)
-        if said.metrics:
-            feed.told(attach, said.metrics)
+    """Handle the messages of the standby, until its stream ends."""
+    for message in _said(requests):
+        if message.term:
+            feed.depose(message.term)
+        feed.took(attach, message.taken)
+        if message.metrics:
+            feed.told(attach, message.metrics)
     feed.lose(attach)
 
 
@@ -144,7 +142,7 @@ def _encoded(record: Record) -> tuple[int, bytes]:
 
 
 def _messages(fed: ShippedRecord) -> Iterator[bytes]:
-    """What is fed, as messages."""
+    """Yield the messages for one record."""
     if not fed.kind:
         if fed.wants_metrics:
             yield encoded(FollowReply(wants_metrics=True))

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+from numpy.typing import NDArray
 
 from psfleet.checkpoint import Snapshot
 from psfleet.errors import (
@@ -15,10 +16,11 @@ from psfleet.errors import (
     UnknownTable,
 )
 from psfleet.kernels.dedup import first_repeat
+from psfleet.platform.logs import log_of
 from psfleet.runtime.interface import Gradient, missing_table
 from psfleet.schema.table import TableSpec, key_of
-from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
+from psfleet.shard.server_group import dense_range
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.mode_messages import mode_fields
@@ -27,14 +29,14 @@ from psfleet.wire.shared_memory import MemoryHandle
 from psfleet.wire.table_messages import read_spec, write_evictions, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
+from psfleet.wire.worker_requests import JOIN, LEAVE, SHRINK, read_push
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.call_layout import CallLayout, is_lasting, lay_out_call
 from psfleet_server.rpc.deferred_reply import DeferredReply
 from psfleet_server.rpc.pull_response import push_response
 from psfleet_server.services.protobuf_messages import encoded, parsed
 
-__all__ = ["ShardService"]
+_log = log_of(__name__)
 
 _PAGE = 256 << 20  # bytes of an answer to ReadState
 _MOST_EVICTIONS = 1 << 20  # of an answer to Evictions
@@ -50,15 +52,15 @@ class ShardService:
     def push(self, request: bytes) -> bytes:
         header, call = self._open(request)
         self._host.bytes.push += len(request)
-        asked = call.asked
-        if asked.reads:
+        tensors = call.asked
+        if tensors.reads:
             raise FrameError("the frame of a push has a read; make an exchange of it")
         if call.room is not None and self._host.shard.consistency.declared.has_rounds:
             # The push is held for its round; its places go back to the worker with the answer.
-            asked = dataclasses.replace(asked, gradients=[*map(_kept, asked.gradients)])
-        answer = self._host.ask(self._push(header, asked))
-        assert answer.outcome is not None
-        return push_response(OUTCOMES[answer.outcome])
+            tensors = dataclasses.replace(tensors, gradients=[*map(_kept, tensors.gradients)])
+        reply = self._host.ask(self._push(header, tensors))
+        assert reply.outcome is not None
+        return push_response(OUTCOMES[reply.outcome])
 
     def pull(self, request: bytes, reply: DeferredReply) -> None:
         header, call = self._open(request)
@@ -68,28 +70,32 @@ class ShardService:
         if header.seatless:
             if call.room is not None:
                 raise FrameError("a pull without a seat is in shared memory; send its tensors")
-            reply.answer(self._host.read(call.asked.reads))
+            reply.complete(self._host.read(call.asked.reads))
             return
-        reply.response = call.response()
+        reply.response = None if call.room is None else call.room.again()
         self._host.submit(_pull(header, call.asked), reply)
 
     def exchange(self, request: bytes, reply: DeferredReply) -> None:
         header, call = self._open(request)
         self._host.bytes.exchange += len(request)
-        reply.response = call.response()
+        reply.response = None if call.room is None else call.room.again()
         self._host.exchange(self._push(header, call.asked), _pull(header, call.asked), reply)
 
     def attach(self, request: bytes) -> bytes:
-        asked = parsed(shard_pb2.AttachRequest, request)
+        message = parsed(shard_pb2.AttachRequest, request)
         with self._host.lock:
-            self._host.shard.workers.admit(asked.worker, asked.incarnation)
-        if asked.bytes > self._host.limits.lane:
+            self._host.shard.workers.admit(message.worker, message.incarnation)
+        if message.bytes > self._host.limits.lane:
             raise LimitExceeded(
-                f"worker {asked.worker} offers {asked.bytes} bytes of shared memory, the limit is "
+                f"worker {message.worker} offers {message.bytes} bytes of shared memory, the limit is "
                 f"{self._host.limits.lane}; raise lane in PSFLEET_LIMITS"
             )
-        offer = MemoryHandle(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
-        shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation, offer)
+        offer = MemoryHandle(
+            message.boot, message.pid, message.descriptor, message.bytes, message.token
+        )
+        shared = self._host.lanes.attach(
+            message.worker, message.incarnation, message.generation, offer
+        )
         return encoded(shard_pb2.AttachReply(attached=shared))
 
     def _open(self, request: bytes) -> tuple[Header, CallLayout]:
@@ -98,14 +104,12 @@ class ShardService:
         layout, head, payload = frame.split(request)
         header = frame.read_header(head)
         call = lanes.known(header, layout) if layout and not header.segments else None
-        if call is not None:
-            lanes.of(header)
-        else:
+        if call is None:
             header = frame.read_header(layout + head) if layout else header
             memory = lanes.of(header)
             content = payload if memory is None else memory.bytes
-            asked = segments.read_request(header, content, self._spec_of)
-            call = lay_out_call(asked, memory, self._host.shard.tables.shape_of)
+            tensors = segments.read_request(header, content, self._spec_of)
+            call = lay_out_call(tensors, memory, self._host.shard.tables.shape_of)
             if memory is not None and layout and is_lasting(layout, header):
                 lanes.keep(header, layout, call)
         if call.room is not None:
@@ -114,60 +118,63 @@ class ShardService:
 
     def _push(self, header: Header, asked: TensorRequest) -> Push:
         for gradient in asked.gradients:
-            _refuse_repeats(gradient, self._spec_of(gradient.table))
+            if gradient.ids is not None:
+                _refuse_repeats(gradient.ids, self._tables[gradient.table].spec)
         cut = (header.cut, header.cut_after) if header.cut else None
         return read_push(header, tuple(asked.gradients), cut)
 
     def join(self, request: bytes) -> bytes:
-        asked = parsed(shard_pb2.JoinRequest, request)
-        join = read_join(asked)
-        answer = self._host.ask(join)
-        self._host.lanes.drop(asked.worker, before=asked.incarnation)
+        message = parsed(shard_pb2.JoinRequest, request)
+        join = JOIN.read(message)
+        reply = self._host.ask(join)
+        self._host.lanes.drop(message.worker, before=message.incarnation)
         shard = self._host.shard
         return encoded(
             shard_pb2.JoinReply(
                 server=shard.index,
                 servers=shard.servers,
-                sequence=answer.number,
-                clock=answer.clock,
+                sequence=reply.number,
+                clock=reply.clock,
                 switches=shard.consistency.switches,
                 **mode_fields(shard.consistency.declared if shard.mode else join.mode),
             )
         )
 
     def leave(self, request: bytes) -> bytes:
-        asked = parsed(shard_pb2.LeaveRequest, request)
-        answer = self._host.ask(read_leave(asked))
-        if not asked.rest:
-            self._host.lanes.drop(asked.worker)
+        message = parsed(shard_pb2.LeaveRequest, request)
+        reply = self._host.ask(LEAVE.read(message))
+        if not message.rest:
+            fields = {"worker": message.worker, "incarnation": message.incarnation}
+            _log.info(f"worker {message.worker} has left", extra=fields)
+            self._host.lanes.drop(message.worker)
             if self._host.coordinator is not None:
-                self._host.meet(lambda c: c.leave(asked.worker, asked.incarnation))
+                self._host.meet(lambda c: c.leave(message.worker, message.incarnation))
             self._host.end_if_over()
-        return encoded(shard_pb2.LeaveReply(remaining=answer.number))
+        return encoded(shard_pb2.LeaveReply(remaining=reply.number))
 
     def create_table(self, request: bytes) -> bytes:
-        asked = parsed(shard_pb2.CreateTableRequest, request)
-        if asked.spec == shard_pb2.TableSpec(name=asked.spec.name):
-            return self._definition(asked.spec.name)
-        spec = read_spec(asked.spec)
-        if len(asked.value) % 4:
+        message = parsed(shard_pb2.CreateTableRequest, request)
+        if message.spec == shard_pb2.TableSpec(name=message.spec.name):
+            return self._definition(message.spec.name)
+        spec = read_spec(message.spec)
+        if len(message.value) % 4:
             raise FrameError(
-                f"table {spec.name!r}: a first value of {len(asked.value)} bytes is "
+                f"table {spec.name!r}: a first value of {len(message.value)} bytes is "
                 "no whole number of float32"
             )
-        value = np.frombuffer(asked.value, "<f4")
-        with self._host.changing():
+        value = np.frombuffer(message.value, "<f4")
+        with self._host.mutating():
             self._refuse_if_awaited(spec, len(value))
             self._refuse_if_too_many(spec)
-            made = self._host.shard.create(spec, value, asked.worker)
+            made = self._host.shard.create(spec, value, message.worker)
             tables = self._host.shard.tables
-            # By the seat: if the maker dies between two servers, its next life goes on.
-            created = tables.makers.get(spec.key) == asked.worker
+            # By the seat: if the maker dies between two servers, its next incarnation goes on.
+            created = tables.makers.get(spec.key) == message.worker
             there = None if made else write_spec(tables[spec.key].spec)
         return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created, spec=there))
 
     def _definition(self, name: str) -> bytes:
-        """The answer to whoever wants to read a table and does not know what it is."""
+        """Return the specification of a table for a reader that does not know it."""
         with self._host.lock:
             tables = self._host.shard.tables
             found = tables.get(key_of(name))
@@ -195,17 +202,17 @@ class ShardService:
             raise NotReady(f"table {spec.name!r} is not yet on server {shard.index}")
 
     def read_state(self, request: bytes) -> bytes:
-        asked = parsed(shard_pb2.StateRequest, request)
+        message = parsed(shard_pb2.StateRequest, request)
         with self._host.lock:
-            table = self._host.shard.tables[asked.table]
+            table = self._host.shard.tables[message.table]
         # The table's own lock is enough; pushes to others go on.
-        limit = min(asked.limit, _page(table.spec))
+        limit = min(message.limit, _page(table.spec))
         if isinstance(table, DenseTable):
-            step, values = table.part(asked.offset, asked.offset + limit)
-            state = PartState(asked.table, step, values)
+            step, values = table.part(message.offset, message.offset + limit)
+            state = PartState(message.table, step, values)
         else:
-            step, rows = table.step, table.page(asked.offset, limit)
-            state = PartState(asked.table, step, rows.values, rows.ids, rows.touched, rows.scores)
+            step, rows = table.step, table.page(message.offset, limit)
+            state = PartState(message.table, step, rows.values, rows.ids, rows.touched, rows.scores)
         self._host.settle_read()
         return segments.message(Header(), [segments.write_state(state)])
 
@@ -218,35 +225,37 @@ class ShardService:
         return frame.encode(Header())
 
     def load(self, request: bytes) -> bytes:
-        asked = parsed(shard_pb2.LoadRequest, request)
+        message = parsed(shard_pb2.LoadRequest, request)
         shard, loaded = self._host.shard, 0
         try:
-            snapshot = Snapshot(_path(asked.path))
+            snapshot = Snapshot(_path(message.path))
             there = shard.tables.specs()
             for event in snapshot.events(shard.index, shard.servers, there=there):
                 if isinstance(event, CreateTable):
-                    with self._host.changing():
+                    with self._host.mutating():
                         shard.create(event.spec, event.value)
                 else:
                     self._host.ask(event)
                     loaded += len(event.columns.get("ids", event.columns.get("value", ())))
         except OSError as error:
             raise CheckpointError(
-                f"server {shard.index} cannot read {asked.path!r}: {error.strerror}"
+                f"server {shard.index} cannot read {message.path!r}: {error.strerror}"
             ) from None
         return encoded(shard_pb2.LoadReply(loaded=loaded))
 
     def shrink(self, request: bytes) -> bytes:
-        answer = self._host.ask(read_shrink(parsed(shard_pb2.ShrinkRequest, request)))
-        return encoded(shard_pb2.ShrinkReply(removed=answer.number))
+        reply = self._host.ask(SHRINK.read(parsed(shard_pb2.ShrinkRequest, request)))
+        return encoded(shard_pb2.ShrinkReply(removed=reply.number))
 
     def evictions(self, request: bytes) -> bytes:
-        asked = parsed(shard_pb2.EvictionsRequest, request)
+        message = parsed(shard_pb2.EvictionsRequest, request)
         with self._host.lock:
             tables = self._host.shard.tables
-            found = tables.evicted(asked.table, asked.position, min(asked.limit, _MOST_EVICTIONS))
+            evicted = tables.evicted(
+                message.table, message.position, min(message.limit, _MOST_EVICTIONS)
+            )
         self._host.settle_read()
-        return encoded(write_evictions(found))
+        return encoded(write_evictions(evicted))
 
     def status(self, request: bytes) -> bytes:
         parsed(shard_pb2.StatusRequest, request)
@@ -281,22 +290,17 @@ def _kept(gradient: Gradient) -> Gradient:
 
 
 def _page(spec: TableSpec) -> int:
-    """How many rows or values, with their state, one answer may hold."""
+    """Return the number of rows or values, with their state, that one reply may hold."""
     values = (1 + len(spec.rule.slots)) * (spec.dim if spec.kind == "sparse" else 1)
     return _PAGE // (4 * values + 8)
 
 
-def _refuse_repeats(gradient: Gradient, spec: TableSpec) -> None:
+def _refuse_repeats(ids: NDArray[np.int64], spec: TableSpec) -> None:
     """A row's rule must see the sum of its gradients, which the worker makes before it pushes."""
-    if (
-        gradient.ids is None
-        or spec.kind == "dense"
-        or (place := first_repeat(gradient.ids)) is None
-    ):
+    if spec.kind == "dense" or (place := first_repeat(ids)) is None:
         return
     raise IdError(
-        f"table {spec.name!r}: the push names id {gradient.ids[place]} twice; sum its rows "
-        "before the push"
+        f"table {spec.name!r}: the push names id {ids[place]} twice; sum its rows before the push"
     )
 
 

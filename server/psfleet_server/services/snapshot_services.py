@@ -23,15 +23,13 @@ from psfleet_server.snapshots.snapshot_events import (
 )
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 
-__all__ = ["snapshot_handlers"]
-
 
 def snapshot_handlers(
     host: ShardHost, runner: SnapshotRunner | None
 ) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
-    """What a server with this host answers; `runner`: on server 0."""
+    """Return the snapshot handlers of a server with this host; `runner`: on server 0."""
     parts = _SnapshotService(host)
-    found = [
+    services = [
         grpc.method_handlers_generic_handler(
             "psfleet.v1.Snapshots",
             {
@@ -44,9 +42,9 @@ def snapshot_handlers(
     ]
     if runner is not None:
         led = _SnapshotCoordination(host, runner)
-        found.append(
+        services.append(
             grpc.method_handlers_generic_handler(
-                "psfleet.v1.SnapshotLead",
+                "psfleet.v1.SnapshotCoordinator",
                 {
                     "Ready": parkable(led.ready),
                     "Keep": immediate(led.keep),
@@ -55,7 +53,7 @@ def snapshot_handlers(
                 },
             )
         )
-    return found
+    return services
 
 
 class _SnapshotService:
@@ -65,102 +63,110 @@ class _SnapshotService:
         self._host = host
 
     def begin(self, request: bytes) -> bytes:
-        asked = parsed(snapshot_pb2.BeginCutRequest, request)
-        cutting = PendingCut(asked.number, since=asked.since, remember=asked.remember)
-        if asked.at_round:
-            cutting.round = asked.round
-        elif not asked.hold:
-            cutting.members = dict(asked.members)
-        self._host.parts.expect(asked.number, asked.folder)
-        answer = self._host.ask(BeginCut(cutting))
-        self._host.parts.start(asked.number)
+        message = parsed(snapshot_pb2.BeginCutRequest, request)
+        cutting = PendingCut(message.number, since=message.since, remember=message.remember)
+        if message.at_round:
+            cutting.round = message.round
+        elif not message.hold:
+            cutting.members = dict(message.members)
+        self._host.parts.expect(message.number, message.folder)
+        reply = self._host.ask(BeginCut(cutting))
+        self._host.parts.start(message.number)
         shard = self._host.shard
         with self._host.lock:
             mode = write_mode(shard.mode)
             left = shard.rounds.left
-            lives = {seat: life for seat, life in shard.workers.lives.items() if seat not in left}
-            remembered = list(shard.moments)
+            incarnations = {
+                seat: incarnation
+                for seat, incarnation in shard.workers.incarnations.items()
+                if seat not in left
+            }
+            delta_bases = list(shard.delta_bases)
         return encoded(
             snapshot_pb2.BeginCutReply(
-                mode=mode, closed=answer.number, lives=lives, remembered=remembered
+                mode=mode, closed=reply.number, incarnations=incarnations, delta_bases=delta_bases
             )
         )
 
     def mark(self, request: bytes) -> bytes:
-        asked = parsed(snapshot_pb2.MarkRequest, request)
-        addressed = asked.addressed if asked.HasField("addressed") else None
+        message = parsed(snapshot_pb2.MarkRequest, request)
+        addressed = message.addressed if message.HasField("addressed") else None
         self._host.ask(
-            MarkCut(asked.number, asked.worker, asked.incarnation, asked.last, addressed)
+            MarkCut(message.number, message.worker, message.incarnation, message.last, addressed)
         )
         return encoded(snapshot_pb2.MarkReply())
 
     def finish(self, request: bytes, reply: DeferredReply) -> None:
-        asked = parsed(snapshot_pb2.FinishRequest, request)
+        message = parsed(snapshot_pb2.FinishRequest, request)
 
         def told(outcome: bytes | PsfleetError) -> None:
             if isinstance(outcome, PsfleetError):
                 reply.fail(outcome)
             else:
-                reply.answer(encoded(snapshot_pb2.FinishReply(part=outcome)))
+                reply.complete(encoded(snapshot_pb2.FinishReply(part=outcome)))
 
-        self._host.parts.await_part(asked.number, told, cut=asked.cut)
-        what = "cut" if asked.cut else "write"
+        self._host.parts.await_part(message.number, told, cut=message.cut)
+        what = "cut" if message.cut else "write"
         self._host.park(
-            reply, f"server {self._host.shard.index} did not {what} snapshot {asked.number} in time"
+            reply,
+            f"server {self._host.shard.index} did not {what} snapshot {message.number} in time",
         )
 
     def settle(self, request: bytes) -> bytes:
-        asked = parsed(snapshot_pb2.SettleRequest, request)
-        self._host.ask(EndCut(asked.number, asked.base))
-        self._host.parts.forget(asked.number)
-        keeper = self._host.keeper
-        if asked.complete and keeper is not None and keeper.can_start_from(asked.number):
+        message = parsed(snapshot_pb2.SettleRequest, request)
+        self._host.ask(EndCut(message.number, message.base))
+        self._host.parts.forget(message.number)
+        journal = self._host.journal
+        if message.complete and journal is not None and journal.can_start_from(message.number):
             with self._host.lock:
-                keeper.shorten(asked.number)
-            self._host.feed.complete(asked.number)
+                journal.shorten(message.number)
+            self._host.feed.complete(message.number)
         return encoded(snapshot_pb2.SettleReply())
 
 
 class _SnapshotCoordination:
-    """Methods of the service SnapshotLead."""
+    """Methods of the service SnapshotCoordinator."""
 
     def __init__(self, host: ShardHost, runner: SnapshotRunner) -> None:
         self._host = host
         self._runner = runner
 
     def ready(self, request: bytes, reply: DeferredReply) -> None:
-        asked = parsed(snapshot_pb2.ReadyRequest, request)
-        self._runner.post(WorkerLearned(reply, asked.number, asked.worker, asked.incarnation))
-        self._host.park(reply, f"not all workers have heard of snapshot {asked.number} in time")
+        message = parsed(snapshot_pb2.ReadyRequest, request)
+        self._runner.post(WorkerLearned(reply, message.number, message.worker, message.incarnation))
+        self._host.park(reply, f"not all workers have heard of snapshot {message.number} in time")
 
     def keep(self, request: bytes) -> bytes:
-        asked = parsed(snapshot_pb2.KeepRequest, request)
-        state = _state(asked)
-        self._runner.post(WorkerStateArrived(asked.number, asked.worker, asked.incarnation, state))
+        message = parsed(snapshot_pb2.KeepRequest, request)
+        state = _state(message)
+        self._runner.post(
+            WorkerStateArrived(message.number, message.worker, message.incarnation, state)
+        )
         return encoded(snapshot_pb2.KeepReply())
 
     def kept(self, request: bytes) -> bytes:
-        asked = parsed(snapshot_pb2.KeptRequest, request)
-        self._runner.learn(asked.servers)
-        self._runner.post(WorkerIntroduced(asked.worker, asked.incarnation, asked.keeps))
-        return encoded(snapshot_pb2.KeptReply(state=self._runner.restored.of(asked.worker)))
+        message = parsed(snapshot_pb2.KeptRequest, request)
+        self._runner.learn(message.servers)
+        self._runner.post(WorkerIntroduced(message.worker, message.incarnation, message.keeps))
+        return encoded(snapshot_pb2.KeptReply(state=self._runner.restored.of(message.worker)))
 
     def take(self, request: bytes, reply: DeferredReply) -> None:
-        asked = parsed(snapshot_pb2.TakeRequest, request)
-        if asked.kind not in ("", "full", "delta"):
-            raise FrameError(f"a snapshot of kind {asked.kind!r} is wanted; use full or delta")
-        wanted = SnapshotRequest(asked.path, asked.kind == "delta", asked.base)
-        ticket = self._runner.take(wanted)
+        message = parsed(snapshot_pb2.TakeRequest, request)
+        if message.kind not in ("", "full", "delta"):
+            raise FrameError(f"a snapshot of kind {message.kind!r} is wanted; use full or delta")
+        snapshot = SnapshotRequest(message.path, message.kind == "delta", message.base)
+        ticket = self._runner.take(snapshot)
         self._host.park(reply, "the snapshot was not complete in time; it may still become so")
-        ticket.add_done_callback(lambda ticket: _answer(reply, ticket))
+        ticket.add_done_callback(lambda ticket: _reply(reply, ticket))
 
 
 def _state(asked: Any) -> Any:
-    """What a worker keeps: of a snapshot a state or None, of its last steps a list of [step, state]."""
+    """Parse a worker's state: for a snapshot a state or None, for its last steps a list of [step, state]."""
     try:
         state = json.loads(asked.state) if asked.state or not asked.number else None
-    except ValueError:
-        raise FrameError(f"what worker {asked.worker} keeps is no JSON") from None
+    except (ValueError, RecursionError) as error:
+        why = "too deep" if isinstance(error, RecursionError) else "no JSON"
+        raise FrameError(f"what worker {asked.worker} keeps is {why}") from None
     if not asked.number and not (isinstance(state, list) and all(map(_is_step, state))):
         raise FrameError(f"what worker {asked.worker} keeps of its last steps is no list of them")
     return state
@@ -170,10 +176,10 @@ def _is_step(said: Any) -> bool:
     return isinstance(said, list) and len(said) == 2 and isinstance(said[0], int)
 
 
-def _answer(reply: DeferredReply, ticket: "Future[tuple[int, str]]") -> None:
+def _reply(reply: DeferredReply, ticket: "Future[tuple[int, str]]") -> None:
     error = ticket.exception()
     if isinstance(error, PsfleetError):
         reply.fail(error)
     else:
         number, path = ticket.result()
-        reply.answer(encoded(snapshot_pb2.TakeReply(number=number, path=path)))
+        reply.complete(encoded(snapshot_pb2.TakeReply(number=number, path=path)))

@@ -47,10 +47,13 @@ from psfleet_server.snapshots.snapshot_events import (
     WorkerLearned,
     WorkerStateArrived,
 )
-from psfleet_server.snapshots.snapshot_under_way import ANNOUNCED, NEVER, SnapshotUnderWay, Stage
-from psfleet_server.snapshots.worker_states import WorkerStates
-
-__all__ = ["SnapshotCoordinator"]
+from psfleet_server.snapshots.snapshot_under_way import (
+    ANNOUNCED,
+    NEVER,
+    SnapshotUnderWay,
+    Stage,
+    WorkerStates,
+)
 
 _RETRY = 0.05  # seconds until servers that disagree are asked again
 
@@ -61,8 +64,8 @@ class SnapshotCoordinator:
     """The state machine that takes snapshots, on server 0. Call `handle` with every event.
 
     Attributes:
-        stage: Of the snapshot under way.
-        deadline: When the caller must say that time has passed.
+        stage: Stage of the snapshot under way.
+        deadline: Time at which the caller must send TimePassed.
         is_stopping: The server ends.
     """
 
@@ -138,17 +141,17 @@ class SnapshotCoordinator:
     def _begin_next(self) -> Instructions:
         if not self._queue:
             return []
-        asked = self._queue.popleft()
-        self._number = max(self._number, asked.seen) + 1
-        self._snapshot = SnapshotUnderWay(asked, self._number)
+        event = self._queue.popleft()
+        self._number = max(self._number, event.seen) + 1
+        self._snapshot = SnapshotUnderWay(event, self._number)
         self.stage = Stage.OPENING
-        return [OpenDraft(self._number, asked.request.path)]
+        return [OpenDraft(self._number, event.request.path)]
 
     def _stop(self, at: float) -> Instructions:
         """Give up what waits for time, workers or rounds; what waits for servers goes on."""
         self.is_stopping = True
         refused: Instructions = [
-            SendError(asked.call, CheckpointError("the server is ending")) for asked in self._queue
+            SendError(event.call, CheckpointError("the server is ending")) for event in self._queue
         ]
         self._queue.clear()
         if self.stage is Stage.AWAITING_ROUND:
@@ -190,23 +193,23 @@ class SnapshotCoordinator:
         raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
 
     def _place(self, standings: tuple[Standing, ...], at: float) -> Instructions:
-        """Say where all servers cut: after the same round, or at the marks of the same lives.
+        """Say where all servers cut: after the same round, or at the marks of the same incarnations.
 
         A worker that comes or goes does so at one server before the other.
         """
         now, first = self._now, standings[0]
         # If no worker has joined, nothing is under way.
         has_rounds = not first.mode or find_mode(first.mode).has_rounds
-        if not has_rounds and any(other.lives != first.lives for other in standings):
+        if not has_rounds and any(other.incarnations != first.incarnations for other in standings):
             self._enter(Stage.DISAGREEING, at + _RETRY)
             return self._overdue(at) if self.is_stopping else []
         warnings = self._choose_base(standings) if now.asked.request.delta else []
         cutting = self._now.cutting()
-        now.members = dict(first.lives)
+        now.members = dict(first.incarnations)
         if has_rounds:
             now.round = cutting.round = self._round_after(max(each.closed for each in standings))
         else:
-            cutting.members = dict(first.lives)
+            cutting.members = dict(first.incarnations)
         self._enter(Stage.PLACING)
         return [*warnings, BeginCuts(now.folder, cutting)]
 
@@ -223,7 +226,7 @@ class SnapshotCoordinator:
         forgetful = [
             f"server {index}"
             for index, standing in enumerate(standings)
-            if base is None or base[0] not in standing.remembered
+            if base is None or base[0] not in standing.delta_bases
         ]
         if not forgetful:
             self._now.base = base
@@ -244,10 +247,10 @@ class SnapshotCoordinator:
         """
         now = self._now
         if now.round is None:
-            if any(standing.lives.items() - now.members.items() for standing in standings):
+            if any(standing.incarnations.items() - now.members.items() for standing in standings):
                 return self._fail(_changed())
             return self._announce(at)
-        now.members = dict(standings[0].lives)
+        now.members = dict(standings[0].incarnations)
         if not now.asked.request.every:
             return self._announce(at)
         self._enter(Stage.AWAITING_ROUND)
@@ -278,13 +281,13 @@ class SnapshotCoordinator:
     def _announce(self, at: float) -> Instructions:
         """Tell the workers. Unless rounds are cut, they mark their streams when all of them know.
 
-        Their beats are up to a second apart, and a push behind a mark waits for the last mark.
+        Their heartbeats are up to a second apart, and a push behind a mark waits for the last mark.
         """
-        told = AnnounceSnapshot(self._number)
+        announcement = AnnounceSnapshot(self._number)
         if self._now.round is not None:
-            return [told, *self._await_cuts()]
+            return [announcement, *self._await_cuts()]
         self._enter(Stage.AWAITING_WORKERS, self._until(at, self._timeouts.cut))
-        return [told, WatchCut(self._number), *self._advance()]
+        return [announcement, WatchCut(self._number), *self._advance()]
 
     def _await_cuts(self) -> Instructions:
         self._enter(Stage.CUTTING)
@@ -353,7 +356,7 @@ class SnapshotCoordinator:
         return self._settle()
 
     def _fail(self, error: Exception) -> Instructions:
-        """Give the snapshot up. Nobody but who asked for it needs to know before it had a folder."""
+        """Give the snapshot up. Before it has a folder only the caller that asked for it needs to know."""
         now = self._now
         now.failure = now.explained(error)
         over = CheckpointError(f"snapshot {now.number} is over")
@@ -388,7 +391,7 @@ class SnapshotCoordinator:
         self.stage, self.deadline = stage, deadline
 
     def _until(self, at: float, seconds: float) -> float:
-        """When a wait that begins now ends; a server that ends does not wait."""
+        """Return when a wait that begins now ends; a server that is ending does not wait."""
         return at if self.is_stopping else at + seconds
 
     def _overdue(self, at: float) -> Instructions:

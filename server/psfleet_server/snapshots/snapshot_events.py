@@ -1,4 +1,4 @@
-"""What happens to the snapshot coordinator, and what it asks its runner to do.
+"""Events of the snapshot coordinator, and its instructions to its runner.
 
 A `call` names a request that waits for an answer; the coordinator only hands it back.
 """
@@ -12,45 +12,10 @@ from psfleet.errors import CheckpointError
 from psfleet.shard.events import Call, SendError
 from psfleet.shard.snapshot_cuts import PendingCut
 
-__all__ = [
-    "AnnounceSnapshot",
-    "AwaitParts",
-    "BeginCuts",
-    "CloseDraft",
-    "CompleteSnapshot",
-    "CutLost",
-    "CutMade",
-    "DraftOpened",
-    "MembersChanged",
-    "OpenDraft",
-    "PruneSnapshots",
-    "PublishSnapshot",
-    "ReleaseWorker",
-    "ServersReplied",
-    "SettleCuts",
-    "SnapshotEvent",
-    "SnapshotFailed",
-    "SnapshotInstruction",
-    "SnapshotPart",
-    "SnapshotPostponed",
-    "SnapshotPublished",
-    "SnapshotRequest",
-    "SnapshotRequested",
-    "SnapshotTimeouts",
-    "Standing",
-    "StopSnapshots",
-    "TimePassed",
-    "WarnOperator",
-    "WatchCut",
-    "WorkerIntroduced",
-    "WorkerLearned",
-    "WorkerStateArrived",
-]
-
 
 @dataclass(frozen=True)
 class SnapshotTimeouts:
-    """How long a snapshot may take, in seconds.
+    """Time limits of a snapshot, in seconds.
 
     Attributes:
         cut: Until every server is cut. Pushes behind a mark wait as long.
@@ -65,7 +30,7 @@ class SnapshotTimeouts:
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Which snapshot somebody asks for.
+    """A request for a snapshot.
 
     Attributes:
         path: Its folder; empty: a folder of the job, named after the snapshot's number.
@@ -87,19 +52,19 @@ class SnapshotPostponed(CheckpointError):
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a server stands when a cut begins.
+    """State of a server when a cut begins.
 
     Attributes:
-        mode: Of the fleet; empty: no worker has joined.
+        mode: Mode of the fleet; empty: no worker has joined.
         closed: Last closed round.
-        lives: Incarnations of the workers that have not left, by seat.
-        remembered: Numbers of the snapshots since which the server can tell what has changed.
+        incarnations: Incarnations of the workers that have not left, by seat.
+        delta_bases: Numbers of the snapshots since which the server can tell what has changed.
     """
 
     mode: str
     closed: int
-    lives: Mapping[int, int]
-    remembered: tuple[int, ...] = ()
+    incarnations: Mapping[int, int]
+    delta_bases: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,8 +72,8 @@ class SnapshotPart:
     """A server's file on the disk.
 
     Attributes:
-        cut: Where the server was cut.
-        content: What the manifest says about the file; the coordinator only hands it on.
+        cut: Position of the server's cut.
+        content: Entry of the file in the manifest; the coordinator only passes it on.
     """
 
     cut: CutPosition
@@ -186,7 +151,7 @@ class WorkerStateArrived:
     """A worker delivers its state in a snapshot.
 
     Attributes:
-        number: Of the snapshot; 0: the worker leaves, and `state` is a list of [push or round, state]
+        number: Number of the snapshot; 0: the worker leaves, and `state` is a list of [push or round, state]
             for its last steps.
         state: JSON; None: it has none.
     """
@@ -208,10 +173,11 @@ class WorkerIntroduced:
 
 @dataclass(frozen=True)
 class MembersChanged:
-    """The seats whose workers have left, and those that have sent a beat since this server has started."""
+    """The seats whose workers have left, and those that have sent a heartbeat since this server has
+    started."""
 
     left: frozenset[int]
-    heard: frozenset[int]
+    alive: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -280,10 +246,10 @@ class AwaitParts:
 
 @dataclass(frozen=True)
 class SettleCuts:
-    """Tell every server how the snapshot has ended. Answered with ServersReplied, whoever is away.
+    """Send the outcome to every server. Answered with ServersReplied even if servers are away.
 
     Attributes:
-        number: Of the snapshot.
+        number: Number of the snapshot.
         complete: Logs and standbys may start from it.
         base: The last snapshot that matters for a delta; 0: none.
     """
@@ -295,7 +261,7 @@ class SettleCuts:
 
 @dataclass(frozen=True)
 class AnnounceSnapshot:
-    """Tell all workers of this snapshot, with their beats; None: stop telling them."""
+    """Tell all workers of this snapshot, with their heartbeats; None: stop telling them."""
 
     number: int | None
 
@@ -314,9 +280,9 @@ class PublishSnapshot:
     """Write the manifest and give the folder its name. Answered with SnapshotPublished or SnapshotFailed.
 
     Attributes:
-        cut: Where in the training the snapshot lies.
-        parts: What each server says about its file.
-        states: Of workers, by seat.
+        cut: Position of the snapshot in the training.
+        parts: File of each server.
+        states: States of workers, by seat.
         base: Path of the snapshot that this delta builds on; empty: it is no delta.
     """
 
@@ -347,7 +313,7 @@ class CompleteSnapshot:
 
 @dataclass(frozen=True)
 class WarnOperator:
-    """Write a line for whoever watches the job."""
+    """Write a line to the console of the job."""
 
     line: str
 

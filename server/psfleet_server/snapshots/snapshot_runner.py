@@ -10,23 +10,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from psfleet.checkpoint import CutPosition, Manifest, Part, SnapshotDraft, linked, merged_specs
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults.crash_points import CrashFaults
-from psfleet.platform.notices import say
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.faults import CrashFaults
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
+from psfleet.settings.kinds import place_or_url, shown_url
 from psfleet.shard.events import SendError
 from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.wire.access import Access
+from psfleet.wire.connections.access import Access
 from psfleet.wire.mode_messages import read_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.durability.recovery import check_restart
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
-from psfleet_server.snapshots.restored_states import RestoredStates
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
@@ -59,9 +58,9 @@ from psfleet_server.snapshots.snapshot_events import (
     WarnOperator,
     WatchCut,
 )
-from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
+from psfleet_server.snapshots.snapshot_folder import RestoredStates, SnapshotFolder
 
-__all__ = ["SnapshotRunner", "SnapshotTicket"]
+_log = log_of(__name__)
 
 _LONGEST = threading.TIMEOUT_MAX
 
@@ -80,17 +79,17 @@ class SnapshotRunner:
     """Takes the snapshots of a fleet.
 
     Args:
-        host: Of server 0.
+        host: Host of server 0.
         access: With what this server proves itself to the others.
         folder: Holds snapshots that are asked for without a path; None: there are none.
-        timeouts: How long each step may take.
-        crashes: For tests.
+        timeouts: Time limit of each step.
+        crashes: Crash points, for tests.
 
     Attributes:
-        endpoints: Where the servers listen, in order.
-        restored: What workers go on with that ask for it.
-        latest: When the last snapshot was complete, in seconds of the epoch, and its bytes; None: there
-            was none since this process started.
+        endpoints: Endpoints of the servers, in order.
+        restored: States for workers that ask where to continue.
+        latest: Time at which the last snapshot was complete, in seconds since the epoch, and its bytes; None:
+            there was none since this process started.
     """
 
     def __init__(
@@ -114,8 +113,9 @@ class SnapshotRunner:
         self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._peers: list[Peer] = []
         self._draft: SnapshotDraft | None = None
-        self._place = Path()  # of the snapshot under way
-        self._opened = contextlib.ExitStack()  # what lives as long as the snapshot under way
+        self._place = ""  # of the snapshot under way
+        self._number, self._began = 0, 0.0  # likewise
+        self._opened = contextlib.ExitStack()  # resources of the snapshot under way
         self._thread = ServiceThread(self._run, "snapshots")
         self._caller = ServiceThread(self._call_servers, "snapshot calls")
 
@@ -131,14 +131,14 @@ class SnapshotRunner:
         self.post(StopSnapshots())
 
     def close(self) -> None:
-        """End the threads; nobody asks for snapshots any more. One that is still under way is dropped."""
+        """End the threads; no requests follow. A snapshot under way is dropped."""
         self._events.put(None)
         if self._thread.ident is not None:
             self._thread.join()
             self._caller.join()
 
     def learn(self, endpoints: Sequence[str]) -> None:
-        """Where all servers listen, in order; one that ends in :0 is not known yet."""
+        """Set the endpoints of all servers, in order; one that ends in :0 is not known yet."""
         if not any(endpoint.endswith(":0") for endpoint in endpoints) or not self.endpoints:
             self.endpoints = tuple(endpoints)
 
@@ -171,8 +171,8 @@ class SnapshotRunner:
         assert coordinator is not None
         with self._host.lock:
             left = frozenset(self._host.shard.rounds.left)
-            heard = frozenset(seat for server, seat in coordinator.beats if not server)
-            self.post(MembersChanged(left, heard))
+            alive = frozenset(seat for server, seat in coordinator.heartbeats if not server)
+            self.post(MembersChanged(left, alive))
 
     # -- the thread of events ------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class SnapshotRunner:
                 self._announce(announced)
             case ReleaseWorker(call, mark, last):
                 reply: Any = call
-                reply.answer(snapshot_pb2.ReadyReply(mark=mark, round=last).SerializeToString())
+                reply.complete(snapshot_pb2.ReadyReply(mark=mark, round=last).SerializeToString())
             case SendError(call, error):
                 refused: Any = call
                 refused.fail(error)
@@ -216,13 +216,16 @@ class SnapshotRunner:
             case PruneSnapshots():
                 self._prune()
             case WarnOperator(line):
-                say(line)
+                _log.warning(line)
 
     def _attempt(self, step: Callable[[], SnapshotEvent]) -> None:
         """Hand over what comes of a step, or why nothing does."""
         try:
             self.post(step())
         except Exception as error:
+            _log.warning(
+                f"snapshot {self._number} fails: {error}", extra={"snapshot": self._number}
+            )
             self.post(SnapshotFailed(error))
 
     def _announce(self, number: int | None) -> None:
@@ -230,7 +233,7 @@ class SnapshotRunner:
         assert coordinator is not None
         with self._host.lock:
             order = None if number is None else (number, coordinator.view)
-            coordinator.orders.snapshot = order
+            coordinator.worker_requests.snapshot = order
 
     def _watch_cut(self, number: int) -> None:
         def told(outcome: bytes | PsfleetError) -> None:
@@ -242,11 +245,12 @@ class SnapshotRunner:
     # -- files ---------------------------------------------------------------------------------
 
     def _open(self, number: int, path: str) -> DraftOpened:
-        place = Path(path)
+        place = place_or_url(path) if path else ""
         if not path:
             assert self._folder is not None
-            place = self._folder.place(number)
-        self._place = place
+            place = str(self._folder.place(number))
+        self._place, self._number, self._began = place, number, time.monotonic()
+        _log.info(f"snapshot {number} begins, to {shown_url(place)!r}", extra={"snapshot": number})
         self._draft = self._opened.enter_context(SnapshotDraft(place, self._crashes))
         self._peers = [
             Peer(f"server {index} at {endpoint}", endpoint, self._access)
@@ -254,18 +258,23 @@ class SnapshotRunner:
         ]
         for peer in self._peers:
             self._opened.callback(peer.close)
-        return DraftOpened(str(place), self._draft.folder)
+        return DraftOpened(place, self._draft.folder)
 
     def _publish(self, wanted: PublishSnapshot) -> SnapshotPublished:
         draft = self._draft
         assert draft is not None
         files = tuple(part.file for part in wanted.parts)
         specs = merged_specs([part.tables for part in wanted.parts])
-        link = linked(Path(wanted.base).absolute(), self._place) if wanted.base else None
+        link = linked(place_or_url(wanted.base), self._place) if wanted.base else None
         draft.finish(Manifest(specs, files, wanted.cut, link, dict(wanted.states)), check_restart)
         if self._crashes is not None:
             self._crashes.reach("complete")
-        self.latest = time.time(), sum(file.bytes for file in files)
+        size, seconds = sum(file.bytes for file in files), time.monotonic() - self._began
+        self.latest = time.time(), size
+        fields = {"snapshot": self._number, "seconds": round(seconds, 3), "bytes": size}
+        _log.info(
+            f"snapshot {self._number} is complete: {size:,} bytes in {seconds:.2f} s", extra=fields
+        )
         return SnapshotPublished()
 
     def _prune(self) -> None:
@@ -273,7 +282,7 @@ class SnapshotRunner:
         try:
             self._folder.prune()
         except (PsfleetError, OSError) as error:
-            say(f"old snapshots are not removed: {error}")
+            _log.warning(f"old snapshots are not removed: {error}")
 
     # -- the thread of calls -------------------------------------------------------------------
 
@@ -295,23 +304,25 @@ class SnapshotRunner:
 
     def _settle(self, peer: Peer, ask: SettleCuts) -> None:
         """Tell a server how a snapshot has ended; if it is away, it learns of it with the next one."""
-        said = snapshot_pb2.SettleRequest(
+        request = snapshot_pb2.SettleRequest(
             number=ask.number, complete=ask.complete, base=ask.base
         ).SerializeToString()
         with contextlib.suppress(PsfleetError):
-            peer.call("Snapshots/Settle", said, self._timeouts.cut)
+            peer.call("Snapshots/Settle", request, self._timeouts.cut)
 
     def _begin(self, peer: Peer, request: bytes) -> Standing:
-        answer = peer.call("Snapshots/Begin", request, self._timeouts.cut)
-        said = snapshot_pb2.BeginCutReply.FromString(answer)
-        mode = read_mode(said.mode) if said.mode else ""
-        return Standing(mode, said.closed, dict(said.lives), tuple(said.remembered))
+        reply = peer.call("Snapshots/Begin", request, self._timeouts.cut)
+        message = snapshot_pb2.BeginCutReply.FromString(reply)
+        mode = read_mode(message.mode) if message.mode else ""
+        return Standing(
+            mode, message.closed, dict(message.incarnations), tuple(message.delta_bases)
+        )
 
     def _await_part(self, peer: Peer, number: int, cut: bool) -> SnapshotPart | None:
-        asked = snapshot_pb2.FinishRequest(number=number, cut=cut).SerializeToString()
+        request = snapshot_pb2.FinishRequest(number=number, cut=cut).SerializeToString()
         seconds = self._timeouts.cut if cut else self._timeouts.file
-        answer = peer.call("Snapshots/Finish", asked, seconds)
-        return None if cut else _part(number, snapshot_pb2.FinishReply.FromString(answer).part)
+        reply = peer.call("Snapshots/Finish", request, seconds)
+        return None if cut else _part(number, snapshot_pb2.FinishReply.FromString(reply).part)
 
 
 def _begin_request(folder: str, cutting: PendingCut) -> bytes:

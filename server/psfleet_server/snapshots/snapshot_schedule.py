@@ -1,16 +1,14 @@
-"""When server 0 takes snapshots by itself."""
+"""Schedule of the snapshots that server 0 takes by itself."""
 
 import threading
 import time
 from collections.abc import Callable
 
 from psfleet.errors import PsfleetError, ServerUnavailable
-from psfleet.platform.service_thread import ServiceThread
-from psfleet.settings.durations import SnapshotInterval
+from psfleet.platform.threads import ServiceThread
+from psfleet.settings.kinds import SnapshotInterval
 from psfleet_server.snapshots.snapshot_events import SnapshotPostponed, SnapshotRequest
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
-
-__all__ = ["SnapshotSchedule"]
 
 _LOOK = 0.05  # seconds between looks how far the training is
 _PAUSE = 1.0  # after one that failed
@@ -21,10 +19,10 @@ class SnapshotSchedule:
 
     Args:
         runner: Takes them.
-        every: How often.
-        position: How many rounds the training has done.
-        has_rounds: Whether these are rounds of all workers: then every N rounds means after the rounds N,
-            2 N, 3 N, ... Otherwise a snapshot is due as soon as so many pushes were made.
+        every: Interval between snapshots.
+        position: Number of rounds the training has done.
+        has_rounds: These are rounds of all workers: every N rounds then means after the rounds N, 2 N, 3 N,
+            ... Otherwise a snapshot is due as soon as so many pushes were made.
         clock: Seconds that only go up.
         tell: Shows a line on the console when snapshots begin to fail, and when they work again.
     """

@@ -1,21 +1,28 @@
-"""The snapshot that is being taken: how far it has come, and what it is to become."""
+"""The snapshot that is being taken: how far it has come, and the workers that it waits for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from psfleet.checkpoint import CutPosition
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.events import Call
 from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet_server.snapshots.snapshot_events import ReleaseWorker, SnapshotPart, SnapshotRequested
-
-__all__ = ["ANNOUNCED", "NEVER", "SnapshotUnderWay", "Stage"]
+from psfleet_server.snapshots.snapshot_events import (
+    MembersChanged,
+    ReleaseWorker,
+    SnapshotPart,
+    SnapshotRequested,
+    WorkerIntroduced,
+    WorkerStateArrived,
+)
 
 NEVER = float("inf")
 
 
 class Stage(Enum):
-    """What the snapshot under way waits for."""
+    """Stages of the snapshot under way, each named by what it waits for."""
 
     IDLE = "there is none"
     OPENING = "its folder"
@@ -38,7 +45,7 @@ ANNOUNCED = (
     Stage.AWAITING_STATES,
     Stage.PUBLISHING,
 )
-"""Workers are told of the snapshot."""
+"""Stages in which workers know of the snapshot."""
 
 
 @dataclass
@@ -46,16 +53,16 @@ class SnapshotUnderWay:
     """The snapshot under way.
 
     Attributes:
-        asked: Who wants which.
+        asked: The request for the snapshot, with its call.
         number: Its own; numbers only rise.
         path, folder: Where it will be, and where its files are until then.
-        agree_by: When the servers must agree on who is in the fleet.
+        agree_by: Time by which the servers must agree on who is in the fleet.
         members: Incarnations of the workers in it, by seat.
         round: Sync mode: the last round in it; None in other modes.
         base: Number and path of the snapshot that this delta builds on.
         learned: Calls of workers that have learned of it and wait for the others.
-        states: What members have delivered.
-        parts: Of all servers, in order.
+        states: States that members have delivered, by seat.
+        parts: Files of all servers, in order.
         failure: Why it is given up.
     """
 
@@ -74,7 +81,7 @@ class SnapshotUnderWay:
 
     @property
     def is_own(self) -> bool:
-        """Whether the job keeps it, so that logs may start from it."""
+        """The job keeps the snapshot, so that logs may start from it."""
         return not self.asked.request.path
 
     def cutting(self) -> PendingCut:
@@ -88,8 +95,59 @@ class SnapshotUnderWay:
         return ReleaseWorker(call, mark=self.round is None, round=self.round or 0)
 
     def explained(self, error: Exception) -> PsfleetError:
-        """What is told to whoever asked for the snapshot."""
+        """Return the error for the caller that asked for the snapshot."""
         if isinstance(error, PsfleetError):
             return type(error)(f"snapshot {self.number} was not taken: {error}")
         why = str(error) if isinstance(error, OSError) else repr(error)
         return CheckpointError(f"snapshot {self.number} was not taken: {why}")
+
+
+class WorkerStates:
+    """Server 0's knowledge of its workers' states, from one snapshot to the next. Pure."""
+
+    def __init__(self) -> None:
+        self._left: frozenset[int] = frozenset()
+        self._alive: frozenset[int] = frozenset()
+        self._state_keepers: dict[tuple[int, int], bool] = {}  # by seat and incarnation
+        self._farewells: dict[
+            int, Any
+        ] = {}  # by seat [step, state] of the last steps of who has left
+
+    def change(self, event: MembersChanged) -> None:
+        """Workers have left, or are heard for the first time."""
+        self._left, self._alive = event.left, event.alive
+
+    def introduce(self, event: WorkerIntroduced) -> None:
+        """A worker says whether it has state."""
+        self._state_keepers[event.worker, event.incarnation] = event.keeps
+        self._farewells.pop(event.worker, None)
+
+    def leave(self, event: WorkerStateArrived) -> None:
+        """A worker delivers the states of its last steps, because it leaves."""
+        if self._state_keepers.get((event.worker, event.incarnation)):
+            self._farewells[event.worker] = event.state
+
+    def present(self, members: Mapping[int, int]) -> set[int]:
+        """Seats of members that have not left. `members`: incarnations by seat."""
+        return set(members) - self._left
+
+    def awaited(self, members: Mapping[int, int]) -> set[int]:
+        """Seats of members whose states belong into a snapshot and are not known yet.
+
+        Who has not introduced itself since this server has started may have state, if it lives.
+        """
+        keepers = {
+            seat
+            for seat in self.present(members)
+            if self._state_keepers.get((seat, members[seat]), seat in self._alive)
+        }
+        return keepers - self._farewells.keys()
+
+    def farewells(self, cut: CutPosition, in_rounds: bool) -> dict[int, Any]:
+        """By seat the last state before the cut of workers that have left."""
+        states: dict[int, Any] = {}
+        for seat, steps in self._farewells.items():
+            last = cut.round if in_rounds else cut.pushes.get(seat, (0, 0))[1]
+            until = [state for step, state in steps if step <= last]
+            states |= {seat: until[-1]} if until else {}
+        return states

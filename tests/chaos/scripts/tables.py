@@ -10,7 +10,7 @@ from psfleet.optimizer import SGD, Adam
 
 STEPS = 200
 
-with psfleet.connect(mode=sys.argv[1]) as ps:  # type: ignore[arg-type]
+with psfleet.connect(mode=sys.argv[1]) as ps:
     users = ps.sparse_table("users", dim=4, optimizer=Adam(0.01))
     items = ps.sparse_table("items", dim=3, optimizer=SGD(0.1))
     bias = ps.dense_table("bias", np.zeros(50), optimizer=Adam(0.01))

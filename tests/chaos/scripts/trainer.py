@@ -14,8 +14,8 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import DistributedStrategy
 
@@ -37,7 +37,7 @@ def main(mode: str, epochs: int) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = mode == "async"
     fleet.init(strategy=strategy)
-    active = interface.active()
+    active = current().active()
     active.create(WEIGHTS, np.linspace(-1, 1, 5000, dtype=np.float32))
     active.create(ROWS)
     for chosen in fleet.dataset(SAMPLES, 5, epochs, shuffle_seed=3):

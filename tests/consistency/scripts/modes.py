@@ -6,8 +6,8 @@ import numpy as np
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
-from psfleet.runtime.interface import active
-from psfleet.testing.click_model import ClicksWorkload
+from psfleet.runtime.process_runtime import active
+from tests.click_model import ClicksWorkload
 
 MODES = [("async", {}), ("geo", {"k_steps": 2}), ("sync", {}), ("half-async", {}), ("ssp", {})]
 STEPS, JOB = 16, ClicksWorkload()

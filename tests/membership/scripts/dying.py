@@ -1,4 +1,4 @@
-"""Trains on fleet.dataset; worker DIES is killed at step AT of its first life. Says what came out.
+"""Trains on fleet.dataset; worker DIES is killed at step AT of its first incarnation. Says what came out.
 
 python dying.py WORKERS DIES AT MARK
 """
@@ -12,8 +12,8 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import DistributedStrategy
 
@@ -32,7 +32,7 @@ def main(workers: int, dies: int, at: int, mark: Path) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = False
     fleet.init(strategy=strategy)
-    active, me = interface.active(), fleet.worker_index()
+    active, me = current().active(), fleet.worker_index()
     for worker in range(workers):
         active.create(counts(worker))
     active.create(WEIGHTS, np.linspace(-1, 1, 300, dtype=np.float32))

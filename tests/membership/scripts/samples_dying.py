@@ -2,6 +2,7 @@
 
 python samples_dying.py FOLDER JOB [DEATH]            # Parquet files, shuffled
 python samples_dying.py time:FOLDER JOB [DEATH]       # Parquet files, in order of time
+python samples_dying.py batches:FOLDER JOB [DEATH]    # RecordBatches of the files, an iterable
 python samples_dying.py kafka://SERVERS JOB [DEATH]   # the topic "rows", which has two partitions
 
 JOB is the job's folder. DEATH is VICTIM:WORKER:STEP:PLACE: at this step, behind its pull or its push, this
@@ -50,6 +51,13 @@ def opened(place: str, features: FeatureSet) -> Any:
         folder = place.removeprefix("time:")
         files = ParquetFiles(folder, features, ["label"], bad_rows="skip", time="at")
         return EventTimeSequence(files, window=8, late="keep")
+    if place.startswith("batches:"):
+        import pyarrow.dataset
+
+        from psfleet.datasets.record_batches import RecordBatches
+
+        rows = pyarrow.dataset.dataset(place.removeprefix("batches:"))
+        return RecordBatches(rows.to_batches, features, ["label"], bad_rows="skip")
     return ParquetFiles(place, features, ["label"], bad_rows="skip", interleave=2)
 
 
@@ -92,7 +100,7 @@ def main(place: str, job: Path, death: str = "") -> None:
     fleet.init()
     me = fleet.worker_index()
     source = opened(place, feature_set(me))
-    seed = None if place.startswith(("kafka:", "time:")) else 3
+    seed = None if place.startswith(("kafka:", "time:", "batches:")) else 3
     kill = Death(death, job, me)
     with psfleet.connect() as ps:
         sets = [ps.features(feature_set(worker)) for worker in range(WORKERS)]

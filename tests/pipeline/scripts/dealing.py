@@ -12,7 +12,7 @@ import numpy as np
 from psfleet import fleet, layers, optimizer
 from psfleet.entry import ShowClickEntry
 from psfleet.execution.executor import Executor
-from psfleet.runtime import interface
+from psfleet.runtime.process_runtime import active
 from psfleet.schema.table import key_of
 from psfleet.settings.environment import read_environment
 
@@ -44,7 +44,7 @@ def main(folder: Path, mode: str) -> None:
     (folder / f"{here.rank}.{here.stage}.json").write_text(json.dumps(seen))
     fleet.barrier_worker()
     if fleet.is_first_worker():
-        state = interface.active().read_table(key_of("rows.w_0"))
+        state = active().read_table(key_of("rows.w_0"))
         assert state.ids is not None
         assert state.scores is not None
         scores = dict(zip(state.ids.tolist(), state.scores.tolist(), strict=True))

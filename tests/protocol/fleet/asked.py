@@ -10,8 +10,6 @@ from psfleet_worker.session.retries import Patience, Retries
 from tests.protocol.fleet.calls import Request
 from tests.protocol.fleet.job import Rows
 
-__all__ = ["Asked", "Pulled", "Script", "seated"]
-
 _EVER = float("inf")
 
 
@@ -20,7 +18,7 @@ class Asked:
     """A call that a worker has asked for."""
 
     request: Request
-    answer: Any = None
+    reply: Any = None
     is_answered: bool = False
     retries: Retries = field(
         default_factory=lambda: Retries(_EVER, _EVER, Patience(room=_EVER, outage=_EVER), 0.0)
@@ -43,7 +41,11 @@ class Pulled:
 def seated(seating: Registration) -> SeatGranted:
     """The coordinator's answer to a worker that registers."""
     seated = SeatGranted(
-        seating.incarnation, seating.first, seating.view, seating.met, progress=seating.progress
+        seating.incarnation,
+        seating.first,
+        seating.view,
+        seating.completed,
+        progress=seating.progress,
     )
     switch = seating.switch
     if switch is None:

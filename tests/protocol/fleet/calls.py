@@ -7,32 +7,6 @@ from typing import Any
 from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 
-__all__ = [
-    "Announced",
-    "CreateTable",
-    "Deal",
-    "Delivered",
-    "Depart",
-    "Finish",
-    "Follow",
-    "Frozen",
-    "Installed",
-    "Learned",
-    "Mark",
-    "Other",
-    "Part",
-    "Promote",
-    "Published",
-    "Register",
-    "Release",
-    "Request",
-    "Response",
-    "Silent",
-    "Taken",
-    "Told",
-    "Took",
-]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -67,17 +41,17 @@ class CreateTable:
 
 
 @dataclass(frozen=True)
-class Deal:
+class AssignData:
     """A worker wants data."""
 
     worker: int
     incarnation: int
-    order: DatasetRequest
+    request: DatasetRequest
 
 
 @dataclass(frozen=True)
 class Depart:
-    """A worker comes to no more meetings."""
+    """A worker comes to no more collectives."""
 
     worker: int
     incarnation: int
@@ -85,7 +59,7 @@ class Depart:
 
 @dataclass(frozen=True)
 class Silent:
-    """So many seconds pass in which everybody but this worker gives signs of life."""
+    """So many seconds pass in which everybody but this worker gives liveness signals."""
 
     worker: int
     seconds: float
@@ -182,16 +156,16 @@ class Learned:
 
     number: int
     worker: int
-    life: int
+    incarnation: int
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Server 0 to a worker in this life: all have learned of the snapshot; mark it, or (sync) here is its
-    last round."""
+    """Server 0 to a worker in this incarnation: all have learned of the snapshot; mark it, or (sync) here is
+    its last round."""
 
     number: int
-    life: int
+    incarnation: int
     round: int | None
 
 
@@ -201,7 +175,7 @@ class Delivered:
 
     number: int
     worker: int
-    life: int
+    incarnation: int
     state: int
 
 
@@ -220,7 +194,7 @@ class Taken:
 
     Attributes:
         round: Sync: after which it was cut.
-        pushes: By seat the life and its last push in it.
+        pushes: By seat the incarnation and its last push in it.
         left: Seats whose workers had left.
         weights, counts: Rows of the tables, by id.
     """

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from psfleet.data.assignment import PlanEntry, RoundPlan
+from psfleet.datasets.assignment import PlanEntry, RoundPlan
 from psfleet.kernels.dedup import merge_pushes
-from psfleet.kernels.id_routing import owned_by
+from psfleet.kernels.hashing import owned_by
 from psfleet.runtime.interface import Read
 from psfleet.shard.events import CloseRound, Join, Push
 from psfleet.shard.membership_view import InstallView, SeatView
@@ -18,8 +18,6 @@ from tests.protocol.fleet.calls import Published, Taken
 from tests.protocol.fleet.job import COUNTS, IDS, ROWS, Ids, Job, Rows, own_sample, places, slopes
 from tests.protocol.fleet.worker import Pushes
 from tests.protocol.scheduler import Broken, Disk
-
-__all__ = ["check", "check_snapshot"]
 
 Round = dict[int, Ids]
 """Of a closed round: by seat its samples."""
@@ -46,7 +44,7 @@ def check(
             raise Broken(f"the log of server {server} does not give what it holds")
     if len({shard.rounds.closed for shard in shards}) > 1 and job.phases[-1].mode == "sync":
         raise Broken("servers stand at different rounds")
-    if job.wishes:
+    if job.mode_requests:
         _check_ways(job, shards, histories, torn, pushes)
     elif not job.deals:
         _check_own(job, shards)
@@ -130,15 +128,17 @@ def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes:
         return
     for server, part in enumerate(parts):
         inside = _samples(
-            pushes, {(seat, life): (0, last) for seat, (life, last) in part.pushes.items()}, server
+            pushes,
+            {(seat, incarnation): (0, last) for seat, (incarnation, last) in part.pushes.items()},
+            server,
         )
         if any(round(part.counts.get(sample, 0.0), 5) != 1 for sample in inside):
             raise Broken(f"a push before the cut is missing: {part}")
-        last = {(seat, life): number for seat, (life, number) in part.pushes.items()}
+        last = {(seat, incarnation): number for seat, (incarnation, number) in part.pushes.items()}
         behind = [
             int(sample)
-            for (seat, life, number), samples in pushes.items()
-            if (seat, life) in last and number > last[seat, life]
+            for (seat, incarnation, number), samples in pushes.items()
+            if (seat, incarnation) in last and number > last[seat, incarnation]
             for sample in samples
         ]
         if any(part.counts.get(sample) for sample in behind):
@@ -146,11 +146,11 @@ def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes:
 
 
 def _last_pushes(part: Taken, parts: Sequence[Taken]) -> Iterator[int]:
-    """The last push of each seat's newest life, as far as one server knows of that life."""
+    """The last push of each seat's newest incarnation, as far as one server knows of that incarnation."""
     for seat in sorted({seat for each in parts for seat in each.pushes}):
         newest = max(each.pushes.get(seat, (0, 0))[0] for each in parts)
-        life, last = part.pushes.get(seat, (0, 0))
-        yield last if life == newest else 0
+        incarnation, last = part.pushes.get(seat, (0, 0))
+        yield last if incarnation == newest else 0
 
 
 def _check_cut_rows(job: Job, parts: Sequence[Taken]) -> None:
@@ -201,7 +201,7 @@ def _check_rounds(
         if any(own != longest[: len(own)] or len(longest) - len(own) > 1 for own in closed):
             raise Broken(f"servers close different rounds: {closed}")
         rounds = [
-            {seat: pushes[seat, life, number] for seat, life in members}
+            {seat: pushes[seat, incarnation, number] for seat, incarnation in members}
             for number, members in enumerate(longest, 1)
         ]
     used = Counter(
@@ -233,7 +233,7 @@ def _undisturbed(job: Job) -> list[Round]:
 
 
 def _closed(history: History) -> list[tuple[tuple[int, int], ...]]:
-    """The rounds that a server has closed, as seats and lives, from its log alone."""
+    """The rounds that a server has closed, as seats and incarnations, from its log alone."""
     held: dict[int, Push] = {}
     closed: list[tuple[tuple[int, int], ...]] = []
     for record in history:
@@ -251,9 +251,10 @@ def _closed(history: History) -> list[tuple[tuple[int, int], ...]]:
 
 
 def _counts(seats: Mapping[int, SeatView], push: Push) -> bool:
-    lives = seats[push.worker].lives if push.worker in seats else ()
+    incarnations = seats[push.worker].incarnations if push.worker in seats else ()
     return any(
-        life.incarnation == push.incarnation and life.counts_in(push.sequence) for life in lives
+        incarnation.incarnation == push.incarnation and incarnation.counts_in(push.sequence)
+        for incarnation in incarnations
     )
 
 
@@ -264,24 +265,35 @@ def _check_leases(
     torn: Sequence[TornStep],
     pushes: Pushes,
 ) -> None:
-    """On every server pushes 1, 2, 3, ... of each life as far as they were sent to it, no sample twice, and
-    missing are only those of steps that are declared torn."""
+    """On every server pushes 1, 2, 3, ... of each incarnation as far as they were sent to it, no sample
+    twice, and missing are only those of steps that are declared torn."""
     tops = [_tops(history, pushes, server) for server, history in enumerate(histories)]
-    highest = {life: max(top[life] for top in tops) for top in tops for life in top}
+    highest = {
+        incarnation: max(top[incarnation] for top in tops) for top in tops for incarnation in top
+    }
     for server, top in enumerate(tops):
-        for life, last in highest.items():
-            while top[life] < last and server not in pushes.sent[*life, top[life] + 1]:
-                top[life] += 1
+        for incarnation, last in highest.items():
+            while (
+                top[incarnation] < last
+                and server not in pushes.sent[*incarnation, top[incarnation] + 1]
+            ):
+                top[incarnation] += 1
     declared = {(step.worker, step.incarnation) for step in torn}
-    lives = {life for top in tops for life in top}
-    if {life for life in lives if len({top[life] for top in tops}) > 1} != declared:
+    incarnations = {incarnation for top in tops for incarnation in top}
+    if {
+        incarnation for incarnation in incarnations if len({top[incarnation] for top in tops}) > 1
+    } != declared:
         raise Broken(f"servers differ in {tops}, declared torn are {declared}")
     for server, top in enumerate(tops):
-        used = Counter(_samples(pushes, {life: (0, last) for life, last in top.items()}, server))
+        used = Counter(
+            _samples(pushes, {incarnation: (0, last) for incarnation, last in top.items()}, server)
+        )
         if used and max(used.values()) > 1:
             raise Broken(f"server {server} has used samples twice: {used}")
-        furthest = {life: (top[life], highest[life]) for life in declared}
-        everything = _samples(pushes, {life: (0, last) for life, last in top.items()})
+        furthest = {
+            incarnation: (top[incarnation], highest[incarnation]) for incarnation in declared
+        }
+        everything = _samples(pushes, {incarnation: (0, last) for incarnation, last in top.items()})
         lacking = {*_samples(pushes, furthest), *everything} - set(used)
         if set(range(job.samples)) - set(used) != lacking:
             raise Broken(f"server {server} lacks more than torn steps: {used}")
@@ -304,8 +316,8 @@ def _check_ways(
     known = set().union(*every)
     # What a push after it on another server has passed is torn, too, even if nobody has it.
     highest = Counter[tuple[int, int]]()
-    for seat, life, number in known:
-        highest[seat, life] = max(number, highest[seat, life])
+    for seat, incarnation, number in known:
+        highest[seat, incarnation] = max(number, highest[seat, incarnation])
     lost = {push for push in pushes if push[:2] in declared and push[2] < highest[push[:2]]}
     for server, own in enumerate(every):
         used = Counter(int(sample) for push in own for sample in pushes[push])
@@ -320,7 +332,7 @@ def _check_ways(
 
 
 def _in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
-    """The pushes (worker, life, sequence) that a server's log says are applied."""
+    """The pushes (worker, incarnation, sequence) that a server's log says are applied."""
     found: set[tuple[int, int, int]] = set()
     held: dict[int, Push] = {}
     mode: str = job.phases[0].mode
@@ -342,28 +354,31 @@ def _in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
 
 
 def _tops(history: History, pushes: Pushes, server: int) -> Counter[tuple[int, int]]:
-    """By life its last push on a server."""
+    """By incarnation its last push on a server."""
     top: Counter[tuple[int, int]] = Counter()
     for record in history:
         if isinstance(record, Push):
-            life = (record.worker, record.incarnation)
-            between = range(top[life] + 1, record.sequence)
-            if record.sequence <= top[life] or any(
-                server in pushes.sent[*life, number] for number in between
+            incarnation = (record.worker, record.incarnation)
+            between = range(top[incarnation] + 1, record.sequence)
+            if record.sequence <= top[incarnation] or any(
+                server in pushes.sent[*incarnation, number] for number in between
             ):
-                raise Broken(f"push {record.sequence} of {life} comes after {top[life]}")
-            top[life] = record.sequence
+                raise Broken(
+                    f"push {record.sequence} of {incarnation} comes after {top[incarnation]}"
+                )
+            top[incarnation] = record.sequence
     return top
 
 
 def _samples(
     pushes: Pushes, between: Mapping[tuple[int, int], tuple[int, int]], server: int | None = None
 ) -> list[int]:
-    """The samples of each life's pushes after the first number up to the second; those sent to one server."""
+    """The samples of each incarnation's pushes after the first number up to the second; those sent to one
+    server."""
     return [
         int(sample)
-        for (seat, life), (low, high) in between.items()
+        for (seat, incarnation), (low, high) in between.items()
         for number in range(low + 1, high + 1)
-        if server is None or server in pushes.sent[seat, life, number]
-        for sample in pushes[seat, life, number]
+        if server is None or server in pushes.sent[seat, incarnation, number]
+        for sample in pushes[seat, incarnation, number]
     ]

@@ -17,8 +17,6 @@ from tests.protocol.fleet.wisher import Wisher
 from tests.protocol.fleet.worker import Pushes, Worker
 from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
 
-__all__ = ["Fleet", "fleet"]
-
 _LONG = 200.0  # seconds of silence after which also a worker that has never come is given up
 
 
@@ -48,7 +46,7 @@ class Fleet(Scheduler):
     def make(self, name: str, disk: Disk, boot: int) -> Machine:
         """See Scheduler."""
         if name in self.workers:
-            kind = Wisher if self.job.wishes else Worker
+            kind = Wisher if self.job.mode_requests else Worker
             return kind(int(name[1:]), self.job, boot, self.pushes)
         if name == "C":
             return Server(None, self.job, disk, boot)
@@ -112,7 +110,7 @@ class Fleet(Scheduler):
 
     def _promote(self, place: Place) -> None:
         self.counts["takeovers"] += 1
-        place.take_over(lives=place.primary not in self.crashed)
+        place.take_over(incarnations=place.primary not in self.crashed)
         self.do(place.primary, Promote())
 
     def _place_of(self, name: str) -> Place | None:
@@ -126,8 +124,8 @@ class Fleet(Scheduler):
 
     def random_fault(self) -> None:
         """See Scheduler."""
-        if self.job.wishes and self.dice.random() < 0.3:
-            self._wish()
+        if self.job.mode_requests and self.dice.random() < 0.3:
+            self._mode_request()
             return
         if self.job.machines and self.dice.random() < 0.3:
             self._lose_machine(self.dice.randrange(2))
@@ -145,12 +143,12 @@ class Fleet(Scheduler):
         else:
             self._kill(kind)
 
-    def _wish(self) -> None:
+    def _mode_request(self) -> None:
         """Somebody outside wants rounds, or leases."""
         mode = self.dice.choice(["sync", "async"])
         if self.fault(f"{mode} is wished for"):
-            self.counts["wishes"] += 1
-            self.job.wished.append(ModeRequest(len(self.job.wished) + 1, mode))
+            self.counts["mode_requests"] += 1
+            self.job.requested_modes.append(ModeRequest(len(self.job.requested_modes) + 1, mode))
 
     def _depose(self, place: Place) -> None:
         """A standby takes over although its primary lives."""
@@ -194,16 +192,16 @@ class Fleet(Scheduler):
         server = self.machines.get(source)
         if not isinstance(server, Server) or server.shard is None or server.shard.mode != "ssp":
             return
-        lead = server.shard.consistency.gate.lead
-        if lead > self.job.staleness:
-            raise Broken(f"{source} let a worker be {lead} pushes ahead")
+        leading_steps = server.shard.consistency.gate.leading_steps
+        if leading_steps > self.job.staleness:
+            raise Broken(f"{source} let a worker be {leading_steps} pushes ahead")
 
     # -- the end -------------------------------------------------------------------------------
 
     def calm(self) -> None:
         """See Scheduler. Some of the dead stay dead where the fleet may go on without them."""
-        if self.job.wishes:
-            self._wish()
+        if self.job.mode_requests:
+            self._mode_request()
         for place in self.places:
             if place.deposed:
                 self.crash(place.deposed)
@@ -260,7 +258,7 @@ class Fleet(Scheduler):
         disks = [self.disks[place.primary] for place in self.places]
         for snapshot in snapshots.values():
             check_snapshot(self.job, snapshot, disks, self.pushes)
-        check(self.job, shards, kept, histories, coordinator.supply.torn, self.pushes)
+        check(self.job, shards, kept, histories, coordinator.dispatch.torn, self.pushes)
 
 
 def fleet(suite: str, seed: int) -> Callable[[Iterable[int]], Scheduler]:

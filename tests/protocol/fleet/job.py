@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.consistency import ConsistencyMode, SspMode, find_mode
-from psfleet.data.assignment import Range
+from psfleet.datasets.assignment import Range
 from psfleet.rules import make_rule
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet_server.coordinator.barriers import ModeRequest
-
-__all__ = ["COUNTS", "IDS", "ROWS", "SUITES", "Job", "Phase", "job_of", "places", "slopes"]
 
 Rows = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -39,7 +37,7 @@ _OWN = 1000  # samples of one worker that brings its own data
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps in one mode, with a meeting of all workers after them.
+    """Steps in one mode, with a collective of all workers after them.
 
     Attributes:
         steps: Of each worker with data of its own; None: the fleet hands out the job's dataset.
@@ -62,8 +60,8 @@ class Job:
         groups: Tables of a push are on some servers only, where the mode lets it skip the others.
         size, batch, epochs: Of the dataset.
         staleness: Of ssp.
-        wishes: The job's mode is wished for from outside, all the time. `wished`: what has been so far, as
-            in the file that server 0 looks at.
+        mode_requests: The job's mode is wished for from outside, all the time. `requested_modes`: what has
+            been so far, as in the file that server 0 looks at.
     """
 
     servers: int
@@ -79,13 +77,13 @@ class Job:
     batch: int = 2
     epochs: int = 1
     staleness: int = 1
-    wishes: bool = False
-    wished: list[ModeRequest] = field(default_factory=list)
+    mode_requests: bool = False
+    requested_modes: list[ModeRequest] = field(default_factory=list)
 
     @property
     def deals(self) -> bool:
         """Whether the fleet hands out the data. Only then can workers die: who brings data of its own
-        does not know which of them a life before it has used."""
+        does not know which of them an incarnation before it has used."""
         return self.phases[0].steps is None
 
     @property
@@ -120,12 +118,12 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "ssp": ("ssp", "ssp"),
     "switch": ("sync", "async", "ssp", "sync"),
     "switch standbys": ("sync", "async", "ssp", "sync"),
-    "sync wishes": ("sync",),
-    "async wishes": ("async",),
+    "sync mode_requests": ("sync",),
+    "async mode_requests": ("async",),
     "async groups removal": ("async",),
     "async groups standbys": ("async",),
     "async groups snapshots": ("async",),
-    "async groups wishes": ("async",),
+    "async groups mode_requests": ("async",),
 }
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 
@@ -146,7 +144,7 @@ def job_of(suite: str, dice: random.Random) -> Job:
         machines="machines" in suite,
         snapshots="snapshots" in suite,
         groups="groups" in suite,
-        wishes="wishes" in suite,
+        mode_requests="mode_requests" in suite,
         size=dice.choice([12, 24, 47]),
         epochs=dice.choice([1, 2]),
         staleness=dice.choice([0, 1, 2]),

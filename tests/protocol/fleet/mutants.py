@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from psfleet.shard.events import Push
-from psfleet.shard.membership_view import Incarnation, PrepareView
+from psfleet.shard.membership_view import PrepareView
+from psfleet.shard.pull_gate import SspClock
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.shard.ssp_clock import SspClock
 from psfleet.shard.workers import Workers
 from psfleet_server.coordinator import coordinator
 from psfleet_server.coordinator.barriers import CollectiveCompleted, CollectiveState
@@ -27,7 +27,8 @@ from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import SnapshotRequested
-from psfleet_worker.session.instructions import Program
+from psfleet_worker.session import push_stream
+from psfleet_worker.session.instructions import AwaitPushes, Program
 from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.worker_session import Session
 from tests.protocol.fleet.calls import Release
@@ -35,8 +36,6 @@ from tests.protocol.fleet.fleet import Fleet
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.fleet.server import Server
-
-__all__ = ["COVERED", "MUTANTS", "Mutant"]
 
 Remove = Callable[[pytest.MonkeyPatch], None]
 
@@ -160,8 +159,8 @@ without("R8: an empty round closes if somebody counts in a later one", "sync rem
 
 
 def _without_leftovers(change: Callable[..., None]) -> Callable[..., None]:
-    return lambda supply, closed, seats, counts_in: change(
-        supply, closed, seats, lambda seat, number: True
+    return lambda dispatch, closed, seats, counts_in: change(
+        dispatch, closed, seats, lambda seat, number: True
     )
 
 
@@ -171,8 +170,8 @@ def _join_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def at_once(members: Membership, seat: Seat, *args: Any, **how: Any) -> None:
         begin(members, seat, *args, **how)
-        life = seat.lives[-1]
-        seat.lives[-1] = Incarnation(life.incarnation, min(life.first, members.closed + 1))
+        first = min(seat.incarnations[-1].first, members.closed + 1)
+        seat.incarnations[-1] = replace(seat.incarnations[-1], first=first)
 
     patch.setattr(Membership, "_begin", at_once)
 
@@ -187,9 +186,9 @@ def _end_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def at_once(members: Membership, seat: Seat, index: int, reports: Any) -> None:
         end(members, seat, index, reports)
-        life = seat.lives[-1] if seat.lives else None
-        if life is not None:
-            seat.lives[-1] = Incarnation(life.incarnation, life.first, life.first - 1)
+        incarnation = seat.incarnations[-1] if seat.incarnations else None
+        if incarnation is not None:
+            seat.incarnations[-1] = replace(incarnation, last=incarnation.first - 1)
 
     patch.setattr(Membership, "_end", at_once)
 
@@ -218,11 +217,7 @@ def _confuse_processes(patch: pytest.MonkeyPatch) -> None:
 
 @without("R2: a worker commits when every server holds its push", "sync removal@24")
 def _commit_early(patch: pytest.MonkeyPatch) -> None:
-    def pull(stream: Stream) -> Program[Any]:
-        yield from stream._arrive()
-        return (yield from stream._read())
-
-    patch.setattr(Stream, "pull", pull)
+    patch.setattr(push_stream, "_SETTLE", AwaitPushes(1))
 
 
 # -- lives --------------------------------------------------------------------------------------------
@@ -345,7 +340,7 @@ def _overlook_who_comes(patch: pytest.MonkeyPatch) -> None:
     placed = SnapshotCoordinator._placed
 
     def blind(coordinator: SnapshotCoordinator, standings: Any, at: float) -> Any:
-        first = replace(standings[0], lives=coordinator._now.members)
+        first = replace(standings[0], incarnations=coordinator._now.members)
         return placed(coordinator, (first, *standings[1:]), at)
 
     patch.setattr(SnapshotCoordinator, "_placed", blind)
@@ -358,10 +353,10 @@ def _overlook_who_comes(patch: pytest.MonkeyPatch) -> None:
 def _hide_torn_steps(patch: pytest.MonkeyPatch) -> None:
     give_back = DataDispatch.give_back
 
-    def silent(supply: DataDispatch, *args: Any) -> None:
-        count = len(supply.torn)
-        give_back(supply, *args)
-        del supply.torn[count:]
+    def silent(dispatch: DataDispatch, *args: Any) -> None:
+        count = len(dispatch.torn)
+        give_back(dispatch, *args)
+        del dispatch.torn[count:]
 
     patch.setattr(DataDispatch, "give_back", silent)
 
@@ -384,8 +379,8 @@ without("R14: a worker that waits for the others holds nobody back", "ssp@3", "s
 @without(
     "R18: the mode is not changed while a view is: what is decided rests on what the workers have brought "
     "to the meeting, not on reports, and who dies meanwhile has not come to it",
-    "sync wishes",
-    "async wishes",
+    "sync mode_requests",
+    "async mode_requests",
     into=COVERED,
 )
 def _change_while_busy(patch: pytest.MonkeyPatch) -> None:
@@ -399,7 +394,7 @@ def _change_while_busy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "_complete", hasty)
 
 
-without("R15: numbers go on where those of the mode before have ended", "sync wishes@8")(
+without("R15: numbers go on where those of the mode before have ended", "sync mode_requests@8")(
     replaced(Workers, "go_on_from", lambda workers, last: None)
 )
 
@@ -410,7 +405,8 @@ def _wait_in_silence(patch: pytest.MonkeyPatch) -> None:
 
 
 @without(
-    "a later life passes over the changes of the mode that the fleet has made", "sync wishes@55"
+    "a later life passes over the changes of the mode that the fleet has made",
+    "sync mode_requests@55",
 )
 def _change_again(patch: pytest.MonkeyPatch) -> None:
     change = Session.change_mode
@@ -422,26 +418,28 @@ def _change_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "change_mode", again)
 
 
-@without("W1: who passes a barrier later is told of the same wish", "sync wishes@20")
-def _forget_wishes(patch: pytest.MonkeyPatch) -> None:
+@without("W1: who passes a barrier later is told of the same wish", "sync mode_requests@20")
+def _forget_mode_requests(patch: pytest.MonkeyPatch) -> None:
     take = CollectiveState.take
 
-    def forgetful(meetings: CollectiveState, met: CollectiveCompleted) -> object:
-        released = take(meetings, met)
-        meetings.told.clear()
+    def forgetful(collectives: CollectiveState, completed: CollectiveCompleted) -> object:
+        released = take(collectives, completed)
+        collectives.told.clear()
         return released
 
     patch.setattr(CollectiveState, "take", forgetful)
 
 
-without("W2: what is not used when the mode changes is dealt in the new way", "async wishes@11")(
-    replaced(DataDispatch, "turn", lambda supply, to_rounds, reached: None)
-)
+without(
+    "W2: what is not used when the mode changes is dealt in the new way", "async mode_requests@11"
+)(replaced(DataDispatch, "turn", lambda dispatch, to_rounds, reached: None))
 
 
-@without("W3: who registers is told of the last change of the mode", "sync wishes@64")
+@without("W3: who registers is told of the last change of the mode", "sync mode_requests@64")
 def _hide_changes(patch: pytest.MonkeyPatch) -> None:
-    def silent(call: Any, life: int, first: int, view: int, met: int, *_: object) -> Registration:
-        return Registration(call, life, first, view, met)
+    def silent(
+        call: Any, incarnation: int, first: int, view: int, completed: int, *_: object
+    ) -> Registration:
+        return Registration(call, incarnation, first, view, completed)
 
     patch.setattr(coordinator, "Registration", silent)

@@ -1,7 +1,5 @@
 """The launcher's side of takeovers: which process has which part at a server's place."""
 
-__all__ = ["Place"]
-
 
 class Place:
     """One server's address and the processes that may answer there.
@@ -28,8 +26,8 @@ class Place:
         self.standby = name
         self.attach += 1
 
-    def take_over(self, lives: bool) -> None:
+    def take_over(self, incarnations: bool) -> None:
         """The standby is the primary now; whether the one before lives."""
-        self.deposed = self.primary if lives else ""
+        self.deposed = self.primary if incarnations else ""
         self.primary, self.standby = self.standby, ""
         self.moved = set()

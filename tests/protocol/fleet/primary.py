@@ -14,8 +14,6 @@ from tests.protocol.scheduler import Instruction, Send
 if TYPE_CHECKING:
     from tests.protocol.fleet.server import Server
 
-__all__ = ["Primary"]
-
 _WINDOW = 20  # messages of a stream that are sent again at once
 
 

@@ -16,6 +16,7 @@ from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.events import (
     BeginCut,
     Event,
+    FrozenShard,
     Join,
     SendError,
     SendOutcome,
@@ -25,7 +26,6 @@ from psfleet.shard.events import (
 )
 from psfleet.shard.membership_view import InstallView, PrepareView
 from psfleet.shard.shard import Shard
-from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision, Heartbeat, Outcome
@@ -35,8 +35,8 @@ from psfleet_server.durability.recovery import take
 from psfleet_server.snapshots.snapshot_events import SnapshotPart, Standing
 from psfleet_worker.session.instructions import ServerJoined
 from tests.protocol.fleet.calls import (
+    AssignData,
     CreateTable,
-    Deal,
     Depart,
     Finish,
     Follow,
@@ -65,8 +65,6 @@ from tests.protocol.scheduler import (
     Tick,
     WriteFile,
 )
-
-__all__ = ["Server"]
 
 DEAD_AFTER = 1.0  # seconds
 
@@ -98,7 +96,7 @@ class Server:
             take(kind, memoryview(body), self.shard or Shard(), self.coordinator)
             self.history.append(record)
 
-    def _lead(self) -> None:
+    def _start_coordinator(self) -> None:
         """Be the process that answers for its place, and keep what changes."""
         if self.shard is not None:
             self.shard.workers.frozen = True
@@ -129,7 +127,7 @@ class Server:
         self.out = []
         match event:
             case Boot():
-                self._lead()
+                self._start_coordinator()
             case Tick():
                 self._tick()
             case Silent(worker, seconds):
@@ -155,7 +153,7 @@ class Server:
             case Told(boot, content):
                 self._told(source, boot, content)
             case _ if self.coordinator is not None:
-                self._heard(self.coordinator, message)
+                self._take_message(self.coordinator, message)
 
     # -- the shard -----------------------------------------------------------------------------
 
@@ -164,11 +162,11 @@ class Server:
         for instruction in self.shard.handle(event, call):
             match instruction:
                 case SendOutcome(waiting) if isinstance(event, BeginCut):
-                    self._answer(waiting, self._standing(instruction.number))
+                    self._reply(waiting, self._standing(instruction.number))
                 case SendOutcome(waiting) if isinstance(event, Join):
-                    self._answer(waiting, self._joined(instruction, event))
+                    self._reply(waiting, self._joined(instruction, event))
                 case SendOutcome(waiting):
-                    self._answer(waiting, instruction)
+                    self._reply(waiting, instruction)
                 case _:
                     self._perform(instruction)
 
@@ -178,22 +176,26 @@ class Server:
             case SendValues(waiting, reads):
                 shard = self.its_shard
                 values = shard.tables.read(reads)
-                self._answer(waiting, (values, shard.rounds.closed, shard.workers.view))
+                self._reply(waiting, (values, shard.rounds.closed, shard.workers.view))
             case SendError(waiting, error):
-                self._answer(waiting, error)
+                self._reply(waiting, error)
             case WriteSnapshot(frozen):
                 self._frozen.append(frozen)
 
-    def _joined(self, answer: SendOutcome, join: Join) -> ServerJoined:
+    def _joined(self, reply: SendOutcome, join: Join) -> ServerJoined:
         mode = self.its_shard.consistency
         declared = mode.declared if mode.mode else join.mode
-        return ServerJoined(answer.number, answer.clock, declared, mode.switches)
+        return ServerJoined(reply.number, reply.clock, declared, mode.switches)
 
     def _standing(self, closed: int) -> Standing:
         shard = self.its_shard
         left = shard.rounds.left
-        lives = {seat: life for seat, life in shard.workers.lives.items() if seat not in left}
-        return Standing(shard.mode or "", closed, lives)
+        incarnations = {
+            seat: incarnation
+            for seat, incarnation in shard.workers.incarnations.items()
+            if seat not in left
+        }
+        return Standing(shard.mode or "", closed, incarnations)
 
     def _finished(self, number: int, cut: bool) -> Any:
         """This server's part of a snapshot; None: not yet."""
@@ -245,46 +247,50 @@ class Server:
                 case CreateTable(spec, worker):
                     assert self.shard is not None
                     self.shard.create(spec, np.zeros(0, np.float32), worker)
-                    self._answer(call, True)
+                    self._reply(call, True)
                 case Finish(number, cut):
-                    self._answer(call, self._finished(number, cut))
+                    self._reply(call, self._finished(number, cut))
                 case BeginCut(cutting):  # marks are the shard's, not the message's
                     self._event(BeginCut(replace(cutting, marks={}, addressed={})), call)
-                case Register() | Arrival() | Depart() | Deal():
+                case Register() | Arrival() | Depart() | AssignData():
                     assert self.coordinator is not None
                     self._coordinate(self.coordinator, call, content)
                 case _:
                     self._event(content, call)
         except PsfleetError as error:
-            self._answer(call, error)
+            self._reply(call, error)
 
     def _coordinate(self, coordinator: Coordinator, call: Any, content: Any) -> None:
         match content:
             case Register(worker, boot):
                 self._release(coordinator.register(worker, boot, self.job.workers, call))
             case Arrival():
-                coordinator.orders.wish = self.job.wished[-1] if self.job.wished else None
+                coordinator.worker_requests.mode_request = (
+                    self.job.requested_modes[-1] if self.job.requested_modes else None
+                )
                 self._release(coordinator.arrive(content, call))
             case Depart(worker, incarnation):
                 self._release(coordinator.leave(worker, incarnation))
-                self._answer(call, True)
-            case Deal(worker, incarnation, order):
-                self._answer(call, (coordinator.deal(worker, incarnation, order), coordinator.view))
+                self._reply(call, True)
+            case AssignData(worker, incarnation, request):
+                self._reply(
+                    call, (coordinator.assign_data(worker, incarnation, request), coordinator.view)
+                )
 
     def _release(self, outcomes: Iterable[Outcome]) -> None:
         for one in outcomes:
-            self._answer(one.call, one.error if isinstance(one, SendError) else one)
+            self._reply(one.call, one.error if isinstance(one, SendError) else one)
 
-    def _answer(self, call: Any, content: Any) -> None:
+    def _reply(self, call: Any, content: Any) -> None:
         source, number = call
         self.out.append(Send(source, Response(number, content)))
 
     # -- the coordinator -----------------------------------------------------------------------
 
-    def _heard(self, coordinator: Coordinator, message: Any) -> None:
+    def _take_message(self, coordinator: Coordinator, message: Any) -> None:
         match message:
             case Heartbeat():
-                coordinator.beat(message, self._now)
+                coordinator.take_heartbeat(message, self._now)
             case Frozen(server, boot, view, report):
                 self._release(coordinator.reported(server, boot, view, report))
             case Installed(server, boot, view):
@@ -296,8 +302,8 @@ class Server:
         self._primary.send_again()
         self._write_parts()
         if self.shard is not None:
-            beat = Heartbeat(self.shard.index, server=True, boot=self.boot)
-            self.out.append(Send(self.job.home, beat))
+            heartbeat = Heartbeat(self.shard.index, server=True, boot=self.boot)
+            self.out.append(Send(self.job.home, heartbeat))
         if self.coordinator is not None:
             for due in self.coordinator.due():
                 self.out.append(Send(f"S{due.server}", Told(due.boot, due.message)))
@@ -309,9 +315,9 @@ class Server:
         coordinator.look(self._now)
         self._now += seconds
         for other in coordinator.members.present():
-            life = coordinator.members.seats[other].incarnation
-            if other != worker and life:
-                coordinator.beat(Heartbeat(other, incarnation=life), self._now)
+            incarnation = coordinator.members.seats[other].incarnation
+            if other != worker and incarnation:
+                coordinator.take_heartbeat(Heartbeat(other, incarnation=incarnation), self._now)
         coordinator.look(self._now)
 
 

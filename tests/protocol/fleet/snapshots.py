@@ -48,8 +48,6 @@ from tests.protocol.scheduler import Disk, Received, Send, Tick, WriteFile
 if TYPE_CHECKING:
     from tests.protocol.fleet.server import Server
 
-__all__ = ["Snapshots", "published"]
-
 _PATIENCE = 15  # ticks until a server or a worker that does not answer counts as away
 _EVERY = (0, 0, 2, 3)  # rounds between snapshots
 _MORE = 0.05  # of ticks that bring one more request
@@ -74,7 +72,7 @@ class Snapshots:
         self._calls = server.boot << 20
         self._ask: BeginCuts | AwaitParts | SettleCuts | None = None
         self._asked: dict[str, Request] = {}
-        self._answers: dict[str, Any] = {}
+        self._replies: dict[str, Any] = {}
         self._patience = 0
         self._announced: int | None = None
         self._watched = 0
@@ -87,11 +85,11 @@ class Snapshots:
                 self._tick()
             case Received(_, Response(number, content)):
                 self._answered(number, content)
-            case Received(source, Learned(number, worker, life)):
-                call = (source, number, life)
-                self._events.append(WorkerLearned(call, number, worker, life))
-            case Received(_, Delivered(number, worker, life, state)):
-                self._events.append(WorkerStateArrived(number, worker, life, state))
+            case Received(source, Learned(number, worker, incarnation)):
+                call = (source, number, incarnation)
+                self._events.append(WorkerLearned(call, number, worker, incarnation))
+            case Received(_, Delivered(number, worker, incarnation, state)):
+                self._events.append(WorkerStateArrived(number, worker, incarnation, state))
         self._look_at_members()
         while self._events or self._sees_cut():
             for instruction in self._coordinator.handle(self._events.popleft(), self._ticks):
@@ -127,7 +125,7 @@ class Snapshots:
         if self._ask is not None and self._patience < 0:
             self._give_up(DeadlineExceeded("a server does not answer"))
         for name, request in self._asked.items():
-            if name not in self._answers:
+            if name not in self._replies:
                 self._send(name, request)
         if self._announced is not None:
             for seat in range(self._server.job.workers):
@@ -152,8 +150,8 @@ class Snapshots:
             case WatchCut(number):
                 self._watched = number
             case ReleaseWorker(call, marks, last):
-                source, number, life = cast("tuple[str, int, int]", call)
-                self._send(source, Mark(number, life, None if marks else last))
+                source, number, incarnation = cast("tuple[str, int, int]", call)
+                self._send(source, Mark(number, incarnation, None if marks else last))
             case PublishSnapshot():
                 file = Published(
                     instruction.cut.number,
@@ -182,7 +180,7 @@ class Snapshots:
             case SettleCuts(number, _, base):
                 content = EndCut(number, base)
         self._ask, self._patience = ask, _PATIENCE
-        self._answers, self._asked = {}, {}
+        self._replies, self._asked = {}, {}
         for server in range(self._server.job.servers):
             self._calls += 1
             self._asked[f"S{server}"] = Request(self._calls, content)
@@ -195,9 +193,9 @@ class Snapshots:
         if isinstance(content, PsfleetError) and not isinstance(self._ask, SettleCuts):
             self._give_up(content)
             return
-        self._answers[name] = content
-        if len(self._answers) == len(self._asked):
-            self._end_call(ServersReplied(tuple(self._answers[name] for name in self._asked)))
+        self._replies[name] = content
+        if len(self._replies) == len(self._asked):
+            self._end_call(ServersReplied(tuple(self._replies[name] for name in self._asked)))
 
     def _give_up(self, error: PsfleetError) -> None:
         is_last = isinstance(self._ask, SettleCuts)  # whoever is away learns of it later

@@ -8,8 +8,6 @@ from tests.protocol.fleet.job import Job
 from tests.protocol.fleet.server import Server
 from tests.protocol.scheduler import Append, Boot, Disk, Instruction, Received, Send, Store, Tick
 
-__all__ = ["Standby"]
-
 
 class Standby(Server):
     """A process that follows the primary of its place, and later is that.

@@ -1,11 +1,9 @@
 """A worker whose mode is wished for from outside, in the midst of the fleet's dataset."""
 
-from psfleet.data.assignment import Range, RoundPlan, length, part
+from psfleet.datasets.assignment import Range, RoundPlan, length, part
 from psfleet_worker.session.instructions import DataReply, RequestData
 from tests.protocol.fleet.job import places
 from tests.protocol.fleet.worker import Script, Worker
-
-__all__ = ["BARRIERS", "Wisher"]
 
 BARRIERS = 3
 """Within the dataset of each worker; at each the mode may change."""
@@ -16,21 +14,21 @@ _STEPS = 3  # between two of them
 class Wisher(Worker):
     """One process. Its script comes to a barrier between two steps, the first time after a few.
 
-    In sync mode the number of the round says where, so that a later life comes to the same place; who
+    In sync mode the number of the round says where, so that a later incarnation comes to the same place; who
     has no data comes at once. It asks for its data itself, as those who have none cannot wait for those
     who are at a barrier already.
     """
 
     def script(self) -> Script:
         """See Worker."""
-        self.taken = self.handed = self.met = 0
+        self.taken = self.handed = self.completed = 0
         yield from self.begin()
         self.begun = self.session.sequence
         goes_on = True
         while goes_on:
             sync = self.session.mode == "sync"
             goes_on = yield from (self._planned() if sync else self._drawn())
-        while self.met < BARRIERS:
+        while self.completed < BARRIERS:
             yield from self._barrier()
         yield from self.run(self.collectives.gather())
         yield from self.end()
@@ -46,19 +44,21 @@ class Wisher(Worker):
     def _barrier(self) -> Script:
         """Come to the next barrier, and to the change of the mode that it tells; whether rounds and leases
         have changed places."""
-        self.met += 1
+        self.completed += 1
         turns = self.session.turns
         released = yield from self.run(self.collectives.gather())
-        if released.wish is not None:
-            yield from self.run(self.collectives.set_mode(self.job.declared(released.wish[0])))
+        if released.mode_request is not None:
+            yield from self.run(
+                self.collectives.set_mode(self.job.declared(released.mode_request[0]))
+            )
         self.begun = self.session.sequence
         return self.session.turns != turns
 
     def _is_due(self) -> bool:
-        if self.met == BARRIERS:
+        if self.completed == BARRIERS:
             return False
         if self.session.mode == "sync":
-            return self.session.sequence >= _STEPS * (self.met + 1)
+            return self.session.sequence >= _STEPS * (self.completed + 1)
         return self.session.sequence - self.begun >= _STEPS
 
     def _planned(self) -> Script:
@@ -91,19 +91,19 @@ class Wisher(Worker):
         """Leases of the other modes; whether the fleet goes on in another way."""
         used = self.taken
         while True:
-            deal = RequestData(1, self.job.batch, lease=self.taken, used=used)
-            lease = (yield from self.perform(deal)).what
+            request = RequestData(1, self.job.batch, lease=self.taken, used=used)
+            lease = (yield from self.perform(request)).what
             if lease == ():
                 return False
             if lease is None:
                 yield from self.run(self.stream.flush())
                 used = self.taken
-                if self.met < BARRIERS and (yield from self._barrier()):
+                if self.completed < BARRIERS and (yield from self._barrier()):
                     return True
                 continue
-            turned = yield from self._used_up(lease)
+            used_up = yield from self._used_up(lease)
             self.taken, self.handed = self.taken + 1, 0
-            if turned:
+            if used_up:
                 return True
 
     def _used_up(self, lease: tuple[Range, ...]) -> Script:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.data.assignment import RoundPlan
+from psfleet.datasets.assignment import RoundPlan
 from psfleet.errors import Fenced, ProtocolError, PsfleetError
-from psfleet.kernels.id_routing import owned_by
+from psfleet.kernels.hashing import owned_by
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import Join, Leave, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
@@ -63,7 +63,7 @@ __all__ = ["Pushes", "Script", "Worker"]
 
 
 class Pushes(dict[tuple[int, int, int], Ids]):
-    """By worker, life and sequence the samples that a push brings.
+    """By worker, incarnation and sequence the samples that a push brings.
 
     `sent`: Likewise the servers to which it was sent.
     """
@@ -94,7 +94,7 @@ class Worker:
         self.done = False
         self.session = Session(seat, job.declared(job.phases[0].mode), patience=float("inf"))
         self.stream = Stream(self.session)
-        self.shares = WorkerData(self.session)
+        self.worker_data = WorkerData(self.session)
         self.collectives = Collectives(self.session, self.stream, self.reached)
         self.dice = random.Random(self.boot)
         self._steps = 0
@@ -110,7 +110,7 @@ class Worker:
 
     def reached(self) -> tuple[int, int]:
         """How far the script is with its data."""
-        return self.shares.reached
+        return self.worker_data.reached
 
     # -- events --------------------------------------------------------------------------------
 
@@ -128,11 +128,11 @@ class Worker:
                 self._answered(number, content)
             case Received(source, calls.Announced(number)) if self.session.incarnation:
                 self._hear(source, number)
-            case Received(_, calls.Mark() as mark) if mark.life == self.session.incarnation:
+            case Received(_, calls.Mark() as mark) if mark.incarnation == self.session.incarnation:
                 self._mark(mark)
         self.session.validate()
         self.stream.validate()
-        self.shares.validate()
+        self.worker_data.validate()
         return self.out
 
     def _answered(self, number: int, content: Any) -> None:
@@ -150,7 +150,7 @@ class Worker:
             asked.retries.after(content, 0.0, inline=True, closing=False)
         else:
             self.queues[name].popleft()
-            asked.answer, asked.is_answered = content, True
+            asked.reply, asked.is_answered = content, True
             self._send(name)
             self._go_on()
 
@@ -165,7 +165,7 @@ class Worker:
     def _mark(self, mark: calls.Mark) -> None:
         marking = self._markings.get(mark.number)
         if marking is not None and not marking.is_answered:
-            marking.answer, marking.is_answered = (mark.round is None, mark.round or 0), True
+            marking.reply, marking.is_answered = (mark.round is None, mark.round or 0), True
             self._go_on()
 
     def _go_on(self) -> None:
@@ -202,7 +202,7 @@ class Worker:
         """Ask the coordinator; returns the answer."""
         asked = self.ask(self.job.home, content)
         yield [asked]
-        return asked.answer
+        return asked.reply
 
     # -- instructions --------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Worker:
             case Join():
                 joined = self.ask_all(wanted)
                 yield joined
-                return [asked.answer for asked in joined]
+                return [asked.reply for asked in joined]
             case Leave():
                 yield self.ask_all(wanted)
             case CutStream():
@@ -257,19 +257,21 @@ class Worker:
             case RegisterWorker():
                 return seated((yield from self.home(calls.Register(self.seat, self.boot))))
             case JoinCollective(number, mode, value, change, reached):
-                life, last = session.incarnation, session.sequence
-                arrival = Arrival(self.seat, life, number, mode, value, change, last, reached)
+                incarnation, last = session.incarnation, session.sequence
+                arrival = Arrival(
+                    self.seat, incarnation, number, mode, value, change, last, reached
+                )
                 released: CollectiveReply = yield from self.home(arrival)
-                wish = released.wish
+                mode_request = released.mode_request
                 return CollectiveResult(
-                    released.value, (wish.mode, {}) if wish is not None else None
+                    released.value, (mode_request.mode, {}) if mode_request is not None else None
                 )
             case RequestData(dataset, batch, number, lease, used):
                 job = self.job
-                order = DatasetRequest(
+                request = DatasetRequest(
                     dataset, job.size, batch, job.epochs, round=number, lease=lease, used=used
                 )
-                dealt = calls.Deal(self.seat, session.incarnation, order)
+                dealt = calls.AssignData(self.seat, session.incarnation, request)
                 what, view = yield from self.home(dealt)
                 if number and what == ():
                     what = RoundPlan(job.size, batch)
@@ -278,15 +280,15 @@ class Worker:
                 return DataReply(what, view)
 
     def _snapshot(self, wanted: AwaitMarking | ReportState) -> Script:
-        life = self.session.incarnation
+        incarnation = self.session.incarnation
         match wanted:
             case AwaitMarking(number):
-                self._told[number] = calls.Learned(number, self.seat, life)
+                self._told[number] = calls.Learned(number, self.seat, incarnation)
                 self._markings[number] = Asked(calls.Request(0, None))
                 yield [self._markings[number]]
-                return self._markings[number].answer
+                return self._markings[number].reply
             case ReportState(number, last):
-                self._told[number] = calls.Delivered(number, self.seat, life, last)
+                self._told[number] = calls.Delivered(number, self.seat, incarnation, last)
 
     def _holders(self) -> list[bool]:
         """Which servers hold a table of the next push, or hear of all pushes."""
@@ -329,7 +331,7 @@ class Worker:
 
     def position(self) -> tuple[int, int] | None:
         """What the next push says of the worker's data."""
-        return self.shares.position
+        return self.worker_data.position
 
     def _owned(self) -> list[Any]:
         return [owned_by(IDS, server, self.job.servers) for server in range(self.job.servers)]
@@ -365,13 +367,13 @@ class Worker:
             return pulled
         yield asked
         for one in asked:
-            _, closed, view = one.answer
+            _, closed, view = one.reply
             assert not read.commit or closed == read.commit, f"{closed} for {read.commit}"
             pulled.view = max(pulled.view, view)
         if sync and read.own:
             pulled.rows = np.zeros((len(IDS), 2), np.float32)
             for mine, one in zip(self._owned(), asked, strict=True):
-                [pulled.rows[mine]] = one.answer[0]
+                [pulled.rows[mine]] = one.reply[0]
         return pulled
 
     def _land(self) -> Script:
@@ -379,7 +381,7 @@ class Worker:
         if ahead is None:
             return 0
         yield ahead.asked
-        return max((one.answer[2] for one in ahead.asked), default=0)
+        return max((one.reply[2] for one in ahead.asked), default=0)
 
     # -- the script ----------------------------------------------------------------------------
 
@@ -415,7 +417,7 @@ class Worker:
                 self._steps += 1
                 yield from self.step(own_sample(self.seat, self._steps))
             return
-        program = self.shares.steps(self.job.batch)
+        program = self.worker_data.steps(self.job.batch)
         outcome: Any = None
         while True:
             try:

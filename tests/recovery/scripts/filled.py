@@ -16,8 +16,8 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import DistributedStrategy
 
@@ -48,7 +48,7 @@ def main(mode: str, folder: Path, fills: int) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = mode == "async"
     fleet.init(strategy=strategy)
-    active, me = interface.active(), fleet.worker_index()
+    active, me = current().active(), fleet.worker_index()
     active.create(COUNTS)
     active.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     for step, chosen in enumerate(fleet.dataset(SAMPLES, 5, EPOCHS, shuffle_seed=3)):

@@ -11,13 +11,13 @@ import numpy as np
 import psfleet
 from psfleet import fleet, metrics
 from psfleet.rules import make_rule
-from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import read_environment
 from psfleet.strategy import DistributedStrategy
-from psfleet.wire.access import Access
-from psfleet.wire.channel import open_channel
+from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.v1.metrics_pb2 import CollectRequest
 
 WEIGHTS = TableSpec("weights", "dense", (250_000,), make_rule("sgd", {}))
@@ -25,7 +25,7 @@ WEIGHTS = TableSpec("weights", "dense", (250_000,), make_rule("sgd", {}))
 strategy = DistributedStrategy()
 strategy.a_sync = False  # unless --mode says something else
 fleet.init(strategy=strategy)
-active = interface.active()
+active = current().active()
 active.create(WEIGHTS, np.zeros(250_000, np.float32))
 fleet.barrier_worker()  # a snapshot is given up when a worker joins that it does not know of
 for step in range(24):

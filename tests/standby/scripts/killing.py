@@ -18,8 +18,8 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import read_environment
 from psfleet.strategy import DistributedStrategy
@@ -40,7 +40,7 @@ def pid(ready: str) -> int:
     return found
 
 
-def strike(blow: str) -> None:
+def inject(blow: str) -> None:
     """Send one signal."""
     _, name, ready, awaited = blow.split(":")
     pid(awaited)
@@ -54,12 +54,12 @@ def main(blows: list[str]) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = False
     fleet.init(strategy=strategy)
-    active, me = interface.active(), fleet.worker_index()
+    active, me = current().active(), fleet.worker_index()
     active.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     for step in range(STEPS):
         for blow in blows:
             if me == 0 and blow.startswith(f"{step}:"):
-                strike(blow)
+                inject(blow)
         weights = active.pull([Read(WEIGHTS.key)])[0]
         noise = np.random.default_rng((me, step)).standard_normal(9000, np.float32)
         active.push([Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05)])

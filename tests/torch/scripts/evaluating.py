@@ -21,7 +21,7 @@ import psfleet
 import psfleet.torch as pst
 from psfleet import fleet, layers, metrics, optimizer
 from psfleet.prediction.cut_evaluation import CutEvaluation
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import active
 
 STEPS, HALF, ROWS = 6, 3, 40
 torch.set_num_threads(1)
@@ -174,7 +174,7 @@ def main(out: str, folder: Path, what: str) -> None:
         else:
             scores = train(model, place if what == "evaluate" else None)
         found |= {f"{name} {metric}": value for metric, value in scores.items()}
-    runtime = runtimes.active()
+    runtime = active()
     runtime.flush()
     runtime.barrier()
     if fleet.is_first_worker():

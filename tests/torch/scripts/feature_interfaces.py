@@ -20,7 +20,7 @@ from psfleet.execution.executor import Executor
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table, feed
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import interface as runtimes
+from psfleet.runtime.process_runtime import active
 from psfleet.schema.table import key_of
 
 STEPS, SAMPLES = 4, 6
@@ -119,7 +119,7 @@ def main(out: str) -> None:
     found: dict[str, Any] = {}
     for train in (by_program, by_torch, by_client):
         train()
-    runtime = runtimes.active()
+    runtime = active()
     runtime.flush()
     runtime.barrier()
     if runtime.worker_index == 0:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import psfleet.torch as pst
 from psfleet import fleet
-from psfleet.runtime import interface
+from psfleet.runtime.process_runtime import active
 
 ROWS = 40
 
@@ -83,7 +83,7 @@ def main(out: str, steps: int, cuts: str, dtype: str = "") -> None:
     with torch.no_grad():
         seen = trainer.model.eval()(torch.arange(ROWS)[:, None])
     state = trainer.model.state_dict()
-    tables = np.array(sorted(spec.name for spec in interface.active().specs().values()))
+    tables = np.array(sorted(spec.name for spec in active().specs().values()))
     name = out + ("" if fleet.is_first_worker() else ".other")
     weights = {key: value.numpy() for key, value in state.items()}
     np.savez(name, losses=np.array(losses), seen=seen, tables=tables, **weights)

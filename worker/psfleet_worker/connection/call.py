@@ -1,157 +1,158 @@
 """Calls under way, and how their callers wait for them."""
 
 import functools
+import operator
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
-from psfleet.platform.interrupts import deferred, wait_for
-
-__all__ = ["Call", "CallOwner", "CallTensors", "SentCall", "wait_all"]
+from psfleet.http2.http2_client import ClientConnection
+from psfleet.platform.threads import deferred, wait_for
 
 _MOMENT = 0.1  # seconds for which a caller reads answers itself; a longer wait is worth a thread
-
-
-class CallTensors(Protocol):
-    """Tensors of a call that may lie in shared memory rather than in its request."""
-
-    def request(self) -> bytes:
-        """The request once more, for a server that has answered the one before."""
-
-    def fallback(self) -> bytes:
-        """The same request with the tensors in it."""
-
-    def lose(self) -> None:
-        """The call has failed: the server may still be using the memory."""
-
-
-class SentCall(Protocol):
-    """A call whose request has left."""
-
-    def fileno(self) -> int:
-        """Where its answer comes in."""
-
-    def arrives(self, seconds: float) -> bool:
-        """Whether its answer comes in within so many seconds; waits for it."""
-
-    def finish(self) -> bytes:
-        """Read the answer; raises PsfleetError."""
+_has_ended = operator.attrgetter("ended")
 
 
 class CallOwner(Protocol):
-    """Who goes on with a call that nobody holds."""
+    """Client that makes calls to one server.
 
-    def end(
-        self, call: "Call", answer: bytes | None = None, error: PsfleetError | None = None
-    ) -> None:
-        """The call has ended."""
+    Attributes:
+        changed: Notified when a call ends; shared by all calls that may be waited for together.
+        open_calls: Number of calls that have not ended.
+        unread: Call that has left without the client's thread, which has not heard of it.
+        endpoint: Endpoint of the server.
+    """
+
+    changed: threading.Condition
+    open_calls: int
+    unread: "Call | None"
+    endpoint: str
 
     def resume(self, call: "Call") -> None:
         """Read its answer, or make it again after its failure."""
 
 
 class Call:
-    """A call under way. `changed` is shared by all calls that may be waited for together.
+    """A call to one server, from its message to its end. See ServerRequest for one with tensors.
 
     Attributes:
-        sent: It has left, and its answer is still to be read.
-        held: A thread sends it or reads its answer; no other thread does.
-        failure: What its first attempt has ended with.
-        answer, error: How it has ended.
-        awaited: Whether those who wait for it have all they want.
+        client: Makes it.
+        method: "Service/Method".
+        message: The message.
+        seconds: Time for the server to reply.
+        outage: Time for which the server may be out of reach.
+        is_inline: The message holds all tensors.
+        is_small: Message and reply fit into the buffers of a socket, and a caller is about to wait.
+        sent: It has left, and its answer is still to be read from this.
+        is_busy: A thread sends it or reads its answer; no other thread does.
+        failure: Error of its first attempt.
+        ended: It has a reply or an error.
+        awaited: Conditions of the waiting threads; one returns True if its thread needs no more.
+        span: Its span, if it is traced; it ends with the call.
     """
 
-    def __init__(
-        self,
-        owner: CallOwner,
-        method: str,
-        request: bytes,
-        seconds: float,
-        outage: float,
-        changed: threading.Condition,
-        cargo: CallTensors | None,
-    ) -> None:
-        self.owner = owner
-        self.method = method
-        self.request = request
-        self.seconds = seconds
-        self.outage = outage
-        self.changed = changed
-        self.cargo = cargo
-        self.sent: SentCall | None = None
-        self.held = False
-        self.failure: Exception | None = None
-        self.answer: bytes | None = None
-        self.error: PsfleetError | None = None
-        self.awaited: list[Callable[[], bool]] = []
+    client: CallOwner
+    method = ""
+    message = b""
+    seconds = outage = 0.0
+    is_inline = True
+    is_small = False
+    sent: ClientConnection | None = None
+    is_busy = ended = False
+    failure: Exception | None = None
+    reply: bytes | None = None
+    error: PsfleetError | None = None
+    awaited: tuple[Callable[[], bool], ...] = ()
+    span: Any = None
 
-    @property
-    def ended(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self.answer is not None or self.error is not None
+    def encode(self) -> bytes:
+        """Return the message, once more for a server that has answered the one before."""
+        return self.message
 
     def fall_back(self) -> None:
-        """From now on send the tensors in the request."""
-        if self.cargo is not None:
-            self.request, self.cargo = self.cargo.fallback(), None
+        """From now on send the tensors in the message."""
 
-    def renew(self) -> None:
-        """The server has answered and wants the same again."""
-        if self.cargo is not None:
-            self.request = self.cargo.request()
-
-    def fileno(self) -> int:
-        """See SentCall."""
-        assert self.sent is not None
-        return self.sent.fileno()
-
-    def arrives(self, seconds: float) -> bool:
-        """See SentCall."""
-        assert self.sent is not None
-        return self.sent.arrives(seconds)
+    def lose(self) -> None:
+        """The call has failed: the server may still be using shared memory."""
 
     def read(self) -> None:
         """Read the answer. The caller holds the call."""
         assert self.sent is not None
         try:
-            answer = self.sent.finish()
+            reply = self.sent.finish()
         except Exception as error:
             self.release(failure=error)
         else:
-            self.owner.end(self, answer)
+            self.end(reply)
 
-    def release(self, sent: SentCall | None = None, failure: Exception | None = None) -> None:
+    def release(
+        self, sent: ClientConnection | None = None, failure: Exception | None = None
+    ) -> None:
         """Let another thread go on with the call.
 
         Args:
             sent: It has just left.
             failure: Its first attempt has ended with this; None: its answer is still to be read.
         """
-        with self.changed:
-            self.held = False
+        with self.client.changed:
+            self.is_busy = False
             self.sent = None if failure else sent or self.sent
             self.failure = failure
             if self.awaited:
-                self.changed.notify_all()
+                self.client.changed.notify_all()
         if sent is None:
-            self.owner.resume(self)
+            self.client.resume(self)
 
-    def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
-        """Give the result to the waiting caller. Whoever calls has `changed`."""
-        if error is not None and self.cargo is not None:
-            self.cargo.lose()
-        self.answer, self.error = answer, error
-        # Let go of the gradients, which frames of a failure hold too.
-        self.request, self.cargo, self.sent, self.failure = b"", None, None, None
-        if self.awaited:
-            if any(settled() for settled in self.awaited):
-                self.changed.notify_all()
-            self.awaited.clear()
+    def end(self, reply: bytes | None = None, error: PsfleetError | None = None) -> None:
+        """Give the result to the waiting caller."""
+        client = self.client
+        with client.changed:  # whoever hears of the end finds the client idle
+            client.open_calls -= 1
+            if client.unread is self:
+                client.unread = None
+            if error is not None:
+                self.lose()
+            self.reply, self.error, self.ended = reply, error, True
+            # Let go of the gradients, which frames of a failure hold too.
+            self.message, self.sent, self.failure = b"", None, None
+            if self.span is not None:
+                self.span.called(error)
+            if self.awaited:
+                if any(settled() for settled in self.awaited):
+                    client.changed.notify_all()
+                self.awaited = ()
 
 
+def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
+    """Wait as `wait_all` does; the caller defers interrupts (psfleet.platform.threads)."""
+    if not all(map(_has_ended, calls)) and not _settled(calls):
+        _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
+        if not all(map(_has_ended, calls)):
+            changed = calls[0].client.changed
+            with changed:
+                settled = functools.partial(_settled, calls)
+                for call in calls:  # they wake this thread once, not each for itself
+                    if not call.ended:
+                        call.awaited += (settled,)
+                wait_for(changed, settled, timeout)
+    replies = []
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+        if call.reply is not None:
+            replies.append(call.reply)
+    if len(replies) < len(calls):
+        raise DeadlineExceeded(
+            f"{calls[0].method} was not answered by {len(calls) - len(replies)} "
+            f"of {len(calls)} servers within {timeout:g} seconds"
+        )
+    return replies
+
+
+@deferred()
 def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
     """The answers of all calls; raises the first error as soon as there is one.
 
@@ -160,50 +161,33 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
     Raises:
         DeadlineExceeded: They have not all ended within `timeout` seconds; they stay under way.
     """
-    if not _settled(calls):
-        with deferred():
-            _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
-            if not _settled(calls):
-                with calls[0].changed:
-                    settled = functools.partial(_settled, calls)
-                    for call in calls:  # they wake this thread once, not each for itself
-                        if not call.ended:
-                            call.awaited.append(settled)
-                    wait_for(calls[0].changed, settled, timeout)
-    answers = []
-    for call in calls:
-        if call.error is not None:
-            raise call.error
-        if call.answer is not None:
-            answers.append(call.answer)
-    if len(answers) < len(calls):
-        raise DeadlineExceeded(
-            f"{calls[0].method} was not answered by {len(calls) - len(answers)} "
-            f"of {len(calls)} servers within {timeout:g} seconds"
-        )
-    return answers
+    return replies_of(calls, timeout)
 
 
 def _settled(calls: Sequence[Call]) -> bool:
-    """Whether all have been answered, or one has an error."""
+    """Return whether all have a reply, or one has an error."""
     ended = True
     for call in calls:
         if call.error is not None:
             return True
-        ended = ended and call.answer is not None
+        ended = ended and call.reply is not None
     return ended
 
 
 def _read_all(calls: Sequence[Call], seconds: float) -> None:
     """Read answers that no thread reads yet, as they come; after so many seconds their owners do."""
     mine: list[Call] = []
-    with calls[0].changed:
+    with calls[0].client.changed:
         for call in calls:
-            if call.sent is not None and not call.held:
-                call.held = True
+            if call.sent is not None and not call.is_busy:
+                call.is_busy = True
                 mine.append(call)
     try:
-        if len(mine) == 1 and mine[0].arrives(seconds):
+        if (
+            len(mine) == 1
+            and (sent := mine[0].sent) is not None
+            and sent.incoming.poll(seconds * 1000)
+        ):
             mine.pop().read()
         elif len(mine) > 1:
             _read_several(mine, seconds)
@@ -214,7 +198,7 @@ def _read_all(calls: Sequence[Call], seconds: float) -> None:
 
 def _read_several(mine: list[Call], seconds: float) -> None:
     """Read the answers that come within so many seconds; what is left of `mine` has none."""
-    by_descriptor = {call.fileno(): call for call in mine}
+    by_descriptor = {call.sent.fileno(): call for call in mine if call.sent is not None}
     incoming = select.poll()
     for descriptor in by_descriptor:
         incoming.register(descriptor, select.POLLIN)

@@ -14,21 +14,23 @@ import numpy as np
 from psfleet.consistency import NO_MODE, ConsistencyMode
 from psfleet.errors import (
     ConfigError,
+    DeadlineExceeded,
     Fenced,
     LimitExceeded,
     NotReady,
     ProtocolError,
     ServerUnavailable,
 )
+from psfleet.platform.logs import log_of
 from psfleet.settings.environment import Environment
 from psfleet.shard.events import Correction, Join, Leave
-from psfleet.wire.access import Access
+from psfleet.wire.connections.access import Access
 from psfleet.wire.mode_messages import read_mode_fields
 from psfleet.wire.shared_memory import MemoryHandle
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
-from psfleet.wire.worker_requests import write_join
+from psfleet.wire.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
+from psfleet.wire.worker_requests import JOIN, LEAVE
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.server_client import Send, ServerClient
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
@@ -49,7 +51,7 @@ from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.retries import Patience
 from psfleet_worker.session.worker_session import Session
 
-__all__ = ["FleetConnection", "Perform"]
+_log = log_of(__name__)
 
 T = TypeVar("T")
 Perform = Callable[[Instruction, float | None], Any]
@@ -60,14 +62,16 @@ class FleetConnection:
     """Calls to the servers of a fleet, as one worker's machines ask for them.
 
     Attributes:
-        session: This life of the worker.
+        session: This incarnation of the worker.
         stream: Its pushes and pulls.
-        access: How this process meets others over TCP.
-        correction: How servers correct pushes that arrive late.
-        beats: Signs of life, from `start` to `close`.
-        times: Of this worker's steps.
+        access: Credentials of this process for TCP.
+        correction: Correction of pushes that arrive late, by the servers.
+        heartbeats: Liveness signals, from `start` to `close`.
+        times: Durations of this worker's steps.
         lane_memory: Bytes of pushes under way at most, unless there is only one.
-        metrics: Of this worker, which its beats bring to server 0 while somebody looks.
+        lock: Held while a state machine takes a step.
+        process: The process that has connected.
+        metrics: Metrics of this worker; heartbeats carry them to server 0 on request.
     """
 
     def __init__(
@@ -97,44 +101,49 @@ class FleetConnection:
         self._memories = WorkerMemory(len(self.clients), environment.lane_memory)
         memories = self._memories if environment.lane == "auto" else None
         self.lanes = [
-            Lane(memories, functools.partial(self._attach, client), client.is_idle)
+            Lane(memories, functools.partial(self._attach, client), client)
             for client in self.clients
         ]
-        self.beats = WorkerHeartbeat(
-            functools.partial(self.clients[0].attempt, "Coordinator/Beat"),
-            self._beat,
-            environment.beat,
+        self.heartbeats = WorkerHeartbeat(
+            functools.partial(self.clients[0].attempt, "Coordinator/Heartbeat"),
+            self._heartbeat,
+            environment.heartbeat_seconds,
         )
         self.times = StepTimes()
         self.metrics = WorkerMetrics(self.times, lambda: sum(c.retries for c in self.clients))
-        self.beats.listeners.append(self._listen)
+        self.heartbeats.listeners.append(self._listen)
         self._boot = 0
-        self._lock = threading.Lock()  # of the machines
+        self.lock = threading.Lock()
+        self.process = os.getpid()
 
     def start(self) -> None:
-        """Begin a life; waits for servers that are still starting."""
+        """Begin an incarnation; waits for servers that are still starting."""
         if self._left_file:
             Path(self._left_file).unlink(missing_ok=True)
         self._boot = int.from_bytes(os.urandom(8), "little")
         self.run(self.session.start())
+        _log.debug(f"worker {self.worker} has joined as incarnation {self.session.incarnation}")
         if self._joined_file:
             Path(self._joined_file).touch()
-        self.beats.start()
+        self.heartbeats.start()
         self.stream.begin()
 
-    def _beat(self) -> BeatRequest:
+    def _heartbeat(self) -> HeartbeatRequest:
         for client in self.clients:  # a push that is lost while nobody waits for it is made again
             client.take_unread()
-        session = self.session
-        return BeatRequest(
+        session, watch = self.session, self.metrics.watch
+        nonfinite, at = (None if watch is None else watch.first) or ("", 0.0)
+        return HeartbeatRequest(
             index=self.worker,
             incarnation=session.incarnation,
             boot=self._boot,
             step=session.sequence,
             metrics=self.metrics.text(),
+            nonfinite=nonfinite,
+            nonfinite_at=at,
         )
 
-    def _listen(self, reply: BeatReply) -> None:
+    def _listen(self, reply: HeartbeatReply) -> None:
         self.metrics.wanted = reply.wants_metrics
 
     # -- instructions --------------------------------------------------------------------------
@@ -145,15 +154,15 @@ class FleetConnection:
         """Do what a program asks for, until it ends.
 
         Args:
-            program: Of one of the machines; other threads run theirs beside it.
-            perform: What is done about an instruction; None: calls that bring no arrays.
-            timeout: Of each wait for other workers, in seconds.
+            program: Program of one of the state machines; other threads run theirs at the same time.
+            perform: Executes an instruction; None: for calls without arrays.
+            timeout: Time limit of each wait for other workers, in seconds.
         """
         perform = perform or self.perform
         outcome: Any = None
         while True:
             try:
-                with self._lock:
+                with self.lock:
                     wanted = program.send(outcome)
             except StopIteration as end:
                 result: T = end.value
@@ -170,7 +179,7 @@ class FleetConnection:
             case Leave(rest=0):
                 return self._leave(wanted)
             case Leave():
-                return wait_all(self.to_all("Shard/Leave", _leave(wanted)))
+                return wait_all(self.to_all("Shard/Leave", LEAVE.write(wanted)))
             case JoinCollective():
                 return self._arrive(wanted, timeout)
             case Pause(seconds):
@@ -186,17 +195,21 @@ class FleetConnection:
             servers=[client.endpoint for client in self.clients],
         )
         try:
-            answer = self._first("Coordinator/Register", request, [self.clients[0]])[0]
+            response = self._first("Coordinator/Register", request, [self.clients[0]])[0]
         except ServerUnavailable as error:
             raise ServerUnavailable(
                 f"{error}; start the servers first, or correct PSFLEET_SERVERS"
             ) from None
-        reply = coordinator_pb2.RegisterReply.FromString(answer)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"worker {self.worker} has asked for its seat: {error}; look at the log of server 0"
+            ) from None
+        reply = coordinator_pb2.RegisterReply.FromString(response)
         return SeatGranted(
             reply.incarnation,
             reply.first,
             reply.view,
-            reply.met,
+            reply.completed,
             reply.switches,
             read_mode_fields(reply) if reply.switches else NO_MODE,
             reply.last,
@@ -205,8 +218,8 @@ class FleetConnection:
 
     def _join(self, join: Join) -> list[ServerJoined]:
         replies = [
-            shard_pb2.JoinReply.FromString(answer)
-            for answer in self._first("Shard/Join", write_join(join), self.clients)
+            shard_pb2.JoinReply.FromString(response)
+            for response in self._first("Shard/Join", JOIN.write(join), self.clients)
         ]
         for index, reply in enumerate(replies):
             if (reply.server, reply.servers) != (index, len(self.clients)):
@@ -228,9 +241,12 @@ class FleetConnection:
         value = arrive.value
         if value is None:
             request: Any = coordinator_pb2.BarrierRequest(**identity)
-            answer = self._meet("Coordinator/Barrier", request, timeout)
-            wish = coordinator_pb2.BarrierReply.FromString(answer).wish
-            return CollectiveResult(None, (wish.mode, dict(wish.settings)) if wish.mode else None)
+            response = self._meet("Coordinator/Barrier", request, timeout)
+            mode_request = coordinator_pb2.BarrierReply.FromString(response).mode_request
+            return CollectiveResult(
+                None,
+                (mode_request.mode, dict(mode_request.settings)) if mode_request.mode else None,
+            )
         request = coordinator_pb2.AllReduceRequest(
             **identity,
             mode=arrive.mode,
@@ -242,8 +258,8 @@ class FleetConnection:
             leases=arrive.reached[0],
             samples=arrive.reached[1],
         )
-        answer = self._meet("Coordinator/AllReduce", request, timeout)
-        combined = coordinator_pb2.AllReduceReply.FromString(answer).value
+        response = self._meet("Coordinator/AllReduce", request, timeout)
+        combined = coordinator_pb2.AllReduceReply.FromString(response).value
         found = np.frombuffer(combined, value.dtype).copy()
         # Others may want a mode with more settings: then what all bring is longer.
         return CollectiveResult(found if found.size != value.size else found.reshape(value.shape))
@@ -251,20 +267,20 @@ class FleetConnection:
     def _meet(self, method: str, request: Any, timeout: float | None) -> bytes:
         seconds = self.patience.wait if timeout is None else timeout
         message = request.SerializeToString()
-        [answer] = wait_all([self.clients[0].start(method, message, seconds=seconds)])
-        return answer
+        [response] = wait_all([self.clients[0].start(method, message, seconds=seconds)])
+        return response
 
     def _leave(self, leave: Leave) -> None:
-        """End the life. A server that is gone has ended because everybody had left."""
-        request = _leave(leave).SerializeToString()
+        """End the incarnation. A server that is gone has ended because all workers had left."""
+        message = LEAVE.write(leave).SerializeToString()
         say = functools.partial(
-            ServerClient.start, method="Shard/Leave", request=request, outage=self.patience.leave
+            ServerClient.start, method="Shard/Leave", message=message, outage=self.patience.leave
         )
         for call in [say(client) for client in self.clients[1:]]:
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
-        # Server 0 last: it may then bring a view without this life to the others, or end, and neither
-        # may come before the life's own word. It refuses only a word that it has heard already.
+        # Server 0 last: it may then bring a view without this incarnation to the others, or end, and neither
+        # may come before the incarnation's own word. It refuses only a word that it has heard already.
         with contextlib.suppress(ServerUnavailable, Fenced, NotReady):
             wait_all([say(self.clients[0])])
         if self._left_file:
@@ -295,17 +311,19 @@ class FleetConnection:
         )
         call = client.start("Shard/Attach", request.SerializeToString())
         try:
-            [answer] = wait_all([call])
+            [response] = wait_all([call])
         except (ProtocolError, LimitExceeded):
             return False
-        return bool(shard_pb2.AttachReply.FromString(answer).attached)
+        return bool(shard_pb2.AttachReply.FromString(response).attached)
 
     def close(self) -> None:
         """Let go of threads and connections. Safe to call twice."""
         for client in self.clients:
             client.close()
-        self.beats.stop()
+        self.heartbeats.stop()
         self._memories.close()
+        for lane in self.lanes:
+            lane.close()
 
     def _first(self, method: str, request: Any, clients: Sequence[ServerClient]) -> list[bytes]:
         start = self.patience.start
@@ -313,9 +331,3 @@ class FleetConnection:
         return wait_all(
             [client.start(method, message, seconds=start, outage=start) for client in clients]
         )
-
-
-def _leave(leave: Leave) -> shard_pb2.LeaveRequest:
-    return shard_pb2.LeaveRequest(
-        worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
-    )

@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.errors import FrameError
-from psfleet.kernels.streaming import copy_over
-from psfleet.runtime.interface import Format
+from psfleet.kernels.initial_values import copy_over
 from psfleet.schema.table import TableSpec
+from psfleet.settings.choices import Format
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import CompressedValues, value_format
+from psfleet.wire.compression import value_format
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
-from psfleet_worker.connection.placed_segment import PlacedSegment
-from psfleet_worker.connection.tensor_memory import LaneMemory, LentArray
-
-__all__ = ["ServerRequest"]
+from psfleet.wire.wire_formats import CompressedValues
+from psfleet.wire.worker_requests import write_withdrawal
+from psfleet_worker.connection.call import Call
+from psfleet_worker.connection.tensor_memory import BLOCK, LaneMemory, LentArray, PlacedSegment
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -27,27 +28,31 @@ Values = Floats | CompressedValues
 _EMPTY = np.empty(0, np.uint8)
 _SMALL = 64 << 10
 _TOLD = 64  # bytes of an answer that may hold no values: they are in shared memory
-_BLOCK = 2 << 10  # bytes of shared memory for several small tensors of one call
 _LINE = 64  # bytes of a cache line, on which each begins
 
 
-class ServerRequest:
-    """Gradients for a server and reads from it, in shared memory if there is room, else in arrays.
+class ServerRequest(Call):
+    """A call with gradients and reads, in shared memory if there is room, else in arrays.
 
     Args:
-        header: Says who speaks and in which order; the parcel adds the segments.
+        header: Header with the worker and the sequence; the request adds the segments.
         held: The memory that is shared with the server, if any.
         wanted: The form in which values are asked for.
 
     Attributes:
-        bytes: Of all tensors that go to the server.
-        view: Of the members, at the server when it answered.
+        bytes: Bytes of all tensors that go to the server.
+        reads: Number of reads in the request.
+        held: The memory that is shared with the server, if any.
+        trace: The trace of the push that it carries, if that is traced.
+        view: View of the members at the server when it answered.
     """
+
+    trace: Any = None
 
     def __init__(self, header: Header, held: LaneMemory | None, wanted: Format = "float32") -> None:
         self._header = header
         self._layout: list[bytes] = []  # its segments, as fields
-        self._held = held
+        self.held = held
         self._wanted = wanted
         self._arrays: list[tuple[NDArray[Any], ...]] = []  # the bytes of each segment
         self._places: list[int] = []
@@ -56,49 +61,29 @@ class ServerRequest:
         )
         self._used = 0  # bytes of it
         self._last: PlacedSegment | None = None  # what was laid out last, if all lies in that block
-        self._answers: list[Values] = []
-        self._reads = 0
-        self._answer_bytes = 0
-        self._inline = held is None
+        self._replies: list[Values] = []
+        self.reads = 0
+        self._reply_bytes = 0
+        self.is_inline = held is None
         self._missed = 0  # bytes without a place in the memory
         self._borrowed: list[int] = []  # segments whose arrays are views of the caller's arrays
         self.bytes = 0
         self.view = 0
 
     @property
-    def reads(self) -> int:
-        """How many reads are in it."""
-        return self._reads
-
-    @property
     def is_empty(self) -> bool:
-        """Whether it has neither gradients nor reads."""
+        """The request has neither gradients nor reads."""
         return not self._arrays
 
     @property
-    def held(self) -> LaneMemory | None:
-        """The memory that is shared with the server, if any."""
-        return self._held
-
-    @property
     def number(self) -> int:
-        """Of the push."""
+        """Sequence of the push."""
         return int(self._header.sequence)
 
     @property
     def packs(self) -> bool:
-        """Whether values are asked for in fewer bytes."""
+        """The request asks for values in fewer bytes."""
         return self._wanted != "float32"
-
-    @property
-    def is_inline(self) -> bool:
-        """Whether the tensors travel in the message."""
-        return self._inline
-
-    @property
-    def is_small(self) -> bool:
-        """Whether request and answer fit into the buffers of a socket."""
-        return not self._inline or self.bytes + self._answer_bytes <= _SMALL
 
     def say(self, **fields: int | str) -> None:
         """Set fields of the header."""
@@ -117,7 +102,7 @@ class ServerRequest:
 
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
         """Add this server's part of a dense gradient; without shared memory as a view, see `own`."""
-        if not self._inline:
+        if not self.is_inline:
             copy_over(
                 self._lay(segments.VALUES, spec, len(values), 1, learning_rate).values, values
             )
@@ -152,40 +137,51 @@ class ServerRequest:
 
         Args:
             low, high: Which of the whole table's they are.
-            lent: The whole table's array, in the memory of this parcel; None: a place of its own.
+            lent: The whole table's array, in the memory of this request; None: a place of its own.
         """
         if lent is None:
             self._lay(segments.WHOLE, spec, 0, 0, asked=(high - low,))
             return
-        answer = lent.offset + 4 * low
-        self._add(segments.field_of(spec.key, segments.WHOLE, 0, 0.0, 0, answer))
-        self._answers.append(lent.array[low:high])
-        self._reads += 1
+        reply = lent.offset + 4 * low
+        self._add(segments.field_of(spec.key, segments.WHOLE, 0, 0.0, 0, reply))
+        self._replies.append(lent.array[low:high])
+        self.reads += 1
 
-    def request(self) -> bytes:
-        """The message of the call. With shared memory it holds places only."""
-        if self._inline or self._held is None:
-            return self._message()
+    @override
+    def encode(self) -> bytes:
+        """Return the message of the call. With shared memory it holds places only."""
+        if self.trace is not None and self.span is None:
+            self.span = self.trace.leave(self)
+        layout, held = b"".join(self._layout), self.held
+        if self.is_inline or held is None:
+            self.is_small = self.bytes + self._reply_bytes <= _SMALL
+            self._header.ClearField("lane")
+            return segments.joined(self._header, self._arrays, layout)
+        self.is_small = True
         lane = self._header.lane
-        lane.generation, lane.turn = self._held.generation, self._held.next_turn()
-        return frame.encode(self._header, (), b"".join(self._layout))
+        lane.generation, lane.turn = held.generation, next(held.turns)
+        return frame.encode_header(self._header, layout)
 
-    def fallback(self) -> bytes:
-        """The message with the tensors in it, for a call that has failed with shared memory."""
+    @override
+    def fall_back(self) -> None:
         self.lose()
-        return self._message()
+        self.is_inline = True
 
-    def answer(self, message: bytes, spec_of: SpecOf) -> list[Values]:
-        """What the server has read, in the order of the reads; valid until `close`."""
+    def withdrawal(self) -> bytes:
+        """The message that takes the push back."""
+        return write_withdrawal(frame.encode(self._header))
+
+    def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
+        """Return the values that the server has read, in the order of the reads; valid until `close`."""
         if len(message) <= _TOLD:
             self.view, is_placed = _told(message)
             if is_placed:
-                return self._answers
+                return self._replies
         header, payload = frame.decode(message)
         self.view = header.view
         found = segments.read_values(header, payload, spec_of)
-        if len(found) != self._reads:
-            raise FrameError(f"a server answers {len(found)} of {self._reads} reads")
+        if len(found) != self.reads:
+            raise FrameError(f"a server answers {len(found)} of {self.reads} reads")
         return found
 
     def own(self) -> None:
@@ -194,23 +190,20 @@ class ServerRequest:
             self._arrays[i] = tuple(array.copy() for array in self._arrays[i])
         self._borrowed.clear()
 
+    @override
     def lose(self) -> None:
-        """The call has failed: the server may still be using the places."""
-        if self._held is not None:
-            self._held.lost = True
+        if self.held is not None:
+            self.held.lost = True
 
     def close(self) -> None:
         """Answer and places are no longer used."""
-        places, self._places, self._answers, self._arrays = self._places, [], [], []
-        if self._held is not None:
+        places, self._places, self._replies, self._arrays = self._places, [], [], []
+        if self.held is not None:
             for place in places:
-                self._held.give(place)
-            missed, self._missed = self._missed, 0
-            self._held.ended(self.bytes + self._answer_bytes, missed)
-
-    def _message(self) -> bytes:
-        self._header.ClearField("lane")
-        return segments.joined(self._header, self._arrays, b"".join(self._layout))
+                self.held.give(place)
+            if self._missed or self.bytes + self._reply_bytes > self.held.largest:
+                self.held.ended(self.bytes + self._reply_bytes, self._missed)
+                self._missed = 0
 
     def _add(self, segment: bytes, *arrays: NDArray[Any]) -> None:
         """A segment, and the arrays that are its bytes."""
@@ -232,45 +225,40 @@ class ServerRequest:
         """Add a segment with a place for its bytes.
 
         Args:
-            content: Of the segment; VALUES have no ids.
-            spec: Of its table.
-            count: Of its ids, or values.
+            content: Content of the segment; VALUES have no ids.
+            spec: Specification of its table.
+            count: Number of its ids, or values.
             width: Values beside each.
-            learning_rate: Of a gradient.
+            learning_rate: Learning rate of a gradient.
             asked: The shape of the values that are asked for; None: none are.
         """
         key = content, spec.key, count, width, learning_rate, asked, self._wanted
-        held, before = self._held, self._last if self._arrays else self._begin()
+        held, before = self.held, self._last
+        if held is not None and not self._arrays and (block := held.begin()) is not None:
+            before, self._block = block, block.block
+            self._places.append(block.block[1])
         placed = None if before is None else before.next.get(key)
         if placed is not None:
             self._used = placed.end
         else:
-            placed = self._laid(content, spec, count, width, learning_rate, asked)
+            placed = self._place_segment(content, spec, count, width, learning_rate, asked)
             if before is not None and held is not None:
-                if len(self._places) == 1 and not self._inline:
+                if len(self._places) == 1 and not self.is_inline:
                     held.learn(before, key, placed)
                 else:
                     before = None
-        self._add(placed.segment, *placed.arrays)
+        self._layout.append(placed.segment)
+        self._arrays.append(placed.arrays)
         self._last = placed if before is not None else None
+        self.bytes += placed.bytes
         if asked is not None:
-            self._reads += 1
-            self._answer_bytes += placed.answer_bytes
-            if placed.answer is not None:
-                self._answers.append(placed.answer)
+            self.reads += 1
+            self._reply_bytes += placed.reply_bytes
+            if placed.reply is not None:
+                self._replies.append(placed.reply)
         return placed
 
-    def _begin(self) -> PlacedSegment | None:
-        """Have the block for what is small; what earlier calls had in it. None: there is none."""
-        held = self._held
-        taken = None if held is None else held.take(_BLOCK)
-        if held is None or taken is None:
-            return None
-        self._places.append(taken[1])
-        self._block = taken
-        return held.block(taken[1])
-
-    def _laid(
+    def _place_segment(
         self,
         content: Content,
         spec: TableSpec,
@@ -279,51 +267,51 @@ class ServerRequest:
         learning_rate: float,
         asked: tuple[int, ...] | None,
     ) -> PlacedSegment:
-        """As `_lay`, of what was not there before."""
+        """Place a segment that `_lay` has not placed before."""
         start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
         arrays: tuple[NDArray[np.uint8], ...] = ()
-        at = answer = size = 0
-        mine, answers = _EMPTY, None
+        at = reply = size = 0
+        mine, replies = _EMPTY, None
         if content != segments.WHOLE:
             mine, at = self._room(start + 4 * count * width)
             arrays = (mine,)
         form = value_format(spec, self._wanted)
         if asked is not None:
             size = CompressedValues.size_of(form, asked)
-            if self._held is not None:
-                out, answer = self._room(size)
-                answers = (
+            if self.held is not None:
+                out, reply = self._room(size)
+                replies = (
                     out.view(np.float32).reshape(asked)
                     if form == "float32"
                     else CompressedValues.over(out, form, asked)
                 )
         precision = segments.PRECISIONS["float32" if asked is None else form]
-        segment = segments.field_of(spec.key, content, count, learning_rate, at, answer, precision)
+        segment = segments.field_of(spec.key, content, count, learning_rate, at, reply, precision)
         values = mine[start:].view(np.float32)
         if content == segments.ID_ROWS:
             values = values.reshape(count, width)
         return PlacedSegment(
-            segment, mine[:start].view(np.int64), values, arrays, answers, size, self._used
+            segment, mine[:start].view(np.int64), values, arrays, replies, size, self._used
         )
 
     def _miss(self, size: int) -> None:
-        if self._held is not None:
+        if self.held is not None:
             self._missed += size
-            self._held.miss(size)
+            self.held.miss(size)
 
     def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
         """So many bytes to fill, and their place if they are in shared memory."""
-        if self._held is not None:
+        if self.held is not None:
             start = self._used
             end = start + (size + _LINE - 1 & -_LINE)
-            if self._block is None or end > _BLOCK:
-                taken = self._held.take(max(size, _BLOCK))
+            if self._block is None or end > BLOCK:
+                taken = self.held.take(max(size, BLOCK))
                 if taken is None:
-                    self._miss(max(size, _BLOCK))
-                    self._inline = True  # what is in the memory already is sent from there
+                    self._miss(max(size, BLOCK))
+                    self.is_inline = True  # what is in the memory already is sent from there
                     return np.empty(size, np.uint8), 0
                 self._places.append(taken[1])
-                if size >= _BLOCK:
+                if size >= BLOCK:
                     return taken
                 self._block, start, end = taken, 0, end - start
             self._used = end
@@ -334,6 +322,6 @@ class ServerRequest:
 
 @lru_cache(16)
 def _told(message: bytes) -> tuple[int, bool]:
-    """The view that an answer tells of, and whether its values are in shared memory."""
+    """Return the view that a reply reports, and whether its values are in shared memory."""
     header, _ = frame.decode(message)
     return header.view, header.HasField("lane")

@@ -19,41 +19,40 @@ from typing import Any
 import grpc
 
 from psfleet.errors import AccessDenied, NoRoom, PsfleetError, ServerUnavailable, UsageError
-from psfleet.platform.service_thread import ServiceThread
-from psfleet.wire.access import Access, is_tcp
-from psfleet.wire.channel import GRACE, await_connection, open_channel
-from psfleet.wire.error_status import error_of
-from psfleet.wire.relocating_channel import RelocatingChannel
-from psfleet.wire.socket_probe import closes_at_once
-from psfleet_worker.connection.call import Call, CallTensors
-from psfleet_worker.connection.tensor_calls import TensorCalls
+from psfleet.platform.threads import ServiceThread
+from psfleet.wire.connections.access import Access, is_tcp
+from psfleet.wire.connections.channel import GRACE, await_connection, open_channel
+from psfleet.wire.connections.client_socket import closes_at_once
+from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.relocating_channel import RelocatingChannel
+from psfleet.wire.worker_requests import write_withdrawal
+from psfleet_worker.connection.call import Call
+from psfleet_worker.connection.tensor_calls import PATHS, TensorCalls
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
-
-__all__ = ["Send", "ServerClient"]
 
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
+
+_PUSHES = ("Shard/Push", "Shard/Exchange")
 
 
 class ServerClient:
     """Calls to one server.
 
     Args:
-        index: Of the server, for messages.
-        endpoint: Where it listens.
-        patience: How long to wait.
+        index: Index of the server, for messages.
+        endpoint: Endpoint at which it listens.
+        patience: Time limits of waits.
         changed: Notified when a call ends; the same for all servers that are waited for together.
-        meddle: For tests: wraps the function that makes one attempt (psfleet.faults.crash_points).
+        meddle: Wraps the function that makes one attempt, for tests (psfleet.faults).
         access: With what this process proves itself over TCP.
         transport: "grpcio" or "http2", see PSFLEET_TRANSPORT.
 
     Attributes:
-        endpoint: Where it listens.
+        endpoint: Endpoint at which it listens.
         retries: Attempts beyond the first of each call, for displays.
-        make_call: Makes what a caller waits for.
+        open_calls, unread: See CallOwner.
     """
-
-    make_call: type[Call] = Call
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class ServerClient:
     ) -> None:
         self.name = f"server {index} at {endpoint}"
         self.patience = patience
-        self._changed = changed
+        self.changed = changed
         self.endpoint = endpoint
         self._access = access or Access()
         self._carries_tensors = transport == "http2"
@@ -80,11 +79,11 @@ class ServerClient:
             self._moving.on_move = self._tensors.interrupt
         self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
         self._threadless = self._carries_tensors and meddle is None
-        self._unread: Call | None = None  # left without the thread, which has not heard of it
+        self.unread: Call | None = None
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()
         self.retries = 0
-        self._open = 0  # calls that have not ended
+        self.open_calls = 0
         self._closing = threading.Event()
         self._thread = ServiceThread(self._run, f"server {index}")
         self._thread.start()
@@ -92,70 +91,81 @@ class ServerClient:
     def start(
         self,
         method: str,
-        request: bytes,
+        message: bytes,
         *,
         seconds: float | None = None,
         outage: float | None = None,
-        cargo: CallTensors | None = None,
         small: bool = False,
     ) -> Call:
         """Ask for a call; it is made after all those asked for before.
 
         Args:
             method: "Service/Method".
-            request: The message.
-            seconds: How long the server may take; None: `patience.answer`.
-            outage: How long it may be out of reach; None: `patience.outage`.
-            cargo: What the request names rather than holds.
-            small: Request and answer are a few kilobytes, and somebody is about to wait for the answer.
+            message: The message.
+            seconds: Time for the server to reply; None: `patience.reply`.
+            outage: Time for which it may be out of reach; None: `patience.outage`.
+            small: Message and reply are a few kilobytes, and a caller is about to wait for the reply.
 
         Raises:
             UsageError: This process is a fork of the one that has connected.
         """
         self.check_process()
-        call = self.make_call(
-            self,
-            method,
-            request,
-            self.patience.answer if seconds is None else seconds,
-            self.patience.outage if outage is None else outage,
-            self._changed,
-            cargo,
-        )
-        with self._changed:
+        call = Call()
+        call.message, call.is_small = message, small
+        return self.send(call, method, seconds, outage)
+
+    def send(
+        self,
+        call: Call,
+        method: str,
+        seconds: float | None = None,
+        outage: float | None = None,
+        *,
+        ahead: bool = False,
+    ) -> Call:
+        """Ask for a call that its caller has made; see `start`. Its caller has asked `check_process` before.
+
+        `ahead`: Nobody is about to wait for the reply.
+        """
+        call.client, call.method = self, method
+        call.seconds = self.patience.reply if seconds is None else seconds
+        call.outage = self.patience.outage if outage is None else outage
+        call.message = call.encode()
+        with self.changed:
+            self.open_calls += 1
             if self._closing.is_set():
                 call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
                 return call
-            threadless = small and self._threadless and not self._open and self._tensors.is_ready
-            self._open += 1
-            if threadless:
-                self._unread, call.held = call, True
+            client = None
+            if self._threadless and call.is_small and not ahead and self.open_calls == 1:
+                client = self._tensors.client
+            if client is not None and client.idle:
+                self.unread, call.is_busy = call, True
             else:
+                client = None
                 self.take_unread()
                 self._queue.put(call)
-        if threadless:
-            self._begin(call)
+        if client is not None:
+            try:
+                sent = client.begin(PATHS[method], call.message, max(call.seconds, 0) + GRACE)
+            except Exception as error:
+                call.release(failure=self._tensors.failed(client, error, call.seconds))
+            else:
+                call.release(sent)
         return call
 
-    def _begin(self, call: Call) -> None:
-        """Send a call in the thread of its caller."""
-        try:
-            sent = self._tensors.begin(call.method, call.request, call.seconds)
-        except Exception as error:
-            call.release(failure=error)
-        else:
-            call.release(sent)
-
     def take_unread(self) -> None:
-        """Let the thread go on with a call that left without it, once nobody holds that."""
-        with self._changed:
-            if self._unread is not None:
-                self._queue.put(self._unread)
-                self._unread = None
+        """Let the thread continue a call that left without it, once no other thread holds that."""
+        with self.changed:
+            if self.unread is not None:
+                self._queue.put(self.unread)
+                self.unread = None
 
     def resume(self, call: Call) -> None:
-        """See CallOwner. What is not the unread call is in the queue, or the thread waits for it."""
-        if self._unread is call:
+        """Read a call's reply or make it again. A call other than the unread one is in the queue, or its
+        thread waits for it.
+        """
+        if self.unread is call:
             self.take_unread()
 
     def check_process(self) -> None:
@@ -168,12 +178,12 @@ class ServerClient:
 
     @property
     def transport(self) -> str:
-        """What carries tensors now: "http2" or "grpcio"."""
-        return "http2" if self._tensors.is_connected else "grpcio"
+        """Transport of tensors now: "http2" or "grpcio"."""
+        return "http2" if self._tensors.client is not None else "grpcio"
 
     def is_idle(self) -> bool:
-        """Whether every call that was asked for has ended."""
-        return self._open == 0
+        """Return whether every call that was started has ended."""
+        return self.open_calls == 0
 
     def close(self) -> None:
         """Give up what is under way and let go of thread and connection. Safe to call twice.
@@ -182,7 +192,7 @@ class ServerClient:
         """
         if os.getpid() != self._process:
             return
-        with self._changed:  # no call comes behind the end
+        with self.changed:  # no call comes behind the end
             self._closing.set()
             self.take_unread()
             self._queue.put(None)
@@ -196,31 +206,33 @@ class ServerClient:
             if not self._hold(call):
                 continue
             try:
-                self.end(call, self._persist(call))
+                call.end(self._outcome(call))
             except PsfleetError as error:
-                self.end(call, error=error)
+                call.end(error=error)
             except Exception as error:
-                failed = PsfleetError(f"{call.method} to {self.name} failed: {error!r}")
-                self.end(call, error=failed)
+                call.end(error=PsfleetError(f"{call.method} to {self.name} failed: {error!r}"))
 
     def _hold(self, call: Call) -> bool:
-        """Have the call, once nobody else holds it; False: it has ended meanwhile."""
-        with self._changed:
-            if call.held:
-                call.awaited.append(lambda: True)
-                self._changed.wait_for(lambda: call.ended or not call.held)
-            call.held = True
+        """Hold the call, once no other thread does; False: it has ended meanwhile."""
+        with self.changed:
+            if call.is_busy:
+                call.awaited += (lambda: True,)
+                self.changed.wait_for(lambda: call.ended or not call.is_busy)
+            call.is_busy = True
             return not call.ended
 
-    def end(
-        self, call: Call, answer: bytes | None = None, error: PsfleetError | None = None
-    ) -> None:
-        """See CallOwner."""
-        with self._changed:  # whoever hears of the end finds this client idle
-            self._open -= 1
-            if self._unread is call:
-                self._unread = None
-            call.end(answer, error)
+    def _outcome(self, call: Call) -> bytes:
+        """The answer. A push that the server refuses is withdrawn there, so that it takes those behind it."""
+        try:
+            return self._persist(call)
+        except UsageError:
+            if call.method in _PUSHES:
+                withdrawal = Call()
+                withdrawal.client, withdrawal.method = self, "Shard/Push"
+                withdrawal.message = write_withdrawal(call.message)
+                withdrawal.seconds, withdrawal.outage = call.seconds, call.outage
+                self._persist(withdrawal)
+            raise
 
     def _persist(self, call: Call) -> bytes:
         """Make the call until it is answered, its time is over or the server is given up."""
@@ -234,7 +246,7 @@ class ServerClient:
             self.retries += 1
             self._prepare(call, again)
             try:
-                return self._send(call.method, call.request, retries.deadline - time.monotonic())
+                return self._send(call.method, call.message, retries.deadline - time.monotonic())
             except PsfleetError as error:
                 again = self._after(call, retries, error)
 
@@ -244,14 +256,14 @@ class ServerClient:
             raise call.failure
         if call.sent is not None:
             return call.sent.finish()
-        return self._send(call.method, call.request, call.seconds)
+        return self._send(call.method, call.message, call.seconds)
 
     def _after(self, call: Call, retries: Retries, error: PsfleetError) -> NextAttempt:
         if isinstance(error, ServerUnavailable):
             self._check_access()
         try:
             return retries.after(
-                error, time.monotonic(), inline=call.cargo is None, closing=self._closing.is_set()
+                error, time.monotonic(), inline=call.is_inline, closing=self._closing.is_set()
             )
         except (NoRoom, ServerUnavailable):
             raise type(error)(self._given_up(error, retries.away)) from None
@@ -259,9 +271,10 @@ class ServerClient:
     def _prepare(self, call: Call, again: NextAttempt) -> None:
         """The next attempt's request, and the pause before it."""
         if again.answered:
-            call.renew()
+            call.message = call.encode()
         else:
             call.fall_back()
+            call.message = call.encode()
         if again.lost:  # the pause is shorter if the connection comes back meanwhile
             await_connection(self._channel, self._access, again.pause)
         elif again.pause:
@@ -286,7 +299,9 @@ class ServerClient:
         """A server that does not know this process is not asked again."""
         if not is_tcp(self.endpoint):
             return
-        from psfleet.wire.tls_diagnosis import why_refused  # loads the cryptography, rarely needed
+        from psfleet.wire.connections.tls_diagnosis import (
+            why_refused,  # loads the cryptography, rarely needed
+        )
 
         why = why_refused(self._location(), self._access)
         if why:
@@ -296,16 +311,16 @@ class ServerClient:
         """Make one attempt at a call now, beside those that were asked for before.
 
         Raises:
-            PsfleetError: What it ended with.
+            PsfleetError: The attempt failed.
         """
         if self._closing.is_set():
             raise ServerUnavailable(f"the connection to {self.name} is closed")
-        if self._carries_tensors and self._tensors.carries(method):
+        if self._carries_tensors and self._tensors.carries(method, seconds):
             return self._tensors.call(method, request, seconds)
         return self._attempt(method, request, seconds)
 
     def _location(self) -> str:
-        """Where the server listens now, if it may move to another machine."""
+        """Return the server's present endpoint: it may have moved to another machine."""
         return self._moving.endpoint if self._moving else self.endpoint
 
     def _ask(self, seconds: float) -> bytes:
@@ -316,12 +331,11 @@ class ServerClient:
         if stub is None:
             path = f"/psfleet.v1.{method}"
             stub = self._methods[method] = self._channel.unary_unary(path, None, None)
+        timeout = max(seconds, 0) + GRACE
         try:
-            answer: bytes = stub(
-                request, timeout=max(seconds, 0) + GRACE, metadata=self._access.metadata
-            )
+            reply: bytes = stub(request, timeout=timeout, metadata=self._access.metadata)
         except grpc.RpcError as error:
-            raise error_of(error, self.name) from None
+            raise error_of(error, self.name, f"{method} within {timeout:.1f} s") from None
         except ValueError as error:  # the channel was closed meanwhile
             raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None
-        return answer
+        return reply

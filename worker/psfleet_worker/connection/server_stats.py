@@ -1,10 +1,8 @@
-"""What a server says of itself."""
+"""Statistics of a server, from its Status reply."""
 
 from typing import Any
 
 from psfleet.wire.mode_messages import read_mode
-
-__all__ = ["figures_of"]
 
 
 def figures_of(status: Any) -> dict[str, Any]:
@@ -14,7 +12,7 @@ def figures_of(status: Any) -> dict[str, Any]:
         "pid": status.pid,
         "mode": read_mode(status.mode) if status.mode else None,
         "staleness": dict(status.staleness),
-        "lead": status.lead,
+        "leading_steps": status.leading_steps,
         "pushes": status.pushes,
         "repeats": status.repeats,
         "samples": sum(status.samples.values()),
@@ -22,7 +20,7 @@ def figures_of(status: Any) -> dict[str, Any]:
         "round": status.round,
         "workers": status.workers,
         "torn": [
-            {"worker": step.worker, "incarnation": step.incarnation, "last": dict(step.last)}
+            {"worker": step.worker, "incarnation": step.incarnation, "last": dict(step.sequences)}
             for step in status.torn
         ],
         "bytes_in": status.bytes_in,

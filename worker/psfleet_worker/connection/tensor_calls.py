@@ -7,19 +7,17 @@ import grpc
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
-from psfleet.http2.http2_client import Http2Client, OutgoingCall
-from psfleet.wire.access import Access, is_tcp
-from psfleet.wire.channel import GRACE
-from psfleet.wire.error_status import KEY, error_named
+from psfleet.http2.http2_client import ClientConnection, Http2Client
+from psfleet.wire.connections.access import Access, is_tcp
+from psfleet.wire.connections.channel import GRACE, HANDSHAKE
+from psfleet.wire.connections.error_status import KEY, error_named
+from psfleet.wire.connections.http2_access import connects
 from psfleet.wire.frame import MAX_MESSAGE
-from psfleet.wire.http2_access import connects
 from psfleet.wire.v1 import shard_pb2
 
-__all__ = ["TensorCalls"]
-
 _METHODS = "Shard/Push", "Shard/Pull", "Shard/Exchange"
-_PATHS = {method: f"/psfleet.v1.{method}" for method in _METHODS}
-_PATIENCE = 10.0  # seconds for the server to say where, or whether it is there
+PATHS = {method: f"/psfleet.v1.{method}" for method in _METHODS}
+_PROBE = 10.0  # seconds in which a server that has not ended says so
 _MOST_FAILURES = 3  # then the way is closed, by a firewall perhaps
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -28,11 +26,14 @@ class TensorCalls:
     """Calls to one server. Where it offers nothing, or cannot be reached there, calls go as others do.
 
     Args:
-        name: Of the server, for messages.
-        endpoint: Says where it listens for all methods now.
+        name: Name of the server, for messages.
+        endpoint: Returns its present endpoint for all methods.
         access: With what this process proves itself over TCP.
-        ask: Makes the call `Shard/Transport` over the other transport, within so many seconds; raises
-            PsfleetError.
+        ask: Asks where the server listens (`Shard/Transport`) over the other transport, within so many
+            seconds; raises PsfleetError.
+
+    Attributes:
+        client: Makes the calls; None: they go as others do.
     """
 
     def __init__(
@@ -43,62 +44,62 @@ class TensorCalls:
         self._access = access
         self._ask = ask
         self._lock = threading.Lock()
-        self._client: Http2Client | None = None
+        self.client: Http2Client | None = None
         self._found = endpoint()  # where it listened when it was asked
         self._asks = True
         self._closed = False
         self._failures = 0  # connections one after the other that could not be made
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether calls are made here now."""
-        return self._client is not None
+    def carries(self, method: str, seconds: float) -> bool:
+        """Return whether this call is to be made over this connection.
 
-    def carries(self, method: str) -> bool:
-        """Whether this call is to be made here.
+        `seconds`: How long the call may take, and the question where the server listens.
 
         Raises:
-            PsfleetError: The server cannot be asked where it listens.
+            PsfleetError: The server cannot be asked.
         """
-        if method not in _PATHS:
+        if method not in PATHS:
             return False
         if self._endpoint() != self._found:
             self._follow()
-        if self._client is None and self._asks:
-            self._connect()
-        return self._client is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a call would leave here at once."""
-        client = self._client
-        return client is not None and client.is_ready and self._endpoint() == self._found
+        if self.client is None and self._asks:
+            self._connect(seconds)
+        return self.client is not None
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
         """Make a call that `carries` has accepted.
 
         Raises:
-            PsfleetError: What it ended with.
+            PsfleetError: The call failed.
         """
         return self.begin(method, request, seconds).finish()
 
-    def begin(self, method: str, request: bytes, seconds: float) -> OutgoingCall:
+    def begin(self, method: str, request: bytes, seconds: float) -> ClientConnection:
         """Send such a call.
 
         Raises:
-            ServerUnavailable: The connection is lost, or closed meanwhile.
+            ServerUnavailable: There is no connection to be had, or it is lost.
         """
-        client = self._client
+        client = self.client
         if client is None:
             raise ServerUnavailable(f"the connection to {self._name} is closed")
-        seconds = max(seconds, 0) + GRACE
         try:
-            return client.begin(_PATHS[method], request, seconds)
-        except (ConnectionBroken, DeadlinePassed) as error:
-            raise self._failed(client, error, seconds) from None
+            return client.begin(PATHS[method], request, max(seconds, 0) + GRACE)
+        except Exception as error:
+            raise self.failed(client, error, seconds) from None
+
+    def failed(self, client: Http2Client, error: Exception, seconds: float) -> Exception:
+        """Return the error of a call that could not be sent."""
+        match error:
+            case DeadlinePassed():  # of the connection: the call has time to be made again
+                broken = ConnectionBroken(f"no connection within {HANDSHAKE:g} seconds")
+                return self._failed(client, broken, seconds)
+            case ConnectionBroken():
+                return self._failed(client, error, seconds)
+        return error
 
     def _failed(self, client: Http2Client, error: Exception, seconds: float) -> PsfleetError:
-        """What a call ends with that its client has ended with this error."""
+        """Return the error of a call whose client failed with `error`."""
         match error:
             case CallFailed():
                 code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
@@ -111,19 +112,19 @@ class TensorCalls:
 
     def interrupt(self) -> None:
         """The server may have moved: calls to where it was fail, and the next one goes to where it is."""
-        client = self._client
+        client = self.client
         if client is not None and self._endpoint() != self._found:
             client.close()
 
     def close(self) -> None:
         """Let go of the connections; calls under way fail. Safe to call twice."""
         with self._lock:
-            client, self._client, self._closed = self._client, None, True
+            client, self.client, self._closed = self.client, None, True
         if client is not None:
             client.close()
 
-    def _connect(self) -> None:
-        offer = shard_pb2.TransportReply.FromString(self._ask(_PATIENCE))
+    def _connect(self, seconds: float) -> None:
+        offer = shard_pb2.TransportReply.FromString(self._ask(seconds))
         client = self._made(offer) if offer.port or offer.path else None
         if client is not None:
             try:
@@ -137,7 +138,7 @@ class TensorCalls:
         with self._lock:
             kept = not self._closed
             if kept:
-                self._client, self._asks, self._failures = client, False, 0
+                self.client, self._asks, self._failures = client, False, 0
         if client is not None and not kept:  # closed meanwhile
             client.close()
 
@@ -157,21 +158,23 @@ class TensorCalls:
 
     def _probe(self) -> None:
         try:
-            self._ask(_PATIENCE)
+            self._ask(_PROBE)
+        except DeadlineExceeded:
+            pass  # it may be stopped, or have no processor: a call has its own deadline
         except PsfleetError as error:
             raise ConnectionBroken(str(error)) from None
 
     def _follow(self) -> None:
-        """The server has moved; where it is now it is asked anew."""
+        """Note that the server has moved; its transport is looked up again at the new endpoint."""
         with self._lock:
-            client, self._client = self._client, None
+            client, self.client = self.client, None
             self._found, self._asks, self._failures = self._endpoint(), True, 0
         if client is not None:
             client.close()
 
     def _lose(self, client: Http2Client) -> None:
-        """The server may have ended; the next one at its endpoint is asked anew."""
+        """Note that the server may have ended; the transport of the next one there is looked up again."""
         with self._lock:
-            if self._client is client:
-                self._client, self._asks = None, True
+            if self.client is client:
+                self.client, self._asks = None, True
         client.close()

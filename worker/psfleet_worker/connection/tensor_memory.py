@@ -14,15 +14,14 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.initial_values import address_of
 from psfleet.wire.shared_memory import BlockAllocator, MemoryHandle, SharedMemory
-from psfleet_worker.connection.placed_segment import PlacedSegment
-
-__all__ = ["LEND_FROM", "Attach", "Lane", "LaneMemory", "LentArray", "WorkerMemory"]
+from psfleet_worker.connection.call import CallOwner
 
 Attach = Callable[[int, MemoryHandle], bool]
 """Offers memory under a generation to the server; whether it is shared now."""
@@ -31,6 +30,9 @@ Floats = NDArray[np.float32]
 
 LEND_FROM = 1 << 16
 """Bytes from which an array is lent: a shorter one is copied for less than its lending costs."""
+
+BLOCK = 2 << 10
+"""Bytes of shared memory for several small tensors of one call."""
 
 _MOST_KNOWN = 1024  # segments whose places a memory remembers
 _FIRST_SIZE = 512 << 10
@@ -44,11 +46,13 @@ class LaneMemory:
 
     Attributes:
         generation: Its number on the wire.
-        offer: What a server needs in order to share it.
+        offer: Description with which a server attaches the memory.
         missing: Bytes of the tensors under way at once for which there was no place; 0: there always was one.
         largest: Bytes of all tensors of the largest call.
         lent: Bytes of the arrays that were to be lent at once, at most.
-        lost: A call has failed in it: no place of it is dealt again.
+        give: Takes back the place of an array that is no longer used, by its offset.
+        lost: A call has failed in it: no place of it is used again.
+        turns: Numbers of the next calls. Calls reach a server in the order of their numbers.
     """
 
     def __init__(self, memory: SharedMemory, offer: MemoryHandle) -> None:
@@ -61,7 +65,8 @@ class LaneMemory:
         self._missed = 0  # by calls that are under way
         self._memory = memory
         self._blocks = BlockAllocator(len(memory))
-        self._turns = itertools.count(1)
+        self.give = self._blocks.give
+        self.turns = itertools.count(1)
         self._lent: dict[_Loan, int] = {}  # bytes
         self._returned: collections.deque[_Loan] = collections.deque()
         self._blocks_known: dict[int, PlacedSegment] = {}  # by offset
@@ -78,10 +83,6 @@ class LaneMemory:
         if offset is None:
             return None
         return self._memory.bytes[offset : offset + size], offset
-
-    def give(self, offset: int) -> None:
-        """The array at `offset` is no longer used."""
-        self._blocks.give(offset)
 
     def miss(self, size: int) -> None:
         """A call that has begun needs a place for so many bytes and has none."""
@@ -111,7 +112,7 @@ class LaneMemory:
         return LentArray(self, base, taken[1])
 
     def _regain(self) -> None:
-        """Take back the arrays that nobody looks at any more."""
+        """Take back the arrays that are not in use any more."""
         while True:
             try:
                 loan = self._returned.popleft()
@@ -120,26 +121,28 @@ class LaneMemory:
             del self._lent[loan]
             self._blocks.give(loan.offset)
 
-    def block(self, offset: int) -> PlacedSegment:
-        """The start of a block, behind which are the segments that earlier calls had in it."""
+    def begin(self) -> "PlacedSegment | None":
+        """Take a block; what earlier calls had in it follows what this returns. None: there is no room."""
+        if self._returned:
+            self._regain()
+        offset = self._blocks.take(BLOCK)
+        if offset is None:
+            return None
         if self._known > _MOST_KNOWN:
             self._blocks_known.clear()
             self._known = 0
         start = self._blocks_known.get(offset)
         if start is None:
             start = self._blocks_known[offset] = PlacedSegment()
+            start.block = self._memory.bytes[offset : offset + BLOCK], offset
         return start
 
     def learn(
-        self, before: PlacedSegment, asked: tuple[object, ...], placed: PlacedSegment
+        self, before: "PlacedSegment", asked: tuple[object, ...], placed: "PlacedSegment"
     ) -> None:
         """Behind `before` this was asked for, and lies there."""
         before.next[asked] = placed
         self._known += 1
-
-    def next_turn(self) -> int:
-        """The number of the next call. Calls reach a server in the order of their numbers."""
-        return next(self._turns)
 
 
 class LentArray:
@@ -188,10 +191,10 @@ class _Loan(weakref.ref[_LentValues]):
 
 
 class WorkerMemory:
-    """The memory of a worker: made when first wanted, larger when too small, anew when lost.
+    """The memory of a worker: made when first needed, larger when too small, again when lost.
 
     Args:
-        servers: How many share it.
+        servers: Number of servers that share it.
         most: Bytes that it and the one before it take, unless four steps of this worker need more.
     """
 
@@ -232,24 +235,22 @@ class Lane:
     """Keeps one server's share in the memory up to date.
 
     Args:
-        memories: Where the memory comes from; None: tensors always travel in messages.
+        memories: Source of shared memory; None: tensors always travel in messages.
         attach: Makes the server share one.
-        is_idle: Whether a call to the server would be made at once. While it would have to wait
-            behind another, which may itself wait for other workers, no new memory is offered.
+        client: The server. While a call to it would have to wait behind another, which may itself wait for
+            other workers, no new memory is offered.
     """
 
-    def __init__(
-        self, memories: WorkerMemory | None, attach: Attach, is_idle: Callable[[], bool]
-    ) -> None:
+    def __init__(self, memories: WorkerMemory | None, attach: Attach, client: CallOwner) -> None:
         self._memories = memories
         self._attach = attach
-        self._is_idle = is_idle
+        self._client = client
         self._held: LaneMemory | None = None
 
     def held(self) -> LaneMemory | None:
         """The memory to use for the next call, None: the message."""
         held, memories = self._held, self._memories
-        if memories is not None and self._is_idle():
+        if memories is not None and not self._client.open_calls:
             wanted = memories.latest
             if wanted is None or wanted.lost or wanted.missing:
                 wanted = memories.renew()
@@ -263,3 +264,53 @@ class Lane:
             self._memories = None
             return None
         return wanted
+
+    def close(self) -> None:
+        """Let go of the memory; arrays in it keep it. Safe to call twice."""
+        self._held = self._memories = None
+
+
+_NO_IDS, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
+
+
+class PlacedSegment:
+    """One segment of a call at its place in shared memory, remembered from one step to the next.
+
+    The small tensors of a call lie one after the other in one block. Where a step has the same tables and
+    counts as the one before, and gets the same block, each tensor lies where it lay, and its segment has the
+    same bytes. So the memory keeps a tree for each block: what was laid out first, behind it what came next.
+
+    Attributes:
+        segment: Field of the header, encoded.
+        ids: The part of its bytes that is for ids.
+        values: The part that is for values, of their shape.
+        arrays: All its bytes, for a message.
+        reply: Array for the values of a read; None: it is no read, or they come in the message.
+        reply_bytes: Bytes of these values.
+        bytes: Bytes of the arrays.
+        end: Bytes of the block up to its end.
+        block: Bytes and offset of the block, if it is the start of one.
+        next: Segments laid out behind it, by the request for them.
+    """
+
+    block: tuple[NDArray[np.uint8], int]
+
+    def __init__(
+        self,
+        segment: bytes = b"",
+        ids: NDArray[np.int64] = _NO_IDS,
+        values: NDArray[np.float32] = _NO_VALUES,
+        arrays: tuple[NDArray[np.uint8], ...] = (),
+        reply: Any = None,
+        reply_bytes: int = 0,
+        end: int = 0,
+    ) -> None:
+        self.segment = segment
+        self.ids = ids
+        self.values = values
+        self.arrays = arrays
+        self.bytes = sum(array.nbytes for array in arrays)
+        self.reply = reply
+        self.reply_bytes = reply_bytes
+        self.end = end
+        self.next: dict[tuple[object, ...], PlacedSegment] = {}

@@ -1,11 +1,9 @@
-"""What a worker measures of its steps; filled by additions alone."""
+"""Measurements of a worker's steps; filled by additions alone."""
 
 import time
 from dataclasses import dataclass, field
 
-from psfleet.observability.latency import LatencyHistogram
-
-__all__ = ["StepTimes"]
+from psfleet.observability.histograms import LatencyHistogram
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""The metrics of one worker, as its beats bring them to server 0 while somebody looks."""
+"""The metrics of one worker, as its heartbeats carry them to server 0 on request."""
 
 import resource
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from psfleet.observability.exposition import counter, encode, gauge, histogram, latency, merge
-from psfleet.observability.logged_values import NEWEST
+from psfleet.observability.logged_values import LAGS, NEWEST
+from psfleet.platform.memory import resident
 from psfleet_worker.observability.step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -15,39 +16,37 @@ if TYPE_CHECKING:
     from psfleet.wire.compression import GradientCompressor
     from psfleet_worker.observability.hot_ids import HotIds
 
-__all__ = ["WorkerMetrics"]
-
 
 class WorkerMetrics:
     """Collects the metrics of a worker.
 
     Args:
-        times: Of its steps.
-        retries: How many attempts were made beyond the first of each call.
+        times: Durations of its steps.
+        retries: Number of attempts beyond the first of each call.
 
     Attributes:
         watch: Looks for values that are not finite; None: nothing has been looked at.
-        packer: Compresses gradients; None: there were none.
+        compressor: Compresses gradients; None: there were none.
         hot: Looks at the ids of batches; None: there were none.
-        wanted: Somebody looks.
+        wanted: Server 0 requests them.
     """
 
     def __init__(self, times: StepTimes, retries: Callable[[], int]) -> None:
         self.watch: NonFiniteCheck | None = None
-        self.packer: GradientCompressor | None = None
+        self.compressor: GradientCompressor | None = None
         self.hot: HotIds | None = None
         self.wanted = False
         self._times = times
         self._retries = retries
 
     def text(self) -> bytes:
-        """All families in Prometheus' text format; empty while nobody looks."""
+        """All families in Prometheus' text format; empty while they are not requested."""
         return encode(self.collect()) if self.wanted else b""
 
     def collect(self) -> "list[Metric]":
         """All families."""
         times, usage = self._times, resource.getrusage(resource.RUSAGE_SELF)
-        found = [
+        families = [
             latency("step_seconds", "Time from a worker's push to its next", times.steps),
             counter("worker_pull_seconds", "Time in pulls, with waiting", times.pull / 1e9),
             counter("worker_push_seconds", "Time in pushes", times.push / 1e9),
@@ -57,19 +56,25 @@ class WorkerMetrics:
             counter("worker_samples", "Samples behind the worker's pushes", times.samples),
             counter("retries", "Attempts beyond the first of a call", self._retries()),
             counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime),
+            gauge("resident_bytes", "Memory of the process", resident()),
         ]
         if times.loss is not None:
-            found.append(gauge("loss", "Loss of the worker's last step that told one", times.loss))
+            families.append(
+                gauge("loss", "Loss of the worker's last step that told one", times.loss)
+            )
         if NEWEST:
             help = "Last value that the script has logged by this name"
-            found.append(gauge("logged", help, dict(NEWEST), "name"))
-        if self.packer is not None:
-            found.append(
-                counter("saved_bytes", "By which gradients would be longer", self.packer.saved)
+            families.append(gauge("logged", help, dict(NEWEST), "name"))
+        if LAGS:
+            help = "Messages of a partition behind those that the worker has read"
+            families.append(gauge("topic_lag", help, dict(LAGS), "partition"))
+        if self.compressor is not None:
+            families.append(
+                counter("saved_bytes", "By which gradients would be longer", self.compressor.saved)
             )
         if self.hot is not None:
-            found += self.hot.families()
-        return found if self.watch is None else [*found, *_numbers(self.watch)]
+            families += self.hot.families()
+        return families if self.watch is None else [*families, *_numbers(self.watch)]
 
 
 def _numbers(watch: "NonFiniteCheck") -> "list[Metric]":

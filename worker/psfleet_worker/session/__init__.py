@@ -1,1 +1,1 @@
-"""What one worker decides, without I/O: its life, its stream of pushes, its data, its retries."""
+"""State machines of one worker, without I/O: its incarnation, its stream of pushes, its data, its retries."""

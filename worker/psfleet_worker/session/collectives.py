@@ -1,6 +1,6 @@
-"""Meetings of all workers, as one of them comes to them: barriers, reductions, changes of the mode.
+"""Collectives of all workers, as one of them comes to them: barriers, reductions, changes of the mode.
 
-Pure, on top of session and stream: who comes to a meeting has flushed its stream before.
+Pure, on top of session and stream: who comes to a collective has flushed its stream before.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,14 @@ from psfleet_worker.session.instructions import CollectiveResult, Program
 from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.worker_session import Session
 
-__all__ = ["Collectives"]
-
 
 class Collectives:
-    """The meetings of one life.
+    """The collectives of one incarnation.
 
     Args:
-        session: The life.
+        session: The incarnation.
         stream: Its pushes.
-        reached: How far the life is with its data: leases used up, and samples of the next one.
+        reached: Position of the incarnation in its data: leases used up, and samples of the next one.
     """
 
     def __init__(
@@ -40,8 +38,8 @@ class Collectives:
         """Meet all workers. Rounds of the others go on without this one meanwhile.
 
         Args:
-            mode: How to combine `value`: sum, max or min.
-            value: What this worker brings to a reduction; None: it is a barrier.
+            mode: Reduction of the values: sum, max or min.
+            value: Value of this worker; None: it is a barrier.
         """
         passes = self._session.passes
         released = yield from self._meet(mode, value)
@@ -72,7 +70,7 @@ class Collectives:
         return (yield from self._session.meet(mode, value, self._reached()))
 
     def _come_back(self, passes: bool) -> Program[None]:
-        """Be a member of rounds again, unless the meeting was over before this life began."""
+        """Be a member of rounds again, unless the collective was over before this incarnation began."""
         if self._session.declared.has_rounds and not passes:
             yield from self._session.join()
 

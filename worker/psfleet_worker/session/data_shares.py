@@ -9,7 +9,7 @@ Pure: the programs of a dataset yield its steps, and between them what is to be 
 
 from collections.abc import Iterator
 
-from psfleet.data.assignment import Range, RoundPlan, length, part
+from psfleet.datasets.assignment import Range, RoundPlan, length, part
 from psfleet.errors import UsageError
 from psfleet_worker.session.instructions import (
     DataReply,
@@ -24,8 +24,6 @@ from psfleet_worker.session.instructions import (
 )
 from psfleet_worker.session.worker_session import Session
 
-__all__ = ["WorkerData"]
-
 _PAUSE = 0.05  # seconds between questions while others still have leases
 _SKIP = ((-1, -1),)  # told to other stages in place of samples: a step without any
 
@@ -33,21 +31,21 @@ Ranges = tuple[Range, ...]
 
 
 class WorkerData:
-    """Datasets of one life of a worker.
+    """Datasets of one incarnation of a worker.
 
     Args:
-        session: The life.
+        session: The incarnation.
 
     Attributes:
-        count: How many datasets there have been, with the present one.
-        position: What the next push tells servers: leases used up, and samples of the next one.
-        coming: Positions of the step after the present one, if the worker has them already.
+        count: Number of datasets so far, with the present one.
+        position: Position that the next push reports to servers: leases used up, and samples of the next one.
+        next_ranges: Positions of the step after the present one, if the worker has them already.
     """
 
     def __init__(self, session: Session) -> None:
         self.count = 0
         self.position: tuple[int, int] | None = None
-        self.coming: Ranges = ()
+        self.next_ranges: Ranges = ()
         self._session = session
         self._leases = 0
         self._used = 0
@@ -73,8 +71,8 @@ class WorkerData:
         Args:
             batch: Samples of a step.
             merged: Steps of one push.
-            process: Which stage of the worker this is; the first one takes leases for all.
-            processes: How many stages there are.
+            process: Stage of the worker that this process is; the first one takes leases for all.
+            processes: Number of stages.
         """
         self.count += 1
         self._process, self._processes = process, processes
@@ -83,11 +81,11 @@ class WorkerData:
     def _alternating(self, batch: int, merged: int) -> Program[None]:
         goes_on = True
         while goes_on:
-            self.coming = ()
+            self.next_ranges = ()
             if self._session.declared.has_rounds:
                 goes_on = yield from self._in_rounds(batch * merged, merged)
             elif self._process:
-                goes_on = yield from self._told()
+                goes_on = yield from self._follow_first_stage()
             else:
                 goes_on = yield from self._leased(batch)
 
@@ -145,12 +143,12 @@ class WorkerData:
     # -- other modes ---------------------------------------------------------------------------
 
     def _tell(self, ranges: Ranges) -> Program[None]:
-        """Tell the other stages of this worker what the next step has; nothing: there is no more."""
+        """Announce the next step's samples to the worker's other stages; empty: there are no more."""
         if self._processes > 1:
             yield TellStages(ranges)
 
-    def _told(self) -> Program[bool]:
-        """What the first stage of this worker tells."""
+    def _follow_first_stage(self) -> Program[bool]:
+        """Train the steps that the first stage announces; return whether the mode has changed."""
         turns = self._session.turns
         while self._session.turns == turns:
             ranges: Ranges = yield HearStages()
@@ -166,7 +164,7 @@ class WorkerData:
             self._session.progress.catch_up()  # nothing is leased twice
             yield from self._use(lease, batch)
             self._leases, self._handed = self._leases + 1, 0
-            if self._session.turns != turns:  # what is left of the lease is dealt anew
+            if self._session.turns != turns:  # what is left of the lease is distributed again
                 self._used, self.position = self._leases, (self._leases, 0)
                 return True
         yield from self._tell(())
@@ -179,7 +177,7 @@ class WorkerData:
             high = min(low + batch, total)
             self._handed = high
             self.position = (self._leases, high)
-            self.coming = part(lease, high, min(high + batch, total))
+            self.next_ranges = part(lease, high, min(high + batch, total))
             ranges = part(lease, low, high)
             yield from self._tell(ranges)
             yield TrainStep(ranges)

@@ -1,4 +1,4 @@
-"""What a worker's state machines ask for: calls to the fleet, and waits.
+"""Instructions of a worker's state machines: calls to the fleet, and waits.
 
 A machine's operation is a program: a generator that yields one instruction after the other and is sent
 back what came of each. Whoever runs it makes the calls (`connection`, `stream`); the tests of the
@@ -10,41 +10,15 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 from psfleet.consistency import NO_MODE, ConsistencyMode
-from psfleet.data.assignment import Range, RoundPlan
-from psfleet.platform.value_class import value_class
+from psfleet.datasets.assignment import Range, RoundPlan
+from psfleet.platform.memory import value_class
 from psfleet.shard.events import Join, Leave, MarkCut
-
-__all__ = [
-    "AwaitMarking",
-    "AwaitPushes",
-    "AwaitReads",
-    "CollectiveResult",
-    "CutStream",
-    "DataReply",
-    "FlushPushes",
-    "HearStages",
-    "Instruction",
-    "JoinCollective",
-    "LayOutPush",
-    "Pause",
-    "Program",
-    "RegisterWorker",
-    "ReportState",
-    "RequestData",
-    "SeatGranted",
-    "SendPull",
-    "SendPush",
-    "ServerJoined",
-    "SkipStep",
-    "TellStages",
-    "TrainStep",
-]
 
 T = TypeVar("T")
 Ranges = tuple[Range, ...]
 
 
-# -- the life of a worker -------------------------------------------------------------------------------
+# -- the incarnation of a worker -------------------------------------------------------------------
 
 
 @value_class
@@ -57,20 +31,20 @@ class SeatGranted:
     """The worker has its seat.
 
     Attributes:
-        incarnation: Number of this life.
+        incarnation: Number of this incarnation.
         first: Sync mode: the round from which on it counts.
         view: The last one that is decided.
-        met: Meetings that are over.
+        completed: Collectives that are over.
         switches: Changes of the mode among them; 0: none, and the next two say nothing.
         mode: The mode since the last change, with the settings that servers know.
         last: The highest push of any worker before that change.
-        progress: How far the script was in the seat's earlier lives.
+        progress: Script position of the seat's earlier incarnations.
     """
 
     incarnation: int
     first: int
     view: int
-    met: int
+    completed: int
     switches: int = 0
     mode: ConsistencyMode = NO_MODE
     last: int = 0
@@ -79,7 +53,7 @@ class SeatGranted:
 
 @value_class
 class ServerJoined:
-    """Answer of one server to Join: where the life stands there, and the mode of the fleet."""
+    """Answer of one server to Join: where the incarnation stands there, and the mode of the fleet."""
 
     sequence: int
     clock: int
@@ -89,13 +63,13 @@ class ServerJoined:
 
 @value_class
 class JoinCollective:
-    """Come to a meeting of all workers, and wait for them. Answered with Released.
+    """Come to a collective of all workers, and wait for them. Answered with Released.
 
     Attributes:
-        number: Of the meeting.
-        mode: How to combine the values; "switch": all go on in another mode.
-        value: What the worker brings; None: it is a barrier.
-        change: Which change of the mode it would be for this life.
+        number: Number of the collective.
+        mode: Reduction of the values; "switch": all go on in another mode.
+        value: Value of the worker; None: it is a barrier.
+        change: Number of the mode switch that it would be for this incarnation.
         reached: Leases of data used up, and samples of the next one.
     """
 
@@ -108,10 +82,10 @@ class JoinCollective:
 
 @value_class
 class CollectiveResult:
-    """The meeting is complete: what it gives, and the mode and settings that somebody outside wants."""
+    """Result of a complete collective, and the mode and settings of a request from outside the script."""
 
     value: Any = None
-    wish: tuple[str, dict[str, int]] | None = None
+    mode_request: tuple[str, dict[str, int]] | None = None
 
 
 @value_class
@@ -139,7 +113,7 @@ class AwaitPushes:
 class AwaitReads:
     """Wait for the answers of what is read ahead; with `joined` also until they are arrays.
 
-    Answered with the newest view that a server has told of.
+    Answered with the newest view that a server has reported.
     """
 
     joined: bool = False
@@ -149,7 +123,7 @@ class AwaitReads:
 class SendPull:
     """Make a pull, together with the push that waits for company.
 
-    Answered with an object whose `view` is the newest view that a server has told of.
+    Answered with an object whose `view` is the newest view that a server has reported.
 
     Attributes:
         commit: Sync mode: every server holds the push of this round, which is waited for; 0: none.
@@ -193,16 +167,16 @@ class SendPush:
     addressed: tuple[int, ...]
 
     def goes_to(self, server: int) -> bool:
-        """Whether it is sent to the server."""
+        """Return whether it is sent to the server."""
         return self.addressed[server] == self.sequence
 
     def skipped(self, server: int) -> int:
-        """How many pushes just before it were not sent there."""
+        """Return the number of pushes just before it that were not sent to the server."""
         return self.sequence - 1 - self.before[server]
 
     @property
     def skips(self) -> bool:
-        """Whether it is not sent to all servers."""
+        """It is not sent to all servers."""
         return min(self.addressed) < self.sequence
 
 
@@ -211,7 +185,7 @@ class SendPush:
 
 @value_class
 class AwaitMarking:
-    """Tell server 0 that this worker has heard of a snapshot. Answered, when all workers have: (whether
+    """Confirm to server 0 that this worker knows of a snapshot. Answered, when all workers have: (whether
     to mark the stream of pushes, else the last round in the snapshot)."""
 
     number: int
@@ -219,7 +193,7 @@ class AwaitMarking:
 
 @value_class
 class CutStream:
-    """Tell all servers of the mark.
+    """Send the mark to all servers.
 
     Attributes:
         cut: The mark.
@@ -230,14 +204,14 @@ class CutStream:
     addressed: tuple[int, ...] = ()
 
     def to(self, server: int) -> MarkCut:
-        """What one server is told."""
+        """Return the mark for one server."""
         addressed = self.addressed[server] if self.addressed else None
         return dataclasses.replace(self.cut, addressed=addressed)
 
 
 @value_class
 class ReportState:
-    """Tell server 0 what the worker keeps in a snapshot, as of its push `last`."""
+    """Send the worker's state for a snapshot to server 0, as of its push `last`."""
 
     number: int
     last: int
@@ -248,12 +222,12 @@ class ReportState:
 
 @value_class
 class RequestData:
-    """Ask for data of a dataset. Answered with Dealt.
+    """Ask for data of a dataset. Answered with DataReply.
 
     Attributes:
         round: Sync mode: the worker's next round; 0: a lease is wanted.
-        lease: How many leases this life has taken.
-        used: How many of them are used up, with all pushes acknowledged.
+        lease: Number of leases that this incarnation has taken.
+        used: Number of them that are used up, with all pushes acknowledged.
         batch: Samples of a step.
     """
 
@@ -266,7 +240,7 @@ class RequestData:
 
 @value_class
 class DataReply:
-    """What the coordinator has dealt at a view: a plan or a lease; (): nothing more; None: not yet."""
+    """Reply of the coordinator at a view: a plan or a lease; (): nothing more; None: not yet."""
 
     what: RoundPlan | Ranges | None
     view: int
@@ -291,7 +265,7 @@ class FlushPushes:
 
 @value_class
 class TellStages:
-    """Tell the other stages of this worker which samples the next step has."""
+    """Announce the samples of the next step to the other stages of this worker."""
 
     ranges: Ranges
 

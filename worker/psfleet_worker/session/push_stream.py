@@ -25,8 +25,6 @@ from psfleet_worker.session.instructions import (
 )
 from psfleet_worker.session.worker_session import Session
 
-__all__ = ["WINDOW", "Stream"]
-
 WINDOW = 4
 """Pushes under way at most, in modes without rounds, beside the one that last waited for company."""
 
@@ -36,14 +34,15 @@ _WINDOW_FREE, _READ_AHEAD = AwaitPushes(WINDOW - 1), SendPull(ahead=True)
 
 
 class Stream:
-    """The stream of one life. A program that ends with an error has changed nothing.
+    """The stream of one incarnation. A program that ends with an error has changed nothing.
 
     Where no pull waits for other workers, a push is sent only to servers that hold one of its tables, and to
     server 0. It says how many pushes before it a server has not been sent, so that the server can tell them
-    from lost ones. Server 0 is told what was sent to whom, in case that this life ends between two servers.
+    from lost ones. Server 0 learns which servers get it, in case that this incarnation ends between two
+    servers.
 
     Args:
-        session: The life.
+        session: The incarnation.
 
     Attributes:
         open: The round that is pushed and not committed; 0: none.
@@ -55,7 +54,7 @@ class Stream:
         self.cut = (0, 0)
         self._session = session
         self._begun = 0  # the last push that has got its number
-        self._heard = 0  # the last snapshot that is wanted
+        self._last_snapshot = 0  # the last snapshot that is wanted
         self._left = False  # a push has left since all before it were acknowledged, or is about to
         self._ahead = False  # something is read ahead that may be under way
         self._overtaken = False  # and a push has been made after it
@@ -68,7 +67,8 @@ class Stream:
         assert self.cut[1] <= max(self._begun, self._session.sequence)
 
     def begin(self) -> None:
-        """The life has begun: the round before its first is the one to wait for, if there are rounds."""
+        """The incarnation has begun: the round before its first is the one to wait for, if there are
+        rounds."""
         if self._session.declared.has_rounds:
             self.open = self._session.sequence
 
@@ -76,22 +76,25 @@ class Stream:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether a pull may overtake a push: not where pulls wait for other workers."""
+        """A pull may overtake a push: not where pulls wait for other workers."""
         return self._session.declared.reads_ahead
 
-    def pull(self) -> Program[Any]:
-        """Read; what is there when the open round has closed, if there is one."""
-        yield from self._arrive()
-        if self._session.declared.has_rounds:  # a pull commits what every server holds
-            yield _SETTLE
-        return (yield from self._read())
+    def pull(self, own: bool = True) -> Program[Any]:
+        """Read; what is there when the open round has closed, if there is one.
 
-    def _read(self, own: bool = True) -> Program[Any]:
+        `own`: Read what the caller wants; else only wait for the round, with all pushes settled.
+        """
+        if self._ahead:
+            yield from self._arrive()
+        session = self._session
+        if own and session.declared.has_rounds:  # a pull commits what every server holds
+            yield _SETTLE
         read = yield SendPull(self.open, own=own)
-        self._session.saw(read.view)
+        session.view = max(session.view, read.view)
         self.open = 0
-        yield _SETTLE
-        self._left = False
+        if self._left:
+            yield _SETTLE
+            self._left = False
         return read
 
     def pull_ahead(self) -> Program[Any]:
@@ -146,19 +149,19 @@ class Stream:
         yield from self._arrive()
         yield _FLUSH
         if self.open:
-            yield from self._read(own=False)
+            yield from self.pull(own=False)
 
     # -- snapshots ---------------------------------------------------------------------------------
 
     def hears(self, number: int) -> bool:
-        """Whether a snapshot that server 0 wants is news; then `mark` is to be run, beside the script."""
-        if number <= self._heard:
+        """Return whether a snapshot that server 0 requests is new; then run `mark`, beside the script."""
+        if number <= self._last_snapshot:
             return False
-        self._heard = number
+        self._last_snapshot = number
         return True
 
     def mark(self, number: int) -> Program[None]:
-        """Take part in a snapshot: cut the stream after the last push that has begun, and tell all servers.
+        """Take part in a snapshot: mark the last push that has begun, on all servers.
 
         Pushes that follow carry the cut, so that a server knows it from whichever comes first.
         """

@@ -1,4 +1,4 @@
-"""What follows when an attempt at a call has failed: another one, or the end of the call.
+"""Retries of a call after a failed attempt: another attempt, or the end of the call.
 
 Pure: errors and times come in, decisions come out.
 """
@@ -8,28 +8,26 @@ from dataclasses import dataclass
 from psfleet.errors import LaneLost, Later, NoRoom, NotReady, PsfleetError, ServerUnavailable
 from psfleet.settings.environment import Environment
 
-__all__ = ["NextAttempt", "Patience", "Retries"]
-
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _MOMENT = 0.002  # seconds before a push is sent again that came too early
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a worker waits, in seconds.
+    """Time limits of a worker's waits, in seconds.
 
     Attributes:
-        wait: For other workers: rounds, barriers, reductions.
-        answer: For a server that has the call and only has to work.
-        outage: For a server that cannot be reached, before it is given up.
+        wait: Limit for other workers: rounds, barriers, reductions.
+        reply: Limit for a server that has the call and only has to work.
+        outage: Limit for a server that cannot be reached, before it is given up.
         start: The same at the first contact, when the fleet is still starting.
         leave: The same when there is nothing left to do but to say so. A server that answers, but is not
             ready, has started again and is given `outage`.
-        room: For a server whose disk is full.
+        room: Limit for a server whose disk is full.
     """
 
     wait: float = 600.0
-    answer: float = 120.0
+    reply: float = 120.0
     outage: float = 10.0
     start: float = 60.0
     leave: float = 1.0
@@ -41,7 +39,7 @@ class Patience:
         if not environment.keeps_log:
             # A standby takes over within a second, unless the host is busy.
             return cls(outage=30.0, leave=5.0) if environment.replicas else cls()
-        return cls(answer=300.0, outage=120.0, leave=15.0)
+        return cls(reply=300.0, outage=120.0, leave=15.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +62,13 @@ class Retries:
     """The attempts at one call. What ends it is raised.
 
     Args:
-        seconds: How long the server may take.
-        outage: How long it may be out of reach.
-        patience: For a server that is not ready, or has no room.
-        now: When the call is made for the first time, in seconds.
+        seconds: Time for the server to reply.
+        outage: Time for which it may be out of reach.
+        patience: Time limits for a server that is not ready, or has no room.
+        now: Time of the first attempt, in seconds.
 
     Attributes:
-        deadline: When its time is over.
+        deadline: Time at which the call is given up.
         away: Seconds for which the server has been out of reach, or has had no room.
     """
 
@@ -87,7 +85,7 @@ class Retries:
         self._full: float | None = None  # since when it has had no room
 
     def after(self, error: PsfleetError, now: float, *, inline: bool, closing: bool) -> NextAttempt:
-        """What follows the attempt that ended with this error at this time.
+        """Decide on the next attempt after one that ended with this error at this time.
 
         Args:
             inline: The request holds its tensors already.

@@ -1,4 +1,5 @@
-"""One life of a worker in its fleet: its seat, the servers it has joined, the meetings it has come to.
+"""One incarnation of a worker in its fleet: its seat, the servers it has joined, the collectives it has come
+to.
 
 Pure: its programs yield what is to be asked of the fleet and change the session by the answers.
 """
@@ -8,8 +9,8 @@ from operator import attrgetter
 from typing import cast
 
 from psfleet.consistency import ConsistencyMode
-from psfleet.data.progress import ScriptProgress
 from psfleet.errors import DeadlineExceeded
+from psfleet.runtime.worker_state import ScriptProgress
 from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Leave
 from psfleet_worker.session.instructions import (
@@ -22,13 +23,11 @@ from psfleet_worker.session.instructions import (
     ServerJoined,
 )
 
-__all__ = ["Session"]
-
 _PAUSE = 0.05  # seconds between two looks whether the servers agree
 
 
 class Session:
-    """A worker's life: registered with server 0, joined on every server.
+    """A worker's incarnation: registered with server 0, joined on every server.
 
     Args:
         worker: Its seat.
@@ -37,15 +36,15 @@ class Session:
 
     Attributes:
         declared: The present mode, with the settings that servers know.
-        incarnation: Number of the life; 0: it has not begun.
-        sequence: Last push or round of this life that all servers know.
-        clock: Pushes since all workers last met.
-        view: The last view of the members that any server has told of.
-        first: In a mode with rounds the one from which on this life counts.
-        progress: How far the script is, over all lives in this seat.
-        meetings: How many meetings this life has come to.
-        changes: How many changes of the mode are among them.
-        turns: Changes between rounds and leases that this life has made.
+        incarnation: Number of the incarnation; 0: it has not begun.
+        sequence: Last push or round of this incarnation that all servers know.
+        clock: Number of pushes since the last collective.
+        view: Newest view of the members that any server has reported.
+        first: In a mode with rounds the one from which on this incarnation counts.
+        progress: Script position, over all incarnations in this seat.
+        collectives: Number of collectives of this incarnation so far.
+        changes: Number of mode switches among them.
+        turns: Changes between rounds and leases that this incarnation has made.
     """
 
     def __init__(self, worker: int, mode: ConsistencyMode, patience: float = 60.0) -> None:
@@ -54,15 +53,15 @@ class Session:
         self.incarnation = self.sequence = self.clock = self.view = 0
         self.first = 1
         self.progress = ScriptProgress()
-        self.meetings = self.changes = self.turns = 0
+        self.collectives = self.changes = self.turns = 0
         self._patience = patience
-        self._met = 0  # meetings that were over when this life began
+        self._completed_before = 0  # collectives that were over when this incarnation began
         self._switches = 0  # changes of the mode that the servers have made
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""
         assert self.sequence >= 0 <= self.clock
-        assert self.changes <= self.meetings
+        assert self.changes <= self.collectives
         assert not self.incarnation or self.first >= 1
 
     @property
@@ -75,16 +74,16 @@ class Session:
 
     @property
     def rests(self) -> bool:
-        """Whether the others would wait for this worker while it waits for them at a meeting."""
+        """The others would wait for this worker while it waits for them at a collective."""
         return self.declared.pulls_wait
 
     @property
     def passes(self) -> bool:
-        """Whether the next meeting was over before this life began."""
-        return self.meetings < self._met
+        """The next collective was over before this incarnation began."""
+        return self.collectives < self._completed_before
 
     def saw(self, view: int) -> None:
-        """A server has told of this view."""
+        """Note a view that a server has reported."""
         self.view = max(self.view, view)
 
     # -- beginning and end -----------------------------------------------------------------------
@@ -92,7 +91,11 @@ class Session:
     def start(self) -> Program[None]:
         """Take the seat, and join in the mode in which the fleet is by now."""
         seat: SeatGranted = yield RegisterWorker()
-        self.incarnation, self.view, self._met = seat.incarnation, seat.view, seat.met
+        self.incarnation, self.view, self._completed_before = (
+            seat.incarnation,
+            seat.view,
+            seat.completed,
+        )
         self.first = max(seat.first, 1)
         self.progress = ScriptProgress(seat.progress)
         yield from self._adopt(seat)
@@ -102,7 +105,7 @@ class Session:
     def _adopt(self, seat: SeatGranted) -> Program[None]:
         """Join in the same mode on every server.
 
-        All workers may have met to change it, and none may have told the servers yet.
+        All workers may have agreed to change it, and none may have sent that to the servers yet.
         """
         if seat.switches:
             self._be_in(seat.mode)
@@ -111,7 +114,7 @@ class Session:
         yield from self._join_equal(_mode_of, what, seat.switches, seat.last)
 
     def leave(self) -> Program[None]:
-        """End this life in order."""
+        """End this incarnation in order."""
         yield Leave(self.worker, self.incarnation, self.sequence)
 
     # -- joining -----------------------------------------------------------------------------------
@@ -120,7 +123,7 @@ class Session:
         """Go on after a rest; learns the last round.
 
         Args:
-            switch: Number of the change of the mode that all workers have met for; 0: none.
+            switch: Number of the mode switch that all workers have agreed on; 0: none.
             last: The highest push of any worker before it.
         """
         # If they differ, some servers are prepared for a view, and close rounds when they install it.
@@ -131,14 +134,14 @@ class Session:
     ) -> Program[None]:
         """Join, again and again, until all servers say the same."""
         waited = 0.0
-        while len(answers := {*map(said, (yield from self._join(switch, last)))}) > 1:
+        while len(replies := {*map(said, (yield from self._join(switch, last)))}) > 1:
             if waited > self._patience:
-                raise DeadlineExceeded(f"the servers are in different {what} ({answers})")
+                raise DeadlineExceeded(f"the servers are in different {what} ({replies})")
             yield Pause(_PAUSE)
             waited += _PAUSE
 
     def _join(self, switch: int, last: int) -> Program[list[ServerJoined]]:
-        """Begin or go on on every server, in the mode that it says."""
+        """Begin or continue on every server, in the mode that it reports."""
         joined: list[ServerJoined] = yield Join(
             self.worker, self.incarnation, self.declared, switch, last
         )
@@ -149,10 +152,10 @@ class Session:
         return joined
 
     def change_mode(self, mode: ConsistencyMode, last: int) -> Program[None]:
-        """Go on in another mode. All workers have met with nothing under way, and all do this.
+        """Continue in another mode. All workers are at the switch with nothing under way, and all do this.
 
-        A change that the fleet had behind it when this life began is passed over. `last` is the highest push
-        of any worker before it.
+        A change that the fleet had behind it when this incarnation began is passed over. `last` is the
+        highest push of any worker before it.
         """
         self.changes += 1
         if self.changes > self._switches:
@@ -161,34 +164,34 @@ class Session:
             self.turns += self.declared.has_rounds != had_rounds
             yield from self.join(self.changes, last)
 
-    # -- meetings ----------------------------------------------------------------------------------
+    # -- collectives ----------------------------------------------------------------------------------
 
     def meet(
         self, mode: str = "", value: object = None, reached: tuple[int, int] = (0, 0)
     ) -> Program[CollectiveResult]:
-        """Come to the next meeting; nobody waits for this worker meanwhile.
+        """Come to the next collective; no worker waits for this one's pushes meanwhile.
 
-        Every push of this life must be applied.
+        Every push of this incarnation must be applied.
 
         Args:
-            mode: How to combine `value`; "switch": all go on in another mode.
-            value: What this worker brings; None: it is a barrier.
+            mode: Reduction of the values; "switch": all go on in another mode.
+            value: Value of this worker; None: it is a barrier.
             reached: Leases of data used up, and samples of the next one.
         """
-        passes, number = self.passes, self.meetings + 1
+        passes, number = self.passes, self.collectives + 1
         if self.rests and not passes:
             yield Leave(self.worker, self.incarnation, self.sequence, rest=number)
         released: CollectiveResult = yield JoinCollective(
             number, mode, value, self.changes + 1, reached
         )
-        self.meetings = number
+        self.collectives = number
         if not passes:
             self.clock = 0
         return released
 
-    def pass_meetings(self, meetings: int, changes: int) -> None:
-        """Those that the script's earlier life came to in a part that this life passes over."""
-        self.meetings += meetings
+    def pass_collectives(self, collectives: int, changes: int) -> None:
+        """Those that the script's earlier incarnation came to in a part that this incarnation passes over."""
+        self.collectives += collectives
         self.changes += changes
 
 

@@ -1,1 +1,1 @@
-"""Which part of a call goes to which server, and back."""
+"""Routing of a call's parts to servers, and of their replies back."""

@@ -8,12 +8,9 @@ from numpy.typing import NDArray
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_ranges
-from psfleet.shard.server_group import owned_rows
+from psfleet.shard.server_group import dense_ranges, owned_rows
 from psfleet.wire import segments
 from psfleet.wire.segments import OutgoingSegment, PartState
-
-__all__ = ["deal_state", "join_pages", "page_size"]
 
 Floats = NDArray[np.float32]
 
@@ -55,12 +52,14 @@ def _join_dense(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> Floats
     return flat
 
 
-def deal_state(spec: TableSpec, state: TableState, servers: int) -> Iterator[list[OutgoingSegment]]:
+def split_state(
+    spec: TableSpec, state: TableState, servers: int
+) -> Iterator[list[OutgoingSegment]]:
     """Pages of the state, each as one piece for every server."""
-    return (_deal_dense if spec.kind == "dense" else _deal_rows)(spec, state, servers)
+    return (_split_dense if spec.kind == "dense" else _split_rows)(spec, state, servers)
 
 
-def _deal_dense(
+def _split_dense(
     spec: TableSpec, state: TableState, servers: int
 ) -> Iterator[list[OutgoingSegment]]:
     planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
@@ -74,7 +73,9 @@ def _deal_dense(
         ]
 
 
-def _deal_rows(spec: TableSpec, state: TableState, servers: int) -> Iterator[list[OutgoingSegment]]:
+def _split_rows(
+    spec: TableSpec, state: TableState, servers: int
+) -> Iterator[list[OutgoingSegment]]:
     ids = check_ids(spec, state.ids)
     rows = np.concatenate(state.values, axis=1, dtype=np.float32)
     touched = None if state.touched is None else np.asarray(state.touched, np.int64)

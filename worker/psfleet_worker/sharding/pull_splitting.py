@@ -1,4 +1,4 @@
-"""What of a pull goes to which server, and back."""
+"""Routing of a pull's reads to servers, and of the values back."""
 
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -7,18 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import UniqueIds, dedup
-from psfleet.kernels.initial_values import address_of
-from psfleet.kernels.streaming import copy_over
+from psfleet.kernels.initial_values import address_of, copy_over
 from psfleet.runtime.interface import Read
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_range
-from psfleet.shard.server_group import servers_of
-from psfleet.wire.compression import CompressedValues
+from psfleet.shard.server_group import dense_range, servers_of
+from psfleet.wire.wire_formats import CompressedValues
 from psfleet_worker.connection.request import ServerRequest, Values
 from psfleet_worker.connection.tensor_memory import LEND_FROM, LentArray
-
-__all__ = ["DenseRead", "RoutingPlans", "SparseRead", "deal_read"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -30,11 +26,11 @@ _SAMPLE = 997  # a look at every so many ids tells most batches apart
 _SHORT = 512  # ids of a batch that is compared faster as bytes
 
 _Batch = tuple[Ids, bytes, UniqueIds]
-"""Ids, bytes of all of them or of some (`_looked_at`), and the plan that was made for them."""
+"""Ids, bytes of all of them or of some (`RoutingPlans.of`), and the plan that was made for them."""
 
 
 class RoutingPlans:
-    """How tables and batches of ids are dealt. A push mostly brings the ids of the pull before."""
+    """Routing of tables and batches of ids to servers. A push mostly brings the ids of the pull before."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
@@ -51,7 +47,7 @@ class RoutingPlans:
         return known
 
     def ranges(self, spec: TableSpec) -> list[tuple[int, int, int]]:
-        """Of each server that holds a dense table its number and its part: first and end."""
+        """Return number, first and end for each server that holds a dense table."""
         known = self._ranges.get(spec.key)
         if known is None:
             known = self._ranges[spec.key] = [
@@ -60,24 +56,25 @@ class RoutingPlans:
         return known
 
     def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
-        """The distinct ids [n] of a batch, dealt to the servers of the table's group."""
+        """Return the distinct ids [n] of a batch, split by server of the table's group."""
         own = self._made.get(spec.key)  # the last one first
         if own is None:
             own = self._made[spec.key] = deque(maxlen=_KEPT)
         if own and own[0][0] is ids:
             return own[0][2]
-        looked_at = _looked_at(ids)
-        found = _among(own, ids, looked_at)
-        if found is None:
+        # The bytes of the ids; of many, those of some.
+        looked_at = ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
+        plan = _among(own, ids, looked_at)
+        if plan is None:
             # Tables of one model are often looked up with the same ids, one after the other.
             parts = len(self.group(spec))
             recent = self._recent.setdefault(parts, deque(maxlen=_KEPT))
-            found = _among(recent, ids, looked_at)
-            if found is None:
-                found = _kept(ids), looked_at, dedup(ids, parts)
-                recent.appendleft(found)
-            own.appendleft(found)
-        return found[2]
+            plan = _among(recent, ids, looked_at)
+            if plan is None:
+                plan = _kept(ids), looked_at, dedup(ids, parts)
+                recent.appendleft(plan)
+            own.appendleft(plan)
+        return plan[2]
 
     def newest(self) -> dict[int, Ids]:
         """The newest batch of each table, by key. Another thread may ask, for displays."""
@@ -85,13 +82,8 @@ class RoutingPlans:
 
 
 def _kept(ids: Ids) -> Ids:
-    """The array itself if nobody can change it, else a copy."""
+    """Return the array itself if it cannot change, else a copy."""
     return ids if ids.base is None and not ids.flags.writeable else ids.copy()
-
-
-def _looked_at(ids: Ids) -> bytes:
-    """The bytes of the ids; of many, those of some."""
-    return ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
 
 
 def _among(made: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
@@ -108,27 +100,27 @@ def _among(made: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | Non
 class DenseRead:
     """A pull of a whole array: each server gives its range, if it can where the array will be."""
 
-    def __init__(self, spec: TableSpec, plans: RoutingPlans) -> None:
+    def __init__(self, spec: TableSpec, read: Read, plans: RoutingPlans) -> None:
         self._spec = spec
         self._ranges = plans.ranges(spec)
         self._lent: LentArray | None = None
 
-    def ask(self, parcels: Sequence[ServerRequest]) -> list[bool]:
-        """Add the read to the parcel of each server that has a part; which ones have."""
-        if 4 * self._spec.size >= LEND_FROM and not parcels[0].packs:
-            self._lent = self._borrow(parcels)
-        asked = [False] * len(parcels)
+    def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
+        """Add the read to the request of each server that has a part; which ones have."""
+        if 4 * self._spec.size >= LEND_FROM and not requests[0].packs:
+            self._lent = self._borrow(requests)
+        asked = [False] * len(requests)
         for server, low, high in self._ranges:
             if high > low:
-                parcels[server].read_values(self._spec, low, high, self._lent)
+                requests[server].read_values(self._spec, low, high, self._lent)
                 asked[server] = True
         return asked
 
-    def _borrow(self, parcels: Sequence[ServerRequest]) -> LentArray | None:
+    def _borrow(self, requests: Sequence[ServerRequest]) -> LentArray | None:
         """The whole array, if all servers that have a part share the memory that it is in."""
-        parts = [parcels[server] for server, low, high in self._ranges if high > low]
+        parts = [requests[server] for server, low, high in self._ranges if high > low]
         held = parts[0].held
-        if held is None or any(parcel.held is not held for parcel in parts):
+        if held is None or any(request.held is not held for request in parts):
             return None
         return held.lend(self._spec.size)
 
@@ -159,31 +151,30 @@ class SparseRead:
         self._plan = plans.of(spec, ids if ids.ndim == 1 else ids.reshape(-1))
         self._group = plans.group(spec)
 
-    def ask(self, parcels: Sequence[ServerRequest]) -> list[bool]:
-        """Add the read to the parcel of each server that has a part; which ones have."""
-        asked = [False] * len(parcels)
+    def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
+        """Add the read to the request of each server that has a part; which ones have."""
+        asked = [False] * len(requests)
         for server, mine in zip(self._group, self._plan.unique, strict=True):
             if len(mine):
-                parcels[server].read_rows(self._spec, mine)
+                requests[server].read_rows(self._spec, mine)
                 asked[server] = True
         return asked
 
     def join(self, values: Sequence[Values | None]) -> Floats:
         """One row per id or bag that was asked for, from what each server gave."""
-        found = [self._rows(values[server]) for server in self._group]
+        parts = []
+        for server in self._group:
+            value = values[server]
+            if value is None:  # it has no part
+                value = np.empty((0, self._spec.dim), np.float32)
+            parts.append(value.unpack() if isinstance(value, CompressedValues) else value)
         if self._bags is not None:
-            return self._plan.pool(found, self._bags)
-        return self._plan.expand(found).reshape(*self._shape, self._spec.dim)
-
-    def _rows(self, value: Values | None) -> Floats:
-        """What a server gave: no rows if it has no part."""
-        if value is None:
-            return np.empty((0, self._spec.dim), np.float32)
-        return value.unpack() if isinstance(value, CompressedValues) else value
+            return self._plan.pool(parts, self._bags)
+        return self._plan.expand(parts).reshape(*self._shape, self._spec.dim)
 
 
-def deal_read(spec: TableSpec, read: Read, plans: RoutingPlans) -> DenseRead | SparseRead:
-    """A read, dealt to the servers."""
-    if spec.kind == "dense":
-        return DenseRead(spec, plans)
-    return SparseRead(spec, read, plans)
+SPLIT_READS: dict[str, type[DenseRead] | type[SparseRead]] = {
+    "dense": DenseRead,
+    "sparse": SparseRead,
+}
+"""Kind of read for each kind of table."""

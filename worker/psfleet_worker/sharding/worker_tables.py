@@ -1,15 +1,13 @@
 """The tables of a fleet as one worker knows them: made, and read and set whole."""
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_spec_value
 from psfleet.schema.table import TableSpec
-from psfleet.shard.dense_partition import dense_ranges
-from psfleet.shard.server_group import located_as, placed
+from psfleet.settings.kinds import place_or_url
+from psfleet.shard.server_group import dense_ranges, located_as, placed
 from psfleet.wire import segments
 from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import shard_pb2
@@ -17,16 +15,14 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import ServerClient
-from psfleet_worker.sharding.paging import deal_state
+from psfleet_worker.sharding.paging import split_state
 from psfleet_worker.sharding.table_reader import TableReader
-
-__all__ = ["WorkerTables"]
 
 Floats = NDArray[np.float32]
 
 
 class WorkerTables(TableReader):
-    """What comes before a call here must have reached the servers; see Stream.flush.
+    """Whole tables on the servers. Earlier pushes must have reached the servers; see Stream.flush.
 
     Args:
         fleet: This worker's connection.
@@ -35,15 +31,15 @@ class WorkerTables(TableReader):
     def __init__(self, fleet: FleetConnection) -> None:
         super().__init__(fleet.clients, f"worker {fleet.worker}")
         self._fleet = fleet
-        self._writes = 0  # of this life
+        self._writes = 0  # of this incarnation
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
+        """Create a table. The value of the worker that reaches server 0 first holds everywhere."""
         flat = check_spec_value(spec, value)
         spec = placed(spec, self.specs.values())
         first, *others = self._fleet.clients
-        [answer] = wait_all([self._create_on(first, spec, self._parts(spec, flat)[0])])
-        reply = shard_pb2.CreateTableReply.FromString(answer)
+        [response] = wait_all([self._create_on(first, spec, self._parts(spec, flat)[0])])
+        reply = shard_pb2.CreateTableReply.FromString(response)
         if reply.HasField("spec"):
             spec = located_as(read_spec(reply.spec), spec)
         wait_all(
@@ -56,7 +52,7 @@ class WorkerTables(TableReader):
         return spec.key
 
     def _parts(self, spec: TableSpec, flat: Floats) -> list[Floats]:
-        """Of a table's first value what each server gets."""
+        """Split a table's first value by server."""
         servers = len(self._fleet.clients)
         if spec.kind == "sparse":
             return [flat] * servers
@@ -74,8 +70,8 @@ class WorkerTables(TableReader):
         )
 
     def write(self, table: int, state: TableState) -> None:
-        """See Runtime.write_table."""
-        for parts in deal_state(self.spec(table), state, len(self._fleet.clients)):
+        """Replace the whole content of a table."""
+        for parts in split_state(self.spec(table), state, len(self._fleet.clients)):
             self._writes += 1
             wait_all(
                 [
@@ -87,7 +83,7 @@ class WorkerTables(TableReader):
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """See Runtime.shrink."""
+        """Remove rows that are worth little or not in use; return their number."""
         self._writes += 1
         request = shard_pb2.ShrinkRequest(
             table=table,
@@ -97,16 +93,16 @@ class WorkerTables(TableReader):
             incarnation=self._fleet.session.incarnation,
             number=self._writes,
         )
-        answers = wait_all(
+        replies = wait_all(
             self._fleet.to_all("Shard/Shrink", request, seconds=self._fleet.patience.wait)
         )
-        return sum(shard_pb2.ShrinkReply.FromString(answer).removed for answer in answers)
+        return sum(shard_pb2.ShrinkReply.FromString(response).removed for response in replies)
 
     def load(self, path: str) -> None:
-        """See Runtime.load."""
+        """Load all tables from a snapshot."""
         from psfleet.checkpoint import read_specs  # loads the tables of servers
 
-        absolute = str(Path(path).absolute())
+        absolute = place_or_url(path)
         specs = read_specs(absolute)
         wait_all(
             self._fleet.to_all(

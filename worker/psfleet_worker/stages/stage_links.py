@@ -18,10 +18,8 @@ import zmq
 from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.program.operation import Array
 from psfleet.stages.links import StagePosition
-from psfleet.wire.access import Access
+from psfleet.wire.connections.access import Access
 from psfleet_worker.stages.zmq_curve import CurveAuthenticator, curve_for
-
-__all__ = ["StageLinks"]
 
 _LINGER = 2000
 """Milliseconds in which messages may still leave after the end of the script."""
@@ -31,10 +29,10 @@ class StageLinks:
     """Implements psfleet.stages.links.Links between processes.
 
     Args:
-        place: Which stage this is and where all of them listen.
+        place: Position of this stage, and the endpoints of all stages.
         queue_size: Messages to, or from, another stage that may wait.
         patience: Seconds to wait for another stage before giving up.
-        access: How they meet over TCP.
+        access: Credentials of the stages over TCP.
     """
 
     def __init__(
@@ -66,14 +64,14 @@ class StageLinks:
         return socket
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
-        """See Links.send."""
-        laid = [_in_one_piece(array) for array in arrays]
+        """Send arrays to a stage, under a tag."""
+        contiguous = [_contiguous(array) for array in arrays]
         header = {
             "from": self._place.process,
             "tag": tag,
-            "arrays": [[array.dtype.str, array.shape, _order(array)] for array in laid],
+            "arrays": [[array.dtype.str, array.shape, _order(array)] for array in contiguous],
         }
-        frames = [json.dumps(header).encode(), *(_bytes_of(array) for array in laid)]
+        frames = [json.dumps(header).encode(), *(_bytes_of(array) for array in contiguous)]
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -85,7 +83,7 @@ class StageLinks:
                 )
 
     def receive(self, process: int, tag: str) -> list[Array]:
-        """See Links.receive."""
+        """Wait for the arrays that a stage sends under a tag."""
         deadline = time.monotonic() + self._patience
         while (process, tag) not in self._inbox:
             self._wait(deadline, f"{tag!r} from {self._place.name(process)}")
@@ -118,13 +116,13 @@ class StageLinks:
                 _array(frame.buffer, *kind) for frame, kind in zip(frames[1:], kinds, strict=True)
             ]
             self._inbox[int(header["from"]), str(header["tag"])] = arrays
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise FrameError(
                 f"{self._me} got a message that is none of a stage's: {error!r}"
             ) from None
 
 
-def _in_one_piece(array: Array) -> Array:
+def _contiguous(array: Array) -> Array:
     """The array, or a copy, with its values side by side in C or Fortran order."""
     return array if array.flags.forc else np.ascontiguousarray(array)
 

@@ -12,9 +12,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from psfleet.errors import ConfigError
-from psfleet.wire.access import Access
-
-__all__ = ["CurveAuthenticator", "curve_for"]
+from psfleet.wire.connections.access import Access
 
 
 class CurveAuthenticator:
@@ -29,7 +27,7 @@ class CurveAuthenticator:
         self._guard.configure_curve_callback(credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether somebody with this public key (Z85) may come in; called by the guard."""
+        """Return whether a peer with this public key (Z85) may connect; called by the authenticator."""
         return hmac.compare_digest(key, self._public)
 
     def secure(self, socket: "zmq.Socket[bytes]") -> None:
@@ -48,7 +46,7 @@ class CurveAuthenticator:
 def curve_for(
     context: "zmq.Context[zmq.Socket[bytes]]", endpoints: tuple[str, ...], access: Access
 ) -> CurveAuthenticator | None:
-    """What secures links between these endpoints; None: they need nothing.
+    """Return the authenticator of links between these endpoints; None: they need none.
 
     Raises:
         ConfigError: One is TCP and there are no credentials.

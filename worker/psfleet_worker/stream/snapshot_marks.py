@@ -1,6 +1,6 @@
 """A worker's part in snapshots: it marks its stream of pushes between two steps, and never stops for it.
 
-Server 0 asks in its answer to a beat. The worker says that it has heard; when all workers have, each
+Server 0 asks in its answer to a heartbeat. The worker says that it has heard; when all workers have, each
 cuts its stream after the last push that it has begun, and tells all servers. Later pushes carry the mark.
 """
 
@@ -10,29 +10,27 @@ import time
 from collections.abc import Callable
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import MarkCut
 from psfleet.wire.v1 import snapshot_pb2
-from psfleet.wire.v1.membership_pb2 import BeatReply
+from psfleet.wire.v1.membership_pb2 import HeartbeatReply
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.session.instructions import AwaitMarking, CutStream, Instruction, ReportState
-
-__all__ = ["SnapshotMarks"]
 
 _PATIENCE = 10.0  # seconds for each call; a snapshot for which they do not suffice is given up
 _PAUSE = 0.05
 
 
 class SnapshotMarks:
-    """The marks of one worker's life.
+    """The marks of one worker's incarnation.
 
     Args:
         fleet: Its connection.
 
     Attributes:
-        state_at: What the worker keeps as of its push of this number (JSON); below 0: a list of [number,
-            what it keeps] for its last ones; empty: nothing.
+        state_at: Returns the worker's state as of its push of this number (JSON); below 0: a list of [number,
+            state] for its last ones; empty: nothing.
     """
 
     def __init__(self, fleet: FleetConnection) -> None:
@@ -43,7 +41,7 @@ class SnapshotMarks:
         self._threads: list[threading.Thread] = []
 
     def introduce(self, *, keeps: bool) -> bytes:
-        """Tell server 0 where all servers are, and whether this worker keeps something.
+        """Send the endpoints of all servers to server 0, and whether this worker keeps a state.
 
         Returns:
             What it has kept in the snapshot from which the fleet has started; empty: nothing.
@@ -57,15 +55,16 @@ class SnapshotMarks:
         self._keeps = keeps
         patience = self._fleet.patience
         call = self._fleet.clients[0].start(
-            "SnapshotLead/Kept",
+            "SnapshotCoordinator/Kept",
             asked.SerializeToString(),
             outage=max(patience.start, patience.outage),
         )
-        [answer] = wait_all([call])
-        return snapshot_pb2.KeptReply.FromString(answer).state
+        [reply] = wait_all([call])
+        return snapshot_pb2.KeptReply.FromString(reply).state
 
     def say_goodbye(self) -> None:
-        """This life ends: snapshots that are not complete yet, and later ones, may need what it keeps."""
+        """This incarnation ends: snapshots that are not complete yet, and later ones, may need what it
+        keeps."""
         if not self._keeps:
             return
         kept = snapshot_pb2.KeepRequest(
@@ -73,14 +72,16 @@ class SnapshotMarks:
             incarnation=self._fleet.session.incarnation,
             state=self.state_at(-1),
         )
-        with contextlib.suppress(PsfleetError):  # it is about a snapshot that nobody has asked for
-            self._call(0, "SnapshotLead/Keep", kept)
+        with contextlib.suppress(
+            PsfleetError
+        ):  # it is about a snapshot that the script did not request
+            self._call(0, "SnapshotCoordinator/Keep", kept)
 
-    def listen(self, reply: BeatReply) -> None:
+    def listen(self, reply: HeartbeatReply) -> None:
         """Hear what server 0 wants."""
         number = reply.snapshot.number
         if not self._closing and self._fleet.stream.hears(number):
-            thread = ServiceThread(self._answer, "mark", (number,))
+            thread = ServiceThread(self._reply, "mark", (number,))
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
             thread.start()
 
@@ -90,8 +91,8 @@ class SnapshotMarks:
         for thread in self._threads:
             thread.join()
 
-    def _answer(self, number: int) -> None:
-        # A snapshot that fails fails at server 0, which waits for this worker and says so.
+    def _reply(self, number: int) -> None:
+        # A snapshot that fails fails at server 0, which waits for this worker and reports it.
         with contextlib.suppress(PsfleetError):
             self._fleet.run(self._fleet.stream.mark(number), self._perform)
 
@@ -100,8 +101,8 @@ class SnapshotMarks:
         match wanted:
             case AwaitMarking(number):
                 asked = snapshot_pb2.ReadyRequest(number=number, **who)
-                answer = self._call(0, "SnapshotLead/Ready", asked)
-                ready = snapshot_pb2.ReadyReply.FromString(answer)
+                reply = self._call(0, "SnapshotCoordinator/Ready", asked)
+                ready = snapshot_pb2.ReadyReply.FromString(reply)
                 return ready.mark, ready.round
             case CutStream():
                 for server in range(len(self._fleet.clients)):
@@ -109,7 +110,7 @@ class SnapshotMarks:
             case ReportState(number, last):
                 state = self.state_at(last)
                 kept = snapshot_pb2.KeepRequest(number=number, state=state, **who)
-                self._call(0, "SnapshotLead/Keep", kept)
+                self._call(0, "SnapshotCoordinator/Keep", kept)
         return None
 
     def _call(self, server: int, method: str, request: object) -> bytes:

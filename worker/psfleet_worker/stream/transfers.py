@@ -1,45 +1,44 @@
 """The arrays of one worker's pushes and pulls: lays them out and sends them as its stream decides."""
 
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
-from psfleet.platform.interrupts import deferred
-from psfleet.runtime.completed import CompletedPull
+from psfleet.platform.threads import deferred
 from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
-from psfleet.runtime.interface import Gradient, PendingPull, Read
+from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import WireSettings
 from psfleet.wire.compression import GradientCompressor
-from psfleet_worker.connection.call import Call
+from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.observability.hot_ids import HotIds
 from psfleet_worker.session.instructions import (
     AwaitPushes,
     AwaitReads,
-    Instruction,
     LayOutPush,
     Program,
     SendPull,
     SendPush,
 )
-from psfleet_worker.sharding.pull_splitting import DenseRead, RoutingPlans, SparseRead, deal_read
+from psfleet_worker.sharding.pull_splitting import SPLIT_READS, DenseRead, RoutingPlans, SparseRead
 from psfleet_worker.sharding.push_splitting import add_gradients
-from psfleet_worker.stream.pulls import FleetPull
-from psfleet_worker.stream.pushes import FleetPush, PushQueue
+from psfleet_worker.stream.pending import FleetPull, FleetPush, PushQueue
 
-__all__ = ["Transfers"]
+if TYPE_CHECKING:
+    from psfleet_worker.stream.push_trace import PushTrace
 
 Floats = NDArray[np.float32]
-Dealt = Sequence[DenseRead | SparseRead]
-Lay = Callable[[LayOutPush], list[ServerRequest]]
+SplitReads = Sequence[DenseRead | SparseRead]
+Lay = Callable[[LayOutPush], Sequence[ServerRequest]]
 
 _LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a call less
 
@@ -47,58 +46,68 @@ _LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a
 class Transfers:
     """An error of a push is raised by its ticket and by every later call: no push is skipped.
 
+    But what a server has refused, as for want of memory, is raised once, and everything else goes on.
+
     Args:
         fleet: This worker's connection.
         spec_of: The definition of a table.
         wire: In which form gradients and values travel.
+        begin_trace: Begins the spans of a push; None: pushes are not traced.
 
     Attributes:
         watch: Looks for values that are not finite.
-        make_request: Makes the request to one server.
     """
 
-    make_request: type[ServerRequest] = ServerRequest
-
     def __init__(
-        self, fleet: FleetConnection, spec_of: Callable[[int], TableSpec], wire: WireSettings
+        self,
+        fleet: FleetConnection,
+        spec_of: Callable[[int], TableSpec],
+        wire: WireSettings,
+        begin_trace: "Callable[[], PushTrace] | None" = None,
     ) -> None:
         self._fleet = fleet
         self._stream = fleet.stream
         self._session = fleet.session
         self._spec_of = spec_of
-        self._wire = wire
+        self._form = wire.values  # in which values are asked for
         self.watch = fleet.metrics.watch = NonFiniteCheck(fleet.worker)
         self._plans = RoutingPlans(len(fleet.clients))
-        self._packer = fleet.metrics.packer = GradientCompressor(fleet.worker, wire.gradients)
+        self._compressor = fleet.metrics.compressor = GradientCompressor(
+            fleet.worker, wire.gradients
+        )
         fleet.metrics.hot = HotIds(fleet.worker, self._newest)
         self._pushes = PushQueue(fleet.clients, fleet.lane_memory)
         self._ahead: FleetPull | None = None  # a pull that may be under way
         self._arrived: FleetPull | None = None  # the one before it, which may not be joined
-        self._parcels: list[ServerRequest] = []  # of the push that is laid out
+        self._requests: Sequence[ServerRequest] = ()  # of the push that is laid out
+        self._goes_to: list[bool] = []  # whether it is sent to each server
+        self._begin_trace = begin_trace
+        self._trace: PushTrace | None = None  # of the push that is laid out
 
     def _newest(self) -> dict[str, NDArray[np.int64]]:
         return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}
 
     def begin(self) -> None:
-        """The connection's life has begun, or goes on in another mode."""
-        self._packer.feeds = not self._session.declared.has_rounds
+        """The connection's incarnation has begun, or goes on in another mode."""
+        self._compressor.feeds = not self._session.declared.has_rounds
 
     # -- what a script asks for ------------------------------------------------------------------
 
     @deferred()
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull. One call to each server that has a part in it."""
-        self._fleet.clients[0].check_process()
-        ticket: FleetPull = self.run(self._stream.pull(), dealt=self._deal(reads))
-        return ticket.join()
+        """Pull values. Makes one call to each server that has a part in the pull."""
+        split_reads = self._split_reads(reads)
+        ticket: FleetPull = self.run(self._stream.pull(), split_reads=split_reads)
+        assert ticket.joined is not None
+        return ticket.joined
 
     @deferred()
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See Runtime.pull_ahead."""
+        """Start a pull without waiting for it."""
         if not self._stream.reads_ahead:
             return CompletedPull(self.pull(reads))
-        dealt = self._deal(reads)  # while the servers are at the one before
-        ticket: FleetPull = self.run(self._stream.pull_ahead(), dealt=dealt)
+        split_reads = self._split_reads(reads)  # while the servers are at the one before
+        ticket: FleetPull = self.run(self._stream.pull_ahead(), split_reads=split_reads)
         return ticket
 
     @deferred()
@@ -109,9 +118,9 @@ class Transfers:
         loss: float | None,
         position: tuple[int, int],
     ) -> FleetPush:
-        """See Runtime.push.
+        """Push the gradients of one step.
 
-        position: How far the worker is with its data: leases used up, and samples of the next one.
+        position: Position of the worker in its data: leases used up, and samples of the next one.
         """
         said = {
             "samples": samples,
@@ -119,19 +128,25 @@ class Transfers:
             "leases": position[0],
             "lease_samples": position[1],
         }
-        lay = functools.partial(self._laden, gradients, said)
-        ticket: FleetPush = self.run(self._stream.push(), lay=lay)
+        lay = functools.partial(self._lay_out, gradients, said)
+        trace = self._trace = None if self._begin_trace is None else self._begin_trace()
+        try:
+            ticket: FleetPush = self.run(self._stream.push(), lay=lay)
+        except BaseException as error:
+            if trace is not None:
+                trace.fail(error)
+            raise
         self._fleet.times.pushed(samples, loss)
         return ticket
 
     @deferred()
     def flush(self, timeout: float | None = None) -> None:
-        """See Runtime.flush."""
+        """Wait until all pushes are applied."""
         self.run(self._stream.flush(), timeout=timeout)
 
     def forget(self) -> None:
         """Tables are set: what earlier gradients have left over does not count any more."""
-        self._packer.forget()
+        self._compressor.forget()
 
     def close(self) -> None:
         """Stop. What has not left is dropped. Safe to call twice."""
@@ -143,61 +158,73 @@ class Transfers:
         self,
         program: Program[Any],
         *,
-        dealt: Dealt = (),
+        split_reads: SplitReads = (),
         lay: Lay | None = None,
         timeout: float | None = None,
     ) -> Any:
         """Do what a program asks for, which may flush the stream.
 
         Args:
-            program: Of the stream, or of one of the machines on top of it.
-            dealt: What the caller reads.
+            program: Program of the stream, or of one of the state machines on top of it.
+            split_reads: Reads of the caller, split by server.
             lay: Lays out the caller's gradients.
-            timeout: Of each wait for other workers, in seconds.
+            timeout: Time limit of each wait for other workers, in seconds.
+
+        Raises:
+            UsageError: This process is a fork of the one that has connected; nothing of it has left.
         """
-
-        times = self._fleet.times
-
-        def perform(wanted: Instruction, timeout: float | None) -> Any:
+        fleet, times = self._fleet, self._fleet.times
+        outcome: Any = None
+        if os.getpid() != fleet.process:
+            fleet.clients[0].check_process()
+        while True:
+            try:
+                with fleet.lock:
+                    wanted = program.send(outcome)
+            except StopIteration as end:
+                return end.value
             began, kind = time.perf_counter_ns(), "wait"
             try:
                 match wanted:
+                    case SendPull():
+                        kind = "pull"
+                        outcome = self._read(wanted, split_reads if wanted.own else (), timeout)
                     case AwaitPushes():
                         if wanted.leaves:
                             self._pushes.send()
-                        return self._pushes.settle(wanted.under_way, timeout)
-                    case SendPull():
-                        kind = "pull"
-                        return self._read(wanted, dealt if wanted.own else (), timeout)
+                        self._pushes.settle(wanted.under_way, timeout)
+                        outcome = None
                     case LayOutPush():
                         kind = "push"
                         assert lay is not None
-                        self._parcels = lay(wanted)
-                        return [self._is_sent(parcel) for parcel in self._parcels]
+                        outcome = self._goes_to = self._receivers(lay(wanted))
                     case SendPush():
                         kind = "push"
-                        return self._send(wanted)
+                        outcome = self._send(wanted)
                     case AwaitReads():
                         kind = "pull"
-                        return self._land(wanted.joined)
+                        outcome = self._land(wanted.joined)
                     case _:
-                        return self._fleet.perform(wanted, timeout)
+                        outcome = fleet.perform(wanted, timeout)
             finally:
                 setattr(times, kind, getattr(times, kind) + time.perf_counter_ns() - began)
 
-        return self._fleet.run(program, perform, timeout)
+    def _receivers(self, requests: Sequence[ServerRequest]) -> list[bool]:
+        """Keep the requests of a push; return whether it is sent to each server.
 
-    def _is_sent(self, parcel: ServerRequest) -> bool:
-        """Whether a push goes to a server: all do where pulls wait for other workers, and all to server 0."""
-        waits = self._session.declared.pulls_wait
-        return waits or parcel is self._parcels[0] or not parcel.is_empty
+        Where pulls wait for other workers all servers get it, and server 0 always.
+        """
+        self._requests, waits = requests, self._session.declared.pulls_wait
+        goes_to: list[bool] = []
+        for request in requests:
+            goes_to.append(waits or not goes_to or not request.is_empty)
+        return goes_to
 
     def _land(self, joined: bool) -> int:
-        """Let the answers of what was read ahead be here; whoever waits for them may join them later.
+        """Wait for the replies of prefetched pulls; their callers may join them later.
 
-        At most one stays like this: the places of all others in memory are free to be dealt again.
+        At most one stays like this: the places of all others in memory are free to be used again.
         """
-        self._fleet.clients[0].check_process()
         ahead, arrived, self._ahead, self._arrived = self._ahead, self._arrived, None, None
         if arrived is not None:
             arrived.join()
@@ -210,121 +237,109 @@ class Transfers:
             self._arrived = ahead
         return ahead.view
 
-    def _read(self, read: SendPull, dealt: Dealt, timeout: float | None) -> FleetPull:
-        ticket = self._ask(dealt, read.commit, read.ahead, timeout)
-        if read.ahead:
-            self._ahead = ticket
-        else:
-            ticket.join()
-        return ticket
+    def _split_reads(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
+        split_reads: list[DenseRead | SparseRead] = []
+        for read in reads:
+            spec = self._spec_of(read.table)
+            split_reads.append(SPLIT_READS[spec.kind](spec, read, self._plans))
+        return split_reads
 
-    def _deal(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
-        return [deal_read(self._spec_of(read.table), read, self._plans) for read in reads]
-
-    def _ask(self, dealt: Dealt, commit: int, ahead: bool, timeout: float | None) -> FleetPull:
-        with self._pushes.lock:
-            ticket = self._pushes.take()
-            for lane in self._fleet.lanes if ticket else ():
-                lane.held()  # the push was laid out while a server was at work: look for memory now
-            progress = self._session.progress.text() if commit else ""
-            parcels = (
-                ticket.parcels
-                if ticket
-                else self._empty(clock=self._session.clock, commit=commit, progress=progress)
-            )
-            asked = [deal.ask(parcels) for deal in dealt]
-            calls = {
-                server: self._call(server, parcel, ticket, ahead, timeout)
-                for server, parcel in enumerate(parcels)
-                if parcel.reads or commit or (ticket and ticket.goes_to[server])
-            }
-            if ticket:
-                self._pushes.sent(
-                    ticket, [call for server, call in calls.items() if ticket.goes_to[server]]
+    def _read(self, read: SendPull, split_reads: SplitReads, timeout: float | None) -> FleetPull:
+        """Make a pull, with the push that waits for it; its answers are joined unless it reads ahead."""
+        fleet, pushes = self._fleet, self._pushes
+        seconds = fleet.patience.wait if timeout is None else timeout
+        with pushes.lock:
+            ticket = pushes.take()
+            if ticket is None:
+                progress = self._session.progress.text() if read.commit else ""
+                requests = self._empty(
+                    clock=self._session.clock, commit=read.commit, progress=progress
                 )
-        return FleetPull(calls, parcels, dealt, asked, self._spec_of)
+            else:
+                requests = ticket.requests
+                for lane in fleet.lanes:
+                    lane.held()  # it was laid out while a server was at work: look for memory now
+            asked = []
+            for part in split_reads:
+                asked.append(part.ask(requests))
+            called = []
+            for server, request in enumerate(requests):
+                pushed = ticket is not None and ticket.goes_to[server]
+                if request.reads or read.commit or pushed:
+                    method = "Shard/Pull"
+                    if pushed:
+                        method = "Shard/Exchange" if request.reads else "Shard/Push"
+                    fleet.clients[server].send(request, method, seconds, ahead=read.ahead)
+                    called.append(server)
+            if ticket is not None:
+                pushes.sent(ticket)
+        pull = FleetPull(requests, called, split_reads, asked, self._spec_of, pushes.settle)
+        if read.ahead:
+            self._ahead = pull
+        else:
+            pull.join()
+        return pull
 
-    def _empty(self, **fields: Any) -> list[ServerRequest]:
-        """An empty parcel for each server, with a header of these fields."""
-        fleet, form = self._fleet, self._wire.values
+    def _empty(self, **fields: Any) -> Sequence[ServerRequest]:
+        """An empty request for each server, with a header of these fields."""
+        fleet, requests = self._fleet, []
         correction = fleet.correction
         if correction.damping or correction.compensation:
             fields["staleness_damping"] = correction.damping
             fields["delay_compensation"] = correction.compensation
-        return [
-            self.make_request(fleet.header(**fields), lane.held(), form) for lane in fleet.lanes
-        ]
-
-    def _call(
-        self,
-        server: int,
-        parcel: ServerRequest,
-        push: FleetPush | None,
-        ahead: bool,
-        timeout: float | None,
-    ) -> Call:
-        method = "Shard/Pull"
-        if push is not None and push.goes_to[server]:
-            method = "Shard/Exchange" if parcel.reads else "Shard/Push"
-        seconds = self._fleet.patience.wait if timeout is None else timeout
-        return self._fleet.clients[server].start(
-            method,
-            parcel.request(),
-            cargo=parcel,
-            seconds=seconds,
-            small=parcel.is_small and not ahead,
-        )
-
-    def _laden(
-        self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
-    ) -> list[ServerRequest]:
-        """A parcel for each server with its part of the gradients."""
-        try:
-            return self._laid_out(gradients, said, load)
-        except SkippedGradients:
-            nothing = {**said, "samples": 0, "loss": None}
-            return self._laid_out([*map(self._skipped, gradients)], nothing, load)
+        for lane in fleet.lanes:
+            header = Header(worker=fleet.worker, incarnation=fleet.session.incarnation, **fields)
+            requests.append(ServerRequest(header, lane.held(), self._form))
+        return requests
 
     def _skipped(self, gradient: Gradient) -> Gradient:
-        """What counts the step counts although its gradients do not."""
+        """Return what a skipped step still pushes of a gradient: counts as they are, else no values."""
         counts = self._spec_of(gradient.table).rule.counts
         return gradient if counts else without_values(gradient)
 
-    def _laid_out(
+    def _lay_out(
         self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
-    ) -> list[ServerRequest]:
+    ) -> Sequence[ServerRequest]:
+        """A request for each server with its part of the gradients."""
         checked = check_gradients(self._spec_of, gradients)
         # A push of deltas sums several steps, whose losses were looked at when they were made.
-        loss = None if self._session.declared.adds_deltas else said["loss"]
-        look = functools.partial(self.watch.look, load.sequence, loss)
-        parcels = self._empty(
-            sequence=load.sequence, clock=load.clock, progress=self._said_with_push(), **said
-        )
+        session = self._session
+        mode, is_step = session.declared, not session.declared.adds_deltas
+        loss = said["loss"] if is_step else None
+        look = functools.partial(self.watch.look, load.sequence, loss, is_step=is_step)
+        progress = ""  # a round's commit carries it for a held push
+        if not mode.has_rounds:  # merged pushes are no steps
+            progress = session.progress.text(1, repeats=not mode.merges_pushes)
+        requests = self._empty(sequence=load.sequence, clock=load.clock, progress=progress, **said)
         try:
-            add_gradients(parcels, checked, self._plans, self._packer, look)
-        except (PsfleetError, SkippedGradients):
-            for parcel in parcels:
-                parcel.close()
-            raise
-        return parcels
-
-    def _said_with_push(self) -> str:
-        """How far the script is; a round's commit says it for a held push. Merged pushes are no steps."""
-        progress, mode = self._session.progress, self._session.declared
-        return "" if mode.has_rounds else progress.text(1, repeats=not mode.merges_pushes)
+            add_gradients(requests, checked, self._plans, self._compressor, look)
+        except (PsfleetError, SkippedGradients) as error:
+            for request in requests:
+                request.close()
+            if isinstance(error, PsfleetError):
+                raise
+            nothing = {**said, "samples": 0, "loss": None}
+            return self._lay_out([*map(self._skipped, gradients)], nothing, load)
+        if self._trace is not None:
+            self._trace.describe(load.sequence, said["samples"])
+        return requests
 
     def _send(self, send: SendPush) -> FleetPush:
-        parcels, self._parcels = self._parcels, []
-        lingers, goes_to = send.lingers, []
-        for server, parcel in enumerate(parcels):
-            if skipped := send.skipped(server):
-                parcel.say(skipped=skipped)
+        requests, self._requests = self._requests, ()
+        lingers, goes_to = send.lingers, self._goes_to
+        for server, request in enumerate(requests):
+            if send.before[server] != send.sequence - 1:
+                request.say(skipped=send.skipped(server))
             if send.cut[0]:
-                parcel.say(cut=send.cut[0], cut_after=send.cut[1])
-            if parcel.is_inline and parcel.bytes > _LINGERS:
+                request.say(cut=send.cut[0], cut_after=send.cut[1])
+            if request.is_inline and request.bytes > _LINGERS:
                 lingers = False
-            goes_to.append(send.goes_to(server))
-        if send.skips:
-            parcels[0].say_addressed(send.addressed)
+            if goes_to[server]:  # a pull from elsewhere does not carry the push
+                request.trace = self._trace
+        if not all(goes_to):
+            requests[0].say_addressed(send.addressed)
+        if self._trace is not None:
+            self._trace.calls = sum(goes_to)
         behind = self._ahead if send.behind else None
-        return self._pushes.add(parcels, goes_to, linger=lingers, behind=behind)
+        is_held = not send.lingers
+        return self._pushes.add(requests, goes_to, linger=lingers, is_held=is_held, behind=behind)

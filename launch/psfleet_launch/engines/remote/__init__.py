@@ -1,1 +1,1 @@
-"""What engines have in common whose processes run on other machines, each under an agent."""
+"""Common parts of engines whose processes run on other machines, each under an agent."""

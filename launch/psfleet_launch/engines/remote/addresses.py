@@ -1,12 +1,59 @@
-"""The addresses by which machines of a job reach each other."""
+"""The addresses by which machines of a job reach each other; those of IPv6 have brackets."""
 
+import ipaddress
 import socket
+from collections.abc import Mapping, Sequence
 
 from psfleet.errors import ConfigError
-
-__all__ = ["address_towards", "own_address", "why_unreachable"]
+from psfleet.wire.v1.agent_pb2 import Hello
 
 _CONNECT = 5.0  # seconds; the kernel asks again after 1 and 3
+
+
+def bracketed(address: str) -> str:
+    """The address as it stands before a port: `[fd00::1]` for `fd00::1`, others as they are."""
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address
+
+
+def listen_endpoint(said: str) -> str:
+    """The endpoint of `ADDRESS` or `ADDRESS:PORT`; without a port it is any free one."""
+    if said.startswith("["):
+        return said if not said.endswith("]") else f"{said}:0"
+    return said if said.count(":") == 1 else f"{bracketed(said)}:0"
+
+
+def read_addresses(said: Sequence[str]) -> dict[str, str]:
+    """Machines and their addresses, of `HOST=ADDRESS`.
+
+    Raises:
+        ConfigError: An entry is none, or a machine is named twice.
+    """
+    found: dict[str, str] = {}
+    for entry in said:
+        host, _, address = entry.rpartition("=")
+        if not host or not address:
+            raise ConfigError(f"--addresses says {entry!r}; write HOST=ADDRESS for each machine")
+        if host in found:
+            raise ConfigError(
+                f"--addresses names host {host!r} twice; give each machine one address"
+            )
+        found[host] = bracketed(address)
+    return found
+
+
+def set_addresses(addresses: Mapping[str, str], machines: Mapping[str, Hello]) -> None:
+    """Let servers on these machines listen at these addresses.
+
+    Raises:
+        ConfigError: One of them is no machine of the job.
+    """
+    for host, address in addresses.items():
+        if host not in machines:
+            known = ", ".join(machines) or "none"
+            raise ConfigError(
+                f"--addresses names host {host!r}; the machines of this job are {known}"
+            )
+        machines[host].address = address
 
 
 def address_towards(host: str, port: int = 1) -> str:
@@ -20,7 +67,7 @@ def address_towards(host: str, port: int = 1) -> str:
         family, kind, protocol, _, where = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(where)
-            return str(probe.getsockname()[0])
+            return bracketed(str(probe.getsockname()[0]))
     except OSError as error:
         raise ConfigError(f"host {host}: there is no way to it ({error.strerror})") from None
 
@@ -33,20 +80,22 @@ def own_address() -> str:
     """
     name = socket.gethostname()
     try:
-        found = str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
-        found = ""
-    if not found or found.startswith("127."):
+        found = []
+    known = [ipaddress.ip_address(where[0]) for *_, where in found]
+    usable = [one for one in known if not one.is_loopback and not one.is_link_local]
+    if not usable:
         raise ConfigError(
             f"the name of this machine, {name!r}, has no address that others could reach; name one with "
             "--listen"
         )
-    return found
+    return bracketed(str(min(usable, key=lambda one: one.version)))
 
 
 def why_unreachable(endpoint: str) -> str:
     """Why this machine cannot connect to an endpoint on another one; empty: it can."""
-    from psfleet.wire.client_socket import connected  # loads gRPC
+    from psfleet.wire.connections.client_socket import connected  # loads gRPC
 
     try:
         connected(endpoint, _CONNECT).close()

@@ -1,7 +1,16 @@
-"""The launcher's end of its agents' connections: a gRPC server with credentials of its own."""
+"""Test of whether a machine can be reached, however busy its processes are.
 
+A process that is stopped, or gets no processor, says nothing; its kernel acknowledges what comes for it all
+the same. So a machine whose agent is quiet is sent something, and is out of reach only if its kernel
+acknowledges nothing for a while: it has no power, or the network between is cut.
+"""
+
+import contextlib
 import hmac
+import os
 import queue
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,15 +19,111 @@ from urllib.parse import unquote
 import grpc
 
 from psfleet.errors import ConfigError
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.platform.threads import ServiceThread
 from psfleet.settings.limits import ServerLimits
-from psfleet.wire.access import TOKEN_KEY, Access
-from psfleet.wire.channel import server_options
+from psfleet.wire.connections.access import TOKEN_KEY, Access
+from psfleet.wire.connections.channel import server_options
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet.wire.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
-from psfleet_launch.engines.remote.reachability import QUIET, PeerSocket, Reachability
 
-__all__ = ["PATIENCE", "AgentConnection", "AgentHub"]
+QUIET = 0.5
+"""Seconds without a message after which a machine is asked."""
+
+_SILENT = 1.0  # seconds without an acknowledgement after which it cannot be reached
+_STEP = 0.25  # seconds between looks
+_MOST_SECONDS = (
+    2 * _STEP
+)  # seconds that count between two looks: this machine may have been stopped itself
+_COARSE = 0.05  # seconds by which the kernel's clock may be off
+_UNACKED, _LAST_ACK, _SIZE = 24, 56, 60  # offsets in struct tcp_info of linux/tcp.h
+
+
+class Reachability:
+    """Reachability of one machine. Pure.
+
+    Attributes:
+        can_be_reached: The machine can be reached, as far as is known.
+    """
+
+    def __init__(self) -> None:
+        self.can_be_reached = True
+        self._looked = 0.0
+        self._asked_at: float | None = None
+        self._waited = 0.0
+
+    def look(self, at: float, last_message: float, unanswered: Callable[[], float]) -> bool:
+        """It is `at`, in seconds of any clock; return whether to send the machine something now.
+
+        Args:
+            last_message: Time of its agent's last message.
+            unanswered: Seconds for which its kernel has acknowledged nothing though there is something to
+                acknowledge; 0: there is nothing, or it is not known.
+        """
+        if at - last_message < QUIET:
+            self.can_be_reached, self._asked_at = True, None
+            return False
+        if at - self._looked < _STEP:
+            return False
+        step, self._looked = min(at - self._looked, _MOST_SECONDS), at
+        if self._asked_at is None or unanswered() < at - self._asked_at - _COARSE:
+            self.can_be_reached, self._asked_at, self._waited = True, at, 0.0
+        else:
+            self._waited += step
+            self.can_be_reached = self._waited < _SILENT
+        return True
+
+
+class PeerSocket:
+    """The other end of a TCP connection of this process, as the kernel knows it.
+
+    gRPC does not show its sockets, so this looks for the one that has the address of its peer.
+
+    Args:
+        peer: Peer as gRPC names it: "ipv4:192.0.2.1:50000" or "ipv6:%5B2001:db8::1%5D:50000".
+    """
+
+    def __init__(self, peer: str) -> None:
+        host, _, port = peer.partition(":")[2].rpartition(":")
+        self._peer = (host.removeprefix("%5B").removesuffix("%5D"), port)
+        self._socket: socket.socket | None = None
+
+    def unanswered(self) -> float:
+        """Return the seconds without an acknowledgement, as for Reachability.look; 0 if there is no such
+        socket.
+        """
+        self._socket = self._socket or self._find()
+        if self._socket is None:
+            return 0.0
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
+        (waiting,) = struct.unpack_from("I", info, _UNACKED)
+        (milliseconds,) = struct.unpack_from("I", info, _LAST_ACK)
+        return milliseconds / 1000 if waiting else 0.0
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _find(self) -> socket.socket | None:
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    found = socket.socket(fileno=os.dup(int(name)))
+                    if _address(found) == self._peer:
+                        return found
+                    found.close()
+        return None
+
+
+def _address(connected: socket.socket) -> tuple[str, str]:
+    """Host and port of the other end; empty: it is none of TCP."""
+    with contextlib.suppress(OSError):  # it listens
+        if connected.family in (socket.AF_INET, socket.AF_INET6):
+            host, port = connected.getpeername()[:2]
+            return str(host).removeprefix("::ffff:"), str(port)
+    return "", ""
+
 
 PATIENCE = 10.0
 """Seconds without an answer to a ping after which an agent ends what it has started, and itself."""
@@ -34,10 +139,10 @@ class AgentConnection:
     """One agent as the launcher hears it.
 
     Args:
-        peer: Of the connection, as gRPC names it.
+        peer: Peer of the connection, as gRPC names it.
 
     Attributes:
-        hello: What it has said of its machine.
+        hello: Its description of its machine.
         ended: It is gone, or is not to be heard any more.
         is_cut_off: Its machine cannot be reached, as far as `look` has seen.
     """
@@ -49,27 +154,27 @@ class AgentConnection:
         self._reachability = Reachability()
         self._socket = PeerSocket(peer)
         self._outbox: queue.SimpleQueue[pb.LauncherMessage | None] = queue.SimpleQueue()
-        self._heard = time.monotonic()
+        self._received = time.monotonic()
 
     @property
     def name(self) -> str:
-        """What people call its machine."""
+        """Name of its machine for people."""
         return self.hello.name
 
     @property
     def is_silent(self) -> bool:
-        """Whether it must have given up the connection by now."""
-        return time.monotonic() > self._heard + PATIENCE + _MARGIN
+        """It must have given up the connection by now."""
+        return time.monotonic() > self._received + PATIENCE + _MARGIN
 
     @property
-    def is_heard(self) -> bool:
-        """Whether it has been heard just now."""
-        return time.monotonic() < self._heard + QUIET
+    def is_recent(self) -> bool:
+        """A message has come from it just now."""
+        return time.monotonic() < self._received + QUIET
 
     def look(self) -> bool:
         """Look whether its machine can be reached; whether it is cut off since this look."""
         now, before = time.monotonic(), self.is_cut_off
-        if self._reachability.look(now, self._heard, self._socket.unanswered):
+        if self._reachability.look(now, self._received, self._socket.unanswered):
             self.send(pb.LauncherMessage(probe=True))
         self.is_cut_off = not self._reachability.can_be_reached
         return self.is_cut_off and not before
@@ -78,9 +183,9 @@ class AgentConnection:
         """Send a message, after all earlier ones."""
         self._outbox.put(message)
 
-    def heard(self, message: pb.AgentMessage) -> None:
-        """Note that it lives; answer a ping."""
-        self._heard = time.monotonic()
+    def receive(self, message: pb.AgentMessage) -> None:
+        """Note that it is alive; answer a ping."""
+        self._received = time.monotonic()
         if message.HasField("ping"):
             self.send(pb.LauncherMessage(ping=message.ping))
 
@@ -93,11 +198,11 @@ class AgentConnection:
         self._socket.close()
 
     def messages(self) -> Iterator[pb.LauncherMessage]:
-        """What is to be sent."""
+        """Yield the messages to send."""
         yield from iter(self._outbox.get, None)
 
 
-Heard = tuple[AgentConnection, pb.AgentMessage | None]
+Received = tuple[AgentConnection, pb.AgentMessage | None]
 """A message of an agent; None: its connection has ended."""
 
 
@@ -105,7 +210,7 @@ class AgentHub(LauncherServicer):
     """Takes the calls of agents.
 
     Args:
-        access: Of the control connection.
+        access: Credentials of the control connection.
         wake: Called from other threads when there is something to take.
     """
 
@@ -114,7 +219,7 @@ class AgentHub(LauncherServicer):
         self._access = access
         self._expected = access.credentials.bearer
         self._wake = wake
-        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._connections: list[AgentConnection] = []
         self._pool = ThreadPoolExecutor(_MOST, thread_name_prefix="agents")
         self._server: grpc.Server | None = None
@@ -138,9 +243,9 @@ class AgentHub(LauncherServicer):
         self._server = server
         return f"{endpoint.rpartition(':')[0]}:{port}"
 
-    def take(self) -> list[Heard]:
-        """What agents have said since the last call, in order."""
-        return [self._heard.get() for _ in range(self._heard.qsize())]
+    def take(self) -> list[Received]:
+        """Return the agents' messages since the last call, in order."""
+        return [self._received.get() for _ in range(self._received.qsize())]
 
     def close(self) -> None:
         """End every connection."""
@@ -156,7 +261,7 @@ class AgentHub(LauncherServicer):
     def Attend(  # as the service is declared
         self, requests: Iterator[pb.AgentMessage], context: grpc.ServicerContext
     ) -> Iterator[pb.LauncherMessage]:
-        """Hear an agent in a thread of its own, and tell it what it is to do."""
+        """Exchange messages with an agent, in a thread of its own."""
         said = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(said).encode(), self._expected.encode()):
             self._put(AgentConnection(""), pb.AgentMessage(notice=_wrong_token(context.peer())))
@@ -171,7 +276,7 @@ class AgentHub(LauncherServicer):
     def _hear(self, connection: AgentConnection, requests: Iterator[pb.AgentMessage]) -> None:
         try:
             for message in requests:
-                connection.heard(message)
+                connection.receive(message)
                 if not message.HasField("ping"):
                     self._put(connection, message)
         except Exception:  # gRPC raises a bare Exception when the call has ended
@@ -180,12 +285,12 @@ class AgentHub(LauncherServicer):
             self._put(connection, None)
 
     def _put(self, connection: AgentConnection, message: pb.AgentMessage | None) -> None:
-        self._heard.put((connection, message))
+        self._received.put((connection, message))
         self._wake()
 
 
 def _wrong_token(peer: str) -> pb.Notice:
-    """What to say of an agent that has a certificate of this job, so it is one, with another token."""
+    """Return the notice about an agent with a certificate of this job but another token."""
     host = unquote(peer.partition(":")[2].rpartition(":")[0])
     return pb.Notice(
         text=f"the agent on host {host} has the certificate of this job with another token; "

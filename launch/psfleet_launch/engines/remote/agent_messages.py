@@ -1,4 +1,4 @@
-"""What launcher and agents say to each other, as messages of protos/psfleet/v1/agent.proto."""
+"""Messages between launcher and agents, as in protos/psfleet/v1/agent.proto."""
 
 import dataclasses
 import json
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import ConfigError
-from psfleet.formats.document import Format, exact
+from psfleet.formats import Format, exact
 from psfleet.settings.declaration import settings_of
 from psfleet.settings.declared_settings import UserSettings
-from psfleet.wire.credentials import FILES
+from psfleet.wire.connections.credentials import FILES
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
@@ -26,23 +26,6 @@ from psfleet_launch.supervision.job_events import (
     ServerReady,
     Shown,
 )
-
-__all__ = [
-    "PROTOCOL",
-    "event_of",
-    "invitation",
-    "member_message",
-    "member_of",
-    "message_of",
-    "read_invitation",
-    "read_request",
-    "secrets_of",
-    "user_variables",
-    "version_mismatch",
-    "versions",
-    "write_request",
-    "write_secrets",
-]
 
 PROTOCOL = 1
 """Version of the protocol between launcher and agent."""
@@ -61,7 +44,7 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
     """The files of credentials that a line holds, as `write_secrets` takes them.
 
     Raises:
-        ConfigError: It holds none; `where` says where it was read.
+        ConfigError: It holds none; `where` names where it was read.
     """
     try:
         texts = exact(_INVITATION.parse(line), "credentials", **dict.fromkeys(FILES, str))
@@ -73,7 +56,7 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
 
 
 def versions() -> pb.Hello:
-    """What this process runs with, before anything is said of its machine."""
+    """Return the versions of this process's software, in a message without the machine's description."""
     python = ".".join(platform.python_version_tuple()[:2])
     return pb.Hello(protocol=PROTOCOL, psfleet=version("psfleet"), python=python)
 
@@ -115,7 +98,7 @@ def read_request(document: bytes) -> JobRequest:
     """The request that a document describes, checked on this machine.
 
     Raises:
-        ConfigError: It cannot be met here, for instance because the script is missing.
+        ConfigError: It cannot be satisfied here, for instance because the script is missing.
         ValueError: It is no such document.
     """
     names = [one.name for one in dataclasses.fields(JobRequest)]
@@ -170,7 +153,7 @@ def message_of(event: Event | Shown, shown: Member) -> pb.AgentMessage:
 
 
 def event_of(message: pb.AgentMessage) -> Event | Said | None:
-    """The event that a message tells of; None: it tells of something else."""
+    """Return the event in a message; None: it holds something else."""
     match message.WhichOneof("kind"):
         case "ready":
             return ServerReady(member_of(message.ready.member), message.ready.endpoint)
@@ -193,6 +176,6 @@ def _exit_of(said: pb.Exited) -> ProcessExited:
 
 
 def user_variables() -> dict[str, str]:
-    """What the user of the launcher says by variables."""
+    """Return the environment variables that the launcher's user has set for psfleet."""
     names = [one.env for one in settings_of(UserSettings)]
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from psfleet_launch.job.guard import MARKER
 
-__all__ = ["AgentStarter", "agent_command"]
-
 _AGENT = ("-m", "psfleet_launch.commands.psfleet_cli", "agent", "--credentials", "-")
 _GRACE = 5.0  # seconds for the command to end by itself
 
@@ -23,7 +21,7 @@ def agent_command(endpoint: str, python: str = "") -> list[str]:
     """The command of an agent that reads its credentials from standard input.
 
     Args:
-        endpoint: Of the launcher.
+        endpoint: Endpoint of the launcher.
         python: On the machine of the agent; empty: at the path of this one's.
     """
     return [python or sys.executable, *_AGENT, "--join", endpoint]
@@ -33,10 +31,10 @@ class AgentStarter:
     """The command while it runs.
 
     Args:
-        command: What to run.
+        command: Command to run.
         invitation: The credentials of agents.
         output: The file that takes what the command and its agents write.
-        token: Of the job, so that the guard finds the command.
+        token: Token of the job, so that the guard finds the command.
     """
 
     def __init__(self, command: Sequence[str], invitation: bytes, output: Path, token: str) -> None:
@@ -58,11 +56,11 @@ class AgentStarter:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the command; None: it runs."""
+        """Exit code of the command; None: it runs."""
         return self._process.poll()
 
     def lines(self) -> list[str]:
-        """What the command and its agents have written, without empty lines."""
+        """Return the output of the command and its agents, without empty lines."""
         lines = self._output.read_text(errors="replace").split("\n")
         return [line.strip() for line in lines if line.strip()]
 

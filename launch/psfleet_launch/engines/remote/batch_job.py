@@ -1,23 +1,25 @@
-"""A batch job of any queue: submitted, and followed to its end. What a queue is like: slurm_queue.py."""
+"""A batch job of any queue: submitted, and followed to its end; and Slurm as such a queue."""
 
 import contextlib
+import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
+
+from typing_extensions import override
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import setting
 from psfleet.settings.kinds import SECONDS
 from psfleet_launch.job.job_folder import is_claimed
-from psfleet_launch.job.job_request import Launch
-from psfleet_launch.job.resources import Resources
-
-__all__ = ["BatchJob", "BatchQueue", "BatchSettings", "BatchState", "launcher_command"]
+from psfleet_launch.job.job_request import Launch, Resources
 
 _LOOK = 0.2  # seconds between looks at the output
 _FIRST, _LAST = 0.5, 10.0  # seconds between questions to the queue: first few, then many
@@ -26,7 +28,7 @@ _PATIENCE = 60.0  # seconds without an answer of the queue
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What the engine of any batch queue asks for; its own settings derive from these."""
+    """Settings of any batch queue; those of an engine derive from these."""
 
     nodes: int = setting(
         1, "Batch queues: how many nodes to ask for", names="--nodes engine.batch.nodes", least=1
@@ -44,11 +46,11 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class BatchState:
-    """What a queue says of a job.
+    """State of a job in its queue.
 
     Attributes:
         exit_code: None: it is not over.
-        ended_by: What else than its own end has ended it, in the queue's words; empty: nothing.
+        ended_by: Cause of an end from outside, in the queue's words; empty: none.
     """
 
     exit_code: int | None = None
@@ -56,12 +58,12 @@ class BatchState:
 
 
 class BatchQueue(ABC):
-    """What takes batch jobs.
+    """A batch queue that takes jobs.
 
     Attributes:
-        label: What a job is called, as messages begin with it.
-        prefix: Of the names of files that belong to the queue.
-        suffix: Of the script's name.
+        label: Word for a job at the beginning of messages.
+        prefix: Prefix of the names of files that belong to the queue.
+        suffix: Suffix of the script's name.
     """
 
     label: ClassVar[str]
@@ -79,12 +81,12 @@ class BatchQueue(ABC):
     ) -> str:
         """The batch script: it becomes the launcher (`launcher_command`) on the job's first node.
 
-        It says how to be told that the time limit is near: by SIGUSR1, `settings.stop_before` ahead.
+        The queue announces the time limit: by SIGUSR1, `settings.stop_before` ahead.
 
         Args:
             settings: Those of the job's engine.
             words: The arguments of psfleet-launch.
-            needs: What each node must have; nothing of what the queue is to decide.
+            needs: Resources that each node must have; none that the queue is to decide.
             output: The files of its standard output and standard error.
         """
 
@@ -98,7 +100,7 @@ class BatchQueue(ABC):
 
     @abstractmethod
     def state(self, job: str) -> BatchState:
-        """What is known of a job that was submitted.
+        """Return the known state of a submitted job.
 
         Raises:
             ConfigError: The queue does not answer; the text is its own.
@@ -162,7 +164,7 @@ class BatchJob:
         return state.exit_code
 
     def _states(self) -> Iterator[BatchState]:
-        """What is known of the job, again and again; the last one is its end."""
+        """Yield the job's state again and again; the last one is its end."""
         state = BatchState()
         pause, asked = _FIRST, time.monotonic()
         answered = asked
@@ -200,7 +202,7 @@ class BatchJob:
 
 
 def launcher_command(name: str, words: Sequence[str]) -> list[str]:
-    """What a batch script runs."""
+    """Return the command of a batch script."""
     return [sys.executable, "-m", "psfleet_launch", "--job", name, *words]
 
 
@@ -215,3 +217,122 @@ def _show(path: Path, start: int, stream: BinaryIO) -> int:
     stream.write(data)
     stream.flush()
     return len(data)
+
+
+_OVER = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+)
+_ITS_OWN_END = ("COMPLETED", "FAILED")
+
+
+class SlurmQueue(BatchQueue):
+    """The batch queue of Slurm.
+
+    Args:
+        options: Arguments of the user for sbatch.
+    """
+
+    label = "Slurm job"
+    prefix = "slurm"
+    suffix = "sbatch"
+
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self._options = options
+
+    def script(
+        self,
+        name: str,
+        settings: BatchSettings,
+        words: Sequence[str],
+        needs: Resources,
+        output: tuple[Path, Path],
+    ) -> str:
+        """Return the batch script. Options of the user come last, so they win."""
+        out, err = output
+        options = [
+            f"--job-name={name}",
+            f"--nodes={settings.nodes}",
+            "--ntasks-per-node=1",
+            f"--output={out}",
+            f"--error={err}",
+            "--open-mode=append",  # a requeued job writes on
+            "--requeue",
+            "--no-kill",  # the launcher decides what the loss of a node means
+            f"--signal=B:USR1@{settings.stop_before:.0f}",
+            *_resources(needs),
+            *self._options,
+        ]
+        lines = [f"#SBATCH {shlex.quote(option)}" for option in options]
+        return "\n".join(
+            ["#!/bin/sh", *lines, f"exec {shlex.join(launcher_command(name, words))}", ""]
+        )
+
+    @override
+    def submit(self, script: Path) -> str:
+        return ask_slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+
+    @override
+    def state(self, job: str) -> BatchState:
+        return _state(fields_of(ask_slurm("scontrol", "show", "job", job, "--oneliner")))
+
+    @override
+    def cancel(self, job: str, by: signal.Signals | None) -> None:
+        if by is None:
+            _run("scancel", job)
+            return
+        # A job that waits takes no signal.
+        _run("scancel", "--state=RUNNING", "--batch", f"--signal={by.name[3:]}", job)
+        _run("scancel", "--state=PENDING", job)
+
+
+def ask_slurm(*command: str) -> str:
+    """Run a command of Slurm and return its output.
+
+    Raises:
+        ConfigError: It fails; the text is its own.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"--engine slurm needs {command[0]}, which is not on the path; run this on a machine of the "
+            "cluster"
+        ) from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it has ended with {done.returncode}"]
+        raise ConfigError(f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: ')}")
+    return done.stdout
+
+
+def fields_of(line: str) -> Mapping[str, str]:
+    """The fields of a line of `scontrol --oneliner`."""
+    return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+
+
+def _resources(needs: Resources) -> Iterator[str]:
+    """The options that ask for them on each node."""
+    if needs.cores:
+        yield f"--cpus-per-task={needs.cores}"
+    if needs.memory:
+        yield f"--mem={-(-needs.confined.memory >> 20)}M"
+
+
+def _state(fields: Mapping[str, str]) -> BatchState:
+    state = fields["JobState"]
+    if state not in _OVER:
+        return BatchState()
+    code, _, number = fields.get("ExitCode", "1:0").partition(":")
+    exit_code = 128 + int(number) if int(number) else int(code) or int(state != "COMPLETED")
+    return BatchState(exit_code, "" if state in _ITS_OWN_END else state)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, stderr=subprocess.DEVNULL, check=False)

@@ -1,39 +1,45 @@
-"""What every machine is told of a job before its first process, and whether it can take part."""
+"""The opening of a job on all machines: first messages, checks of connections, signals meanwhile.
+
+Without this check workers behind a firewall would try for minutes, and their error would name no machine.
+Only the first start of a rank is checked: later the network has shown that it works, and an interruption
+is no reason to end the job.
+"""
 
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psfleet.errors import ConfigError
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.remote.agent_messages import secrets_of, user_variables, write_request
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
-from psfleet_launch.job.job_plan import Job
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.supervision.job_events import ServerReady, ServerUnreachable
 
-if TYPE_CHECKING:  # it loads gRPC
+if TYPE_CHECKING:
     from psfleet_launch.engines.remote.agent_hub import AgentConnection
-
-__all__ = ["JobOpening"]
 
 
 class JobOpening:
-    """The job as agents are told of it, and their answers.
+    """The job as sent to agents, and their replies.
 
     Attributes:
-        answers: By name of the machine.
+        replies: By name of the machine.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.answers: dict[str, pb.Opened] = {}
+        self.replies: dict[str, pb.Opened] = {}
 
     @contextlib.contextmanager
     def told(
         self, agents: "Mapping[str, AgentConnection]", places: MachinePlacement
     ) -> Iterator[None]:
-        """Tell all agents of the job; while they answer, a file shows them whether they share the logs."""
+        """Send the job to all agents; meanwhile a file shows them whether they share the logs."""
         probe = self._job.logs / f".probe.{secrets.token_hex(8)}"
         probe.touch()
         secret, request = secrets_of(self._job), write_request(self._job.request)
@@ -61,10 +67,10 @@ class JobOpening:
         Raises:
             ConfigError: The text names the host.
         """
-        for name, said in self.answers.items():
+        for name, said in self.replies.items():
             if said.error:
                 raise ConfigError(f"host {name}: {said.error}")
-        alone = [name for name, said in self.answers.items() if not said.shares_logs]
+        alone = [name for name, said in self.replies.items() if not said.has_shared_logs]
         if alone and self._job.request.keeps_snapshots:
             raise ConfigError(
                 f"host {alone[0]}: {str(self._job.logs.absolute())!r} is not the launcher's folder there, "
@@ -72,6 +78,83 @@ class JobOpening:
             )
 
     @property
-    def shares_logs(self) -> bool:
-        """Whether the folder of logs is the same on all machines."""
-        return all(said.shares_logs for said in self.answers.values())
+    def has_shared_logs(self) -> bool:
+        """The folder of logs is the same on all machines."""
+        return all(said.has_shared_logs for said in self.replies.values())
+
+
+@dataclass
+class _Check:
+    """A check under way; `missing`: machines that have not answered."""
+
+    ready: ServerReady
+    host: str
+    missing: set[str]
+
+
+class ConnectionChecks:
+    """The checks of one job."""
+
+    def __init__(self) -> None:
+        self._ranks: set[int] = set()
+        self._checks: dict[str, _Check] = {}  # by endpoint
+
+    def begin(self, ready: ServerReady, host: str, machines: Iterable[str]) -> bool:
+        """A server listens; whether these machines must connect to it before it counts as ready.
+
+        Args:
+            host: Its machine.
+        """
+        if ready.member.rank in self._ranks:
+            return False
+        self._ranks.add(ready.member.rank)
+        self._checks[ready.endpoint] = _Check(ready, host, set(machines))
+        return True
+
+    def answered(
+        self, machine: str, endpoint: str, error: str
+    ) -> Iterator[ServerReady | ServerUnreachable]:
+        """A machine has tried; `error` is empty if it has connected."""
+        check = self._checks.get(endpoint)
+        if check is None:
+            return
+        if error:
+            del self._checks[endpoint]
+            yield ServerUnreachable(check.ready.member, _advice(machine, check, error))
+            return
+        check.missing.discard(machine)
+        if not check.missing:
+            yield self._checks.pop(endpoint).ready
+
+    def lose(self, machine: str) -> Iterator[ServerReady | ServerUnreachable]:
+        """Forget a machine that is gone: no server waits for its replies."""
+        for endpoint in list(self._checks):
+            yield from self.answered(machine, endpoint, "")
+
+    def forget(self, member: Member) -> None:
+        """Its process has ended."""
+        self._checks = {
+            where: one for where, one in self._checks.items() if one.ready.member != member
+        }
+
+
+def _advice(machine: str, check: _Check, error: str) -> str:
+    member, endpoint = check.ready.member, check.ready.endpoint
+    return (
+        f"host {machine} cannot connect to {member} on host {check.host} at {endpoint} ({error}); "
+        f"let firewalls pass TCP from {machine} to the ports of servers on {check.host} (--port)"
+    )
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let signals that end a job raise KeyboardInterrupt, as SIGINT does: there is no supervisor yet."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,122 +1,165 @@
-"""The Kubernetes objects of a job. Pure, and without secrets: pods name the Secret that they mount.
+"""The Kubernetes objects of a job: a pod of the launcher, and pods of agents that join it.
 
-Servers are a StatefulSet behind a headless Service, so that each keeps its name and its volume. Workers
-are an Indexed Job. With `--jobset` one JobSet has an Indexed Job of each role instead, and a volume that all
-servers share.
+Pure, and without secrets: pods name the Secret that they mount. The launcher's pod runs `psfleet-launch
+--engine join` with a job file from a ConfigMap, so everything that the engine can do is there.
 """
 
-import dataclasses
+import json
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import ConfigError
-from psfleet.settings.declaration import settings_of, to_variables
-from psfleet.settings.declared_settings import (
-    FleetSettings,
-    JobSettings,
-    NumberSettings,
-    ProcessSettings,
-)
-from psfleet.settings.environment import Environment
-from psfleet_launch.job.exit_codes import USAGE_EXIT
-from psfleet_launch.job.job_plan import Member, Role, strategy_variables, thread_variables
+from psfleet.settings.declaration import settings_of
+from psfleet_launch.engines.remote.machine_placement import MachinePlacement
+from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest, Launch
-from psfleet_launch.job.resources import Resources
 
 if TYPE_CHECKING:
     from psfleet_launch.engines.kubernetes import KubernetesSettings
 
-__all__ = ["LOG_VOLUME", "Manifest", "endpoints", "manifests", "member_of"]
-
 Manifest = dict[str, Any]
-LOG_VOLUME = "log-volume.json"
 
-_PORT = 9000
+LAUNCHER, AGENT = "launcher", "agent"
+OPTIONAL_FILES = ("agents.json", "jobset.json", "launcher.json", "log-volume.json")
+
+_PORT = 7163  # where the launcher waits for agents
+_WAIT = 600  # seconds that an agent waits for the launcher's pod
 _USER = 1000  # the user of the image
-_JOB_INDEX = "batch.kubernetes.io/job-completion-index"
-_SET_INDEX = "apps.kubernetes.io/pod-index"
-
-
-def member_of(pod: Manifest) -> Member | None:
-    """The seat that a pod of a job fills; None: it fills none."""
-    labels = pod["metadata"].get("labels", {})
-    index = labels.get(_SET_INDEX, labels.get(_JOB_INDEX, ""))
-    role = labels.get("psfleet.role")
-    return Member(role, int(index)) if role in ("server", "worker") and index.isdigit() else None
-
-
-def endpoints(request: JobRequest, name: str, said: "KubernetesSettings") -> list[str]:
-    """Where the servers of a job are found, in order of rank."""
-    job = "-0" if said.jobset else ""  # the first and only Job of its role
-    return [f"{name}-server{job}-{rank}.{name}-server:{_PORT}" for rank in range(request.servers)]
+_LOGS = "/logs"
+_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def manifests(
-    request: JobRequest, name: str, launch: Launch, said: "KubernetesSettings"
+    request: JobRequest, name: str, launch: Launch, chosen: "KubernetesSettings"
 ) -> dict[str, Manifest]:
-    """The files of a job, by name.
+    """Return the files of a job, by name.
 
     Raises:
         ConfigError: Kubernetes cannot run the job as it is asked for.
     """
-    _check(request, name, launch, said)
-    pods = _Pods(request, name, said)
-    files = {
-        "disruption-budget.json": _disruption_budget(pods),
-        "network-policy.json": _network_policy(name),
-    }
-    if not said.jobset:
-        return files | {
-            "service.json": _service(name),
-            "servers.json": _stateful_set(pods),
-            "workers.json": _job(pods),
-        }
-    if request.keeps_log:
-        files[LOG_VOLUME] = _shared_claim(pods)
-    return files | {"jobset.json": _job_set(pods)}
-
-
-def _check(request: JobRequest, name: str, launch: Launch, said: "KubernetesSettings") -> None:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
         raise ConfigError(
             f"--job is {name!r}; Kubernetes takes up to 40 lower case letters, digits and '-'"
         )
-    if not said.image:
+    if not chosen.image:
         raise ConfigError(
-            "--engine kubernetes needs an image with psfleet and the script (--image)"
+            "--render kubernetes needs an image with psfleet and the script (--image)"
         )
-    if request.keeps_snapshots or request.resume:
-        raise ConfigError(
-            "snapshots need a folder that all servers share, which these files do not have; use --durability "
-            "log, and save with fleet.save_persistables"
-        )
-    for flag, wanted in (
-        ("--replicas", request.replicas),
-        ("--server-script", request.server_script),
-        ("--stages", sum(request.copies) > 1),
-        ("--chaos", launch.chaos is not None),
-    ):
-        if wanted:
-            raise ConfigError(f"{flag} does not go with --engine kubernetes; leave it out")
-    if launch.watch:
-        raise ConfigError(
-            f"--watch {launch.watch} does not go with --engine kubernetes, whose launcher cannot reach the "
-            "servers from outside the cluster; run the launcher in a pod with --engine join and --watch "
-            "0.0.0.0:9100, or watch the job with --trace and `kubectl top pods`"
-        )
+    objects = _JobObjects(request, name, launch, chosen)
+    files = {
+        "config.json": objects.config(),
+        "disruption-budgets.json": objects.disruption_budgets(),
+        "network-policy.json": objects.network_policy(),
+        "service.json": objects.service(),
+    }
+    if objects.has_volume:
+        files["log-volume.json"] = objects.volume_claim()
+    if chosen.jobset:
+        return files | {"jobset.json": objects.job_set()}
+    return files | {"agents.json": objects.agents(), "launcher.json": objects.launcher()}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pods:
-    """What the pods of a job have in common."""
+def job_file(items: Mapping[type, Any], strategy: Mapping[str, Any]) -> str:
+    """Return a job file with what these groups of settings hold; defaults are left out."""
+    lines = {
+        one.key: value
+        for group, item in items.items()
+        for one in settings_of(group)
+        if one.key and (value := getattr(item, one.name)) != one.default
+    }
+    lines |= {f"strategy.{part}": options for part, options in strategy.items()}
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in lines.items())
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML, which has the texts, numbers and switches of JSON."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class _JobObjects:
+    """The objects of one job."""
 
     request: JobRequest
     name: str
-    said: "KubernetesSettings"
+    launch: Launch
+    chosen: "KubernetesSettings"
 
-    def template(self, role: Role) -> Manifest:
-        """The pod of a server or a worker."""
-        spec: Manifest = {
+    @property
+    def has_volume(self) -> bool:
+        """Flag: all pods need one folder of logs."""
+        kept = self.request.keeps_log or self.request.keeps_snapshots
+        return kept or self.launch.chaos is not None
+
+    # -- pods ------------------------------------------------------------------------------------
+
+    def launcher(self) -> Manifest:
+        """Return the Job whose one pod runs the launcher; its exit code is that of the training job."""
+        command = ["psfleet-launch", "--config", "/job/job.toml"]
+        template = self._pod(LAUNCHER, command, {"config": {"configMap": {"name": self.name}}})
+        return self._job(LAUNCHER, {"backoffLimit": 0, "template": template})
+
+    def agents(self) -> Manifest:
+        """Return the Indexed Job of the agents: the loss of one ends no other one."""
+        command = ["psfleet", "agent", "--join", f"{self.name}-{LAUNCHER}:{_PORT}"]
+        command += ["--credentials", "/tls", "--wait", str(_WAIT)]
+        spec = {
+            "completions": self.chosen.agents,
+            "parallelism": self.chosen.agents,
+            "completionMode": "Indexed",
+            "backoffLimitPerIndex": 0,
+            "successPolicy": {"rules": [{"succeededCount": 1}]},  # it has seen the end of the job
+            "template": self._pod(AGENT, command, {}),
+        }
+        return self._job(AGENT, spec)
+
+    def job_set(self) -> Manifest:
+        """Return both Jobs as one; the end of the launcher's is the end of both."""
+        jobs = {LAUNCHER: self.launcher(), AGENT: self.agents()}
+        return {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": self._metadata(),
+            "spec": {
+                "network": {"enableDNSHostnames": False},
+                "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},
+                "replicatedJobs": [
+                    {"name": role, "replicas": 1, "template": {"spec": job["spec"]}}
+                    for role, job in jobs.items()
+                ],
+            },
+        }
+
+    def _pod(self, role: str, command: list[str], volumes: Manifest) -> Manifest:
+        logs: Manifest = {"emptyDir": {}}
+        if self.has_volume:
+            logs = {"persistentVolumeClaim": {"claimName": f"{self.name}-logs"}}
+        secret = {"secretName": f"{self.name}-{role}", "defaultMode": 0o400}
+        volumes = {"tls": {"secret": secret}, "logs": logs, "cache": {"emptyDir": {}}} | volumes
+        places = {"tls": "/tls", "logs": _LOGS, "cache": "/cache", "config": "/job"}
+        variables = {"PSFLEET_CACHE": "/cache"}
+        if role == LAUNCHER and self.launch.chaos is not None:
+            variables["TMPDIR"] = _LOGS  # the notes of chaos are for all pods
+        container = {
+            "name": role,
+            "image": self.chosen.image,
+            "command": command,
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "volumeMounts": [{"name": name, "mountPath": places[name]} for name in volumes],
+            "securityContext": _CONTEXT,
+        }
+        if role == AGENT and (needs := dict(self._needs())):
+            container["resources"] = {"requests": needs}
+        spec = {
+            "restartPolicy": "Never",
+            "shareProcessNamespace": True,  # orphans are reaped
             "enableServiceLinks": False,  # they would be variables called NAME_PORT
             "automountServiceAccountToken": False,
             "securityContext": {
@@ -125,257 +168,105 @@ class _Pods:
                 "fsGroup": _USER,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [self._container(role)],
-            "volumes": [
+            "topologySpreadConstraints": [
                 {
-                    "name": "tls",
-                    "secret": {"secretName": f"{self.name}-{role}-tls", "defaultMode": 0o400},
-                },
-                {"name": "cache", "emptyDir": {}},
+                    "maxSkew": 1,
+                    "topologyKey": "kubernetes.io/hostname",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": self._labels(role)},
+                }
             ],
+            "containers": [container],
+            "volumes": [{"name": name} | volume for name, volume in volumes.items()],
         }
-        if role == "server":
-            spec["terminationGracePeriodSeconds"] = 30
-            spec["topologySpreadConstraints"] = [_spread(self.name)]
-            if self.said.jobset and self.request.keeps_log:
-                claim = {"claimName": f"{self.name}-server-log"}
-                spec["volumes"].append({"name": "log", "persistentVolumeClaim": claim})
-        if self.is_in_job(role):
-            spec["restartPolicy"] = "Never"  # the Job counts its failures
-        return {"metadata": {"labels": _labels(self.name, role)}, "spec": spec}
+        return {"metadata": {"labels": self._labels(role)}, "spec": spec}
 
-    def is_in_job(self, role: Role) -> bool:
-        """Whether pods of a role belong to a Job, and not to a StatefulSet."""
-        return role == "worker" or self.said.jobset
+    def _needs(self) -> Iterator[tuple[str, str]]:
+        """Yield the requests of the fullest agent. It has no limits: it may take over from a lost one."""
+        job = Job(self.request, self.name, "", Path(), Path(_LOGS))
+        machines = [f"{AGENT} {number}" for number in range(self.chosen.agents)]
+        needs = MachinePlacement(job, machines).largest.confined
+        if needs.cores:
+            yield "cpu", str(needs.cores)
+        if needs.memory:
+            yield "memory", str(needs.memory)
 
-    def _container(self, role: Role) -> Manifest:
-        request = self.request
-        command = ["psfleet-server"]
-        if role == "worker":
-            command = ["python", request.script, *request.arguments]
-        container: Manifest = {
-            "name": role,
-            "image": self.said.image,
-            "command": command,
-            "env": self._variables(role),
-            "volumeMounts": [
-                {"name": "tls", "mountPath": "/tls", "readOnly": True},
-                {"name": "cache", "mountPath": "/cache"},
-            ],
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            },
+    def _job(self, role: str, spec: Manifest) -> Manifest:
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": self._metadata(role),
+            "spec": spec,
         }
-        needs = request.needs(role)
-        if size := _quantities(needs.confined if role == "server" else needs):
-            container["resources"] = {"requests": size, "limits": size}
-        if role == "server":
-            probe = {"exec": {"command": ["test", "-f", "/tmp/ready"]}, "periodSeconds": 1}
-            container |= {
-                "ports": [{"name": "psfleet", "containerPort": _PORT, "protocol": "TCP"}],
-                "startupProbe": probe | {"failureThreshold": 300},  # it may have a long log to read
-                "readinessProbe": probe,
-            }
-            if request.keeps_log:
-                container["volumeMounts"].append({"name": "log", "mountPath": "/log"})
-        return container
 
-    def _variables(self, role: Role) -> list[Manifest]:
-        request, is_server = self.request, role == "server"
-        settings = {one.name: getattr(request, one.name) for one in settings_of(JobSettings)}
-        settings["memory"] = request.memory if is_server else 0
-        environment = Environment(
-            role=role,
-            servers=tuple(endpoints(request, self.name, self.said)),
-            workers=request.workers,
-            job=self.name,
-            log_folder="/log" if is_server and request.keeps_log else "",
-            ready_file="/tmp/ready" if is_server else "",
-            tls="/tls",
-            listen=f"$(POD_IP):{_PORT}" if is_server else "",  # its name may not be known yet
-            **settings,
-        )
-        told = to_variables(environment, FleetSettings, JobSettings, ProcessSettings)
-        told |= to_variables(request, NumberSettings) | strategy_variables(request)
-        told |= {
-            "PSFLEET_CACHE": "/cache",
-            "OMP_NUM_THREADS": "1",
-            **thread_variables(request, role),
-        }
-        del told["PSFLEET_RANK"]
-        fields = {"PSFLEET_RANK": f"metadata.labels['{_SET_INDEX}']"}
-        if self.is_in_job(role):
-            fields["PSFLEET_RANK"] = f"metadata.annotations['{_JOB_INDEX}']"
-        if is_server:
-            fields["POD_IP"] = "status.podIP"
-        return [
-            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-            for name, path in sorted(fields.items())
-        ] + [{"name": name, "value": value} for name, value in sorted(told.items())]
+    # -- the rest --------------------------------------------------------------------------------
 
+    def config(self) -> Manifest:
+        """Return the ConfigMap with the launcher's job file."""
+        place = {"engine": "join", "name": self.name, "log_dir": Path(_LOGS)}
+        launch = Launch(**vars(self.launch) | place | {"listen": f"0.0.0.0:{_PORT}"})
+        join = self.chosen.in_cluster("/tls")
+        items = {JobRequest: self.request, Launch: launch, type(join): join}
+        content = {"job.toml": job_file(items, self.request.strategy)}
+        metadata = self._metadata()
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": content}
 
-def _quantities(needs: Resources) -> dict[str, str]:
-    """Resources as Kubernetes writes them; nothing of what it is not asked for."""
-    asked = {"cpu": needs.cores, "memory": needs.memory}
-    return {name: str(amount) for name, amount in asked.items() if amount}
-
-
-def _labels(name: str, role: str) -> dict[str, str]:
-    return {"psfleet.job": name, "psfleet.role": role}
-
-
-def _metadata(name: str, role: str, suffix: str = "") -> Manifest:
-    """Of an object that concerns a role."""
-    return {"name": f"{name}-{role}{suffix}", "labels": _labels(name, role)}
-
-
-def _spread(name: str) -> Manifest:
-    """Servers go to different nodes while there are any."""
-    return {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": _labels(name, "server")},
-    }
-
-
-def _service(name: str) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(name, "server"),
-        "spec": {
+    def service(self) -> Manifest:
+        """Return the headless Service by whose name agents find the launcher."""
+        spec = {
             "clusterIP": "None",
-            "publishNotReadyAddresses": True,  # servers reach each other before they are ready
-            "selector": _labels(name, "server"),
-            "ports": [{"name": "psfleet", "port": _PORT}],
-        },
-    }
+            "publishNotReadyAddresses": True,
+            "selector": self._labels(LAUNCHER),
+            "ports": [{"name": "agents", "port": _PORT}],
+        }
+        metadata = self._metadata(LAUNCHER)
+        return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
+    def volume_claim(self) -> Manifest:
+        """Return the claim for the volume of logs and snapshots."""
+        spec: Manifest = {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": self.chosen.volume_size}},
+        }
+        if self.chosen.storage_class:
+            spec["storageClassName"] = self.chosen.storage_class
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": self._metadata("logs"),
+            "spec": spec,
+        }
 
-def _stateful_set(pods: _Pods) -> Manifest:
-    spec: Manifest = {
-        "replicas": pods.request.servers,
-        "serviceName": f"{pods.name}-server",
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": _labels(pods.name, "server")},
-        "template": pods.template("server"),
-    }
-    if pods.request.keeps_log:
-        claim = _claim(pods, "ReadWriteOnce")
-        spec["volumeClaimTemplates"] = [{"metadata": {"name": "log"}, "spec": claim}]
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": _metadata(pods.name, "server"),
-        "spec": spec,
-    }
+    def disruption_budgets(self) -> Manifest:
+        """Return budgets: the launcher's node is not drained, those of agents one at a time."""
+        budgets = [
+            {
+                "apiVersion": "policy/v1",
+                "kind": "PodDisruptionBudget",
+                "metadata": self._metadata(role),
+                "spec": {"minAvailable": count, "selector": {"matchLabels": self._labels(role)}},
+            }
+            for role, count in ((LAUNCHER, 1), (AGENT, self.chosen.agents - 1))
+        ]
+        return {"apiVersion": "v1", "kind": "List", "items": budgets}
 
+    def network_policy(self) -> Manifest:
+        """Return the policy: only pods of the job reach each other, and others the port of `--watch`."""
+        selector = {"podSelector": {"matchLabels": {"psfleet.job": self.name}}}
+        ingress: list[Manifest] = [{"from": [selector]}]
+        host, _, port = self.launch.watch.rpartition(":")
+        if host and port.isdigit():
+            ingress.append({"ports": [{"port": int(port)}]})
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": self._metadata(),
+            "spec": selector | {"policyTypes": ["Ingress"], "ingress": ingress},
+        }
 
-def _claim(pods: _Pods, mode: str) -> Manifest:
-    """A volume for logs of servers."""
-    claim: Manifest = {
-        "accessModes": [mode],
-        "resources": {"requests": {"storage": pods.said.volume_size}},
-    }
-    if pods.said.storage_class:
-        claim["storageClassName"] = pods.said.storage_class
-    return claim
+    def _labels(self, role: str) -> dict[str, str]:
+        return {"psfleet.job": self.name, "psfleet.role": role}
 
-
-def _shared_claim(pods: _Pods) -> Manifest:
-    """The volume of all servers of a JobSet, whose pods cannot have one each."""
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(pods.name, "server", "-log"),
-        "spec": _claim(pods, "ReadWriteMany"),
-    }
-
-
-def _job(pods: _Pods) -> Manifest:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(pods.name, "worker"),
-        "spec": _indexed(pods, "worker", pods.request.workers, pods.request.worker_restarts),
-    }
-
-
-def _job_set(pods: _Pods) -> Manifest:
-    """A Job of servers, then one of workers, whose end is the end of both."""
-    restarts = pods.request.server_restarts if pods.request.keeps_log else 0
-    servers = _indexed(pods, "server", pods.request.servers, restarts)
-    workers = _indexed(pods, "worker", pods.request.workers, pods.request.worker_restarts)
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": pods.name, "labels": {"psfleet.job": pods.name}},
-        "spec": {
-            "network": {
-                "enableDNSHostnames": True,
-                "subdomain": f"{pods.name}-server",
-                "publishNotReadyAddresses": True,
-            },
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},
-            "replicatedJobs": [
-                {"name": "server", "replicas": 1, "template": {"spec": servers}},
-                {
-                    "name": "worker",
-                    "replicas": 1,
-                    "dependsOn": [{"name": "server", "status": "Ready"}],
-                    "template": {"spec": workers},
-                },
-            ],
-        },
-    }
-
-
-def _indexed(pods: _Pods, role: Role, count: int, restarts: int) -> Manifest:
-    """The specification of a Job with a seat for each process of a role."""
-    usage = {"containerName": role, "operator": "In", "values": [USAGE_EXIT]}
-    rules: list[Manifest] = [{"action": "FailJob", "onExitCodes": usage}]
-    if role == "worker" or pods.request.keeps_log:  # it may be evicted without a loss
-        evicted = [{"type": "DisruptionTarget", "status": "True"}]
-        rules.insert(0, {"action": "Ignore", "onPodConditions": evicted})
-    return {
-        "completions": count,
-        "parallelism": count,
-        "completionMode": "Indexed",
-        "backoffLimitPerIndex": restarts,
-        "maxFailedIndexes": 0,  # the others would wait for it
-        "podReplacementPolicy": "Failed",  # never two pods in one seat
-        "podFailurePolicy": {"rules": rules},
-        "template": pods.template(role),
-    }
-
-
-def _disruption_budget(pods: _Pods) -> Manifest:
-    spec: Manifest = {"selector": {"matchLabels": _labels(pods.name, "server")}}
-    if pods.said.jobset:
-        spec["minAvailable"] = pods.request.servers - 1  # of a Job's pods nothing else can be said
-    else:
-        spec["maxUnavailable"] = 1
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(pods.name, "server"),
-        "spec": spec,
-    }
-
-
-def _network_policy(name: str) -> Manifest:
-    """Only pods of the job reach its servers, and nobody reaches its workers."""
-    ours = {"podSelector": {"matchLabels": {"psfleet.job": name}}}
-    spec = {
-        "podSelector": {"matchLabels": {"psfleet.job": name}},
-        "policyTypes": ["Ingress"],
-        "ingress": [{"from": [ours], "ports": [{"port": _PORT}]}],
-    }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": name, "labels": {"psfleet.job": name}},
-        "spec": spec,
-    }
+    def _metadata(self, suffix: str = "") -> Manifest:
+        name = f"{self.name}-{suffix}" if suffix else self.name
+        return {"name": name, "labels": {"psfleet.job": self.name}}

@@ -1,4 +1,4 @@
-"""Which machine runs which member. Pure, and the same for the same request and machines.
+"""Placement of members on machines, and where servers and processes are now. Pure.
 
 Servers are spread: no machine has two more than another. A standby is never on the machine of its
 server. All processes of a worker are on one machine, since their links are local sockets; workers go
@@ -9,13 +9,12 @@ than nowhere.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field, replace
 
 from psfleet.errors import ConfigError
 from psfleet_launch.job.job_plan import Job, Member, needed
-from psfleet_launch.job.resources import BOUNDLESS, Resources
-
-__all__ = ["MachinePlacement"]
+from psfleet_launch.job.job_request import BOUNDLESS, Resources
+from psfleet_launch.supervision.job_events import ServerReady
 
 
 class MachinePlacement:
@@ -23,7 +22,7 @@ class MachinePlacement:
 
     Args:
         machines: Their names, in order.
-        sizes: What they have; one that is not there may be of any size.
+        sizes: Resources of the machines; one that is not there may be of any size.
 
     Attributes:
         largest: The most that any of them has to have, standbys included.
@@ -53,7 +52,7 @@ class MachinePlacement:
         self._has_started = True
 
     def _with_standbys(self, servers: Iterable[Member]) -> Resources:
-        """What the fullest machine runs once these servers have their standbys."""
+        """Return the resources for the fullest machine once these servers have their standbys."""
         for server in servers:
             others = set(self._machines) - {self._where[server]}
             self.put_standby(Member("server", server.rank, copy=1), others)
@@ -128,3 +127,53 @@ class MachinePlacement:
 
     def _load(self, role: str) -> Counter[str]:
         return Counter(where for seat, where in self._where.items() if role in ("", seat.role))
+
+
+@dataclass
+class ServerLocations:
+    """The endpoints of a job's servers over time.
+
+    Attributes:
+        moved: The new endpoint of each old one, for clients.
+        lost: Ranks whose machine was lost and that listen nowhere yet.
+    """
+
+    moved: dict[str, str] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    _now: dict[int, str] = field(default_factory=dict)
+    _holder: dict[int, Member] = field(default_factory=dict)
+
+    def ready(self, told: ServerReady) -> tuple[ServerReady, bool]:
+        """A process is ready: the event for the supervisor, and whether clients must look elsewhere.
+
+        A standby that does not listen yet counts as at the endpoint of its server.
+        """
+        rank, endpoint = told.member.rank, told.endpoint
+        before = self._now.get(rank, endpoint)
+        if endpoint.endswith(":0"):
+            return replace(told, endpoint=before), False
+        self.lost.discard(rank)
+        self._now[rank], self._holder[rank] = endpoint, told.member
+        if endpoint == before:
+            return told, False
+        self.moved.pop(endpoint, None)  # it may have been there earlier
+        self.moved[before] = endpoint
+        return told, True
+
+    def lose(self, members: Iterable[Member]) -> None:
+        """These members' machine is lost; a server that another machine has taken over is not."""
+        self.lost |= {one.rank for one in members if self._holder.get(one.rank) == one}
+
+
+class RunningMembers(dict[Member, str]):
+    """The machine of each member that has a process."""
+
+    def on(self, machines: Collection[str]) -> frozenset[Member]:
+        """Return the members that run on these machines."""
+        return frozenset(member for member, name in self.items() if name in machines)
+
+    def of_server(self, member: Member) -> set[str]:
+        """The machines that run a process of this member's server: primary, standby, or one given up."""
+        return {
+            name for one, name in self.items() if (one.role, one.rank) == (member.role, member.rank)
+        }

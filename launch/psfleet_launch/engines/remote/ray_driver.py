@@ -22,13 +22,11 @@ from typing import Any
 from psfleet.errors import ConfigError
 from psfleet_launch.job.guard import MARKER
 
-__all__ = ["FAILED", "WAITS", "names_of"]
-
 FAILED = "failed: "
-"""Before a line that says why an agent has not come, or has ended."""
+"""Prefix of a line with the reason why an agent has not come, or has ended."""
 
 WAITS = "waits: "
-"""Before a line that says what is waited for."""
+"""Prefix of a line about the present wait."""
 
 _CONNECT = 5.0  # seconds in which the cluster must answer
 _LOOK = 0.2  # seconds
@@ -45,7 +43,7 @@ class _Actor:
         self._variables = variables
 
     def address(self) -> str:
-        """Of its node, as Ray knows it."""
+        """Return the address of its node, as Ray knows it."""
         return str(importlib.import_module("ray").util.get_node_ip_address())
 
     def run(self, endpoint: str, name: str) -> str:
@@ -78,7 +76,7 @@ class _Driver:
     """The program: has the actors placed, and holds them until its standard input ends.
 
     Args:
-        wanted: What RayEngine.start_agents has written.
+        wanted: Specification that RayEngine.start_agents has written.
         invitation: The credentials of agents.
     """
 
@@ -131,7 +129,7 @@ class _Driver:
         return group
 
     def _not_placed(self) -> str:
-        """What the cluster lacks now."""
+        """Return a description of the resources that the cluster lacks now."""
         left = _ray().available_resources()
         free = _words({name: left.get(name, 0.0) for name in self._bundle})
         count = self._wanted["bundles"]
@@ -189,7 +187,7 @@ class _Driver:
         }
 
     def _report(self, agents: dict[Any, str]) -> None:
-        """Say of each agent that has ended what it has said last."""
+        """Print the last output of each agent that has ended."""
         ray = _ray()
         ended, _ = ray.wait([*agents], num_returns=len(agents), timeout=0)
         for one in ended:
@@ -206,7 +204,7 @@ def _ray() -> Any:
 
 
 def _check_head(address: str) -> None:
-    """Refuse an address at which nobody listens; Ray would look for it for minutes."""
+    """Refuse an address without a listener; Ray would look for it for minutes."""
     host, _, port = address.rpartition(":")
     if address.startswith("ray://"):
         raise ConfigError(
@@ -227,7 +225,7 @@ def _check_head(address: str) -> None:
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:
-    """What the agents are called: as their machine, with a number where it has several."""
+    """Return the names of agents: those of their machines, with a number where one has several."""
     count, seen = Counter(addresses), Counter[str]()
     names = []
     for one in addresses:

@@ -7,14 +7,20 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from psfleet.errors import ConfigError
-from psfleet.formats.relocations import write_relocations
-from psfleet.wire.credentials import Credentials
+from psfleet.formats import write_relocations
+from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.launch_engine import Engine, Told
-from psfleet_launch.engines.remote.addresses import own_address
+from psfleet_launch.engines.remote.addresses import (
+    listen_endpoint,
+    own_address,
+    read_addresses,
+    set_addresses,
+)
 from psfleet_launch.engines.remote.agent_messages import (
     event_of,
     invitation,
@@ -22,17 +28,16 @@ from psfleet_launch.engines.remote.agent_messages import (
     member_of,
     version_mismatch,
 )
-from psfleet_launch.engines.remote.connection_checks import ConnectionChecks
-from psfleet_launch.engines.remote.job_opening import JobOpening
-from psfleet_launch.engines.remote.machine_placement import MachinePlacement
-from psfleet_launch.engines.remote.running_members import RunningMembers
-from psfleet_launch.engines.remote.server_locations import ServerLocations
-from psfleet_launch.engines.remote.startup_signals import interruptible
+from psfleet_launch.engines.remote.job_opening import ConnectionChecks, JobOpening, interruptible
+from psfleet_launch.engines.remote.machine_placement import (
+    MachinePlacement,
+    RunningMembers,
+    ServerLocations,
+)
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
-from psfleet_launch.job.job_request import Launch
-from psfleet_launch.job.member_logs import MemberLogs
-from psfleet_launch.job.resources import Resources
+from psfleet_launch.job.job_request import Launch, Resources
+from psfleet_launch.job.spawn import MemberLogs
 from psfleet_launch.supervision.job_events import (
     Event,
     MachineCutOff,
@@ -47,8 +52,6 @@ from psfleet_launch.supervision.job_events import (
 if TYPE_CHECKING:  # it loads gRPC
     from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
 
-__all__ = ["RemoteEngine"]
-
 _LOOK = 0.25  # seconds between looks for agents that have become silent
 _SWEEP = 10.0  # seconds for agents to end their processes
 _KILLED = -9
@@ -58,7 +61,7 @@ class RemoteEngine(Engine):
     """Places members on agents and hears from them; knows nothing of how agents are started.
 
     Attributes:
-        agents: Those that have said hello and are not lost, by name.
+        agents: Agents that have sent a hello and are not lost, by name.
     """
 
     spans_machines: ClassVar[bool] = True
@@ -100,9 +103,16 @@ class RemoteEngine(Engine):
         """Have an agent started on every machine.
 
         Args:
-            endpoint: Where the launcher listens.
-            invitation: What an agent needs besides; secret.
+            endpoint: Endpoint of the launcher.
+            invitation: Parameters that an agent needs besides; secret. Empty: it has them already.
         """
+
+    def control_credentials(self) -> tuple[Path, bytes]:
+        """Return the launcher's credentials for the calls of agents, and the invitation of agents."""
+        from psfleet.wire.connections.certificates import make_credentials  # loads cryptography
+
+        folders = make_credentials(self.job.folder / "agents")
+        return folders["server"], invitation(folders["worker"])
 
     def check_agents(self) -> None:  # most engines cannot know
         """Look, while agents are waited for, whether one can come no more.
@@ -120,39 +130,39 @@ class RemoteEngine(Engine):
         return {name: places.on(name) for name in names}
 
     def _placed(self, names: Sequence[str]) -> MachinePlacement:
-        """The placement on these machines, within what those have whose agents have told it."""
-        heard = {name: agent.hello for name, agent in self.agents.items()}
-        sizes = {name: Resources(hello.cores, hello.memory) for name, hello in heard.items()}
+        """Return the placement on these machines, within the resources that agents have reported."""
+        recent = {name: agent.hello for name, agent in self.agents.items()}
+        sizes = {name: Resources(hello.cores, hello.memory) for name, hello in recent.items()}
         return MachinePlacement(self.job, names, sizes)
 
     # -- start -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        from psfleet.wire.access import Access  # these load gRPC
-        from psfleet.wire.certificates import make_credentials
+        from psfleet.wire.connections.access import Access  # these load gRPC
         from psfleet_launch.engines.remote.agent_hub import AgentHub
 
         names = self.machines()
+        addresses = read_addresses(self.launch.addresses)
         self._placed(names)  # refuses what cannot be placed while nothing has started
         self._guard = guard.start(self.job.token, self.job.folder)
         self._logs.open_all()
-        folders = make_credentials(self.job.folder / "agents")
-        access = Access(Credentials.read(folders["server"]))
+        own, secret = self.control_credentials()
+        access = Access(Credentials.read(own))
         self._hub = AgentHub(access, self._wake)
         endpoint = self._hub.listen(self._listen_address())
         with interruptible():
-            self.start_agents(endpoint, invitation(folders["worker"]))
+            self.start_agents(endpoint, secret)
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
+            set_addresses(addresses, {name: agent.hello for name, agent in self.agents.items()})
             self._places = self._placed(self._in_order(names))
             with self._opening.told(self.agents, self._places):
-                answers = self._opening.answers
-                self._await(lambda: len(answers) == len(self.agents), "answers of all agents")
+                replies = self._opening.replies
+                self._await(lambda: len(replies) == len(self.agents), "answers of all agents")
             self._opening.check()
 
     def _listen_address(self) -> str:
-        """Where agents can reach this process."""
-        said = self.launch.listen or self.default_address()
-        return said if ":" in said else f"{said}:0"
+        """Return the address at which agents can reach this process."""
+        return listen_endpoint(self.launch.listen or self.default_address())
 
     def default_address(self) -> str:
         """This machine's address, where the user names none."""
@@ -163,7 +173,7 @@ class RemoteEngine(Engine):
         return sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
 
     def _await(self, done: Callable[[], bool], what: str) -> None:
-        """Wait until agents have said what is awaited.
+        """Wait until agents have sent the awaited messages.
 
         Raises:
             ConfigError: One cannot take part, or time is over.
@@ -171,9 +181,9 @@ class RemoteEngine(Engine):
         deadline = time.monotonic() + self.launch.start_timeout
         while not done():
             if time.monotonic() > deadline:
-                heard = ", ".join(self.agents) or "none"
+                recent = ", ".join(self.agents) or "none"
                 raise ConfigError(
-                    f"{what} were not there within {self.launch.start_timeout:g} s; heard of: {heard}"
+                    f"{what} were not there within {self.launch.start_timeout:g} s; heard of: {recent}"
                 )
             for key, _ in self.selector.select(_LOOK):
                 key.data()
@@ -214,7 +224,7 @@ class RemoteEngine(Engine):
             endpoints=self._reachable(told.endpoints),
             resume=told.resume,
             follows=told.follows,
-            takes_orders=told.takes_orders,
+            takes_commands=told.takes_commands,
             listen=f"{self.agents[name].hello.address}:0" if told.follows else "",
         )
         self.agents[name].send(pb.LauncherMessage(spawn=spawn))
@@ -242,14 +252,14 @@ class RemoteEngine(Engine):
             ConfigError: It has none here.
         """
         has_moved = member.role == "server" and member.rank in self._locations.lost
-        if has_moved and self.job.request.keeps_log and not self._opening.shares_logs:
+        if has_moved and self.job.request.keeps_log and not self._opening.has_shared_logs:
             raise ConfigError(
                 f"{member} cannot start on another machine, where its log is not; with --log-dir in a folder "
                 "that all machines share it could"
             )
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
-        """The endpoints, anew for servers that have moved to another machine and are not ready yet."""
+        """Return the endpoints, new ones for servers that have moved and are not ready yet."""
         for server, endpoint in zip(self.job.servers, endpoints, strict=True):
             yield self._endpoint(server, 0) if server.rank in self._locations.lost else endpoint
 
@@ -259,9 +269,9 @@ class RemoteEngine(Engine):
         sent = pb.Signal(member=member_message(member), number=number)
         self._tell(member, pb.LauncherMessage(signal=sent))
 
-    def order(self, member: Member, line: str) -> None:
-        order = pb.ServerOrder(member=member_message(member), line=line)
-        self._tell(member, pb.LauncherMessage(order=order))
+    def command(self, member: Member, line: str) -> None:
+        command = pb.ServerCommand(member=member_message(member), line=line)
+        self._tell(member, pb.LauncherMessage(command=command))
 
     def expect(self, member: Member) -> None:
         self._tell(member, pb.LauncherMessage(expect=member_message(member)))
@@ -307,14 +317,14 @@ class RemoteEngine(Engine):
             if message is None:
                 self._lose(agent, "its connection has ended")
             else:
-                self._heard(agent, message)
+                self._take_message(agent, message)
 
-    def _heard(self, agent: "AgentConnection", message: pb.AgentMessage) -> None:
+    def _take_message(self, agent: "AgentConnection", message: pb.AgentMessage) -> None:
         match message.WhichOneof("kind"):
             case "hello":
                 self._welcome(agent, message.hello)
             case "opened":
-                self._opening.answers[agent.name] = message.opened
+                self._opening.replies[agent.name] = message.opened
             case "output":
                 self._keep(message.output)
             case "swept":
@@ -372,9 +382,9 @@ class RemoteEngine(Engine):
             self._events.append(Output(chunk.data, chunk.is_error))
 
     def _cut_off(self, machine: str) -> MachineCutOff:
-        """What need not wait for the loss of the machine may be done now."""
-        heard = {name for name, agent in self.agents.items() if agent.is_heard}
-        return MachineCutOff(self._running.on([machine]), self._running.on(heard))
+        """Return the event of an unreachable machine: its effects need not wait until the machine is lost."""
+        recent = {name for name, agent in self.agents.items() if agent.is_recent}
+        return MachineCutOff(self._running.on([machine]), self._running.on(recent))
 
     def _lose(self, agent: "AgentConnection", why: str) -> None:
         """The agent is gone, and with it all that it has started: it ends that when it is alone."""
@@ -396,7 +406,7 @@ class RemoteEngine(Engine):
         self._events += causes_first(ProcessExited(one, _KILLED, cause=cause) for one in lost)
 
     def _wake(self) -> None:
-        # It may be full, so somebody is going to look; or the engine is closed.
+        # It may be full, so the loop is going to look; or the engine is closed.
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 

@@ -1,0 +1,243 @@
+"""The commands about a job that was launched before: jobs, stop, logs, report, top and mode."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from psfleet.consistency import MODES
+from psfleet.errors import ConfigError, FrameError
+from psfleet.formats import DONE, read_reply, read_request, write_request
+from psfleet.settings.kinds import one_of
+from psfleet_launch.job.job_folder import HISTORY, claimed_by, is_claimed
+from psfleet_launch.observability.job_figures import job_object, job_view
+from psfleet_launch.observability.job_history import PastJob, read_history
+from psfleet_launch.observability.job_report import write_report
+
+
+def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument JOB and the option --log-dir."""
+    where = click.option(
+        "--log-dir",
+        type=click.Path(path_type=Path),
+        default=Path("psfleet-logs"),
+        show_default=True,
+        help="Where the job's logs are, as it was launched.",
+    )
+    return where(click.argument("job")(command))
+
+
+def job_folder(log_dir: Path, job: str) -> Path:
+    """The folder of a job's logs.
+
+    Raises:
+        ConfigError: There is no such job.
+    """
+    if not (log_dir / job / "serverlog.0").is_file():
+        raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
+    return log_dir / job
+
+
+def recorded_job(log_dir: Path, job: str) -> Path:
+    """The same, of a job that has a history.
+
+    Raises:
+        ConfigError: There is no such job, or an older psfleet has launched it.
+    """
+    folder = job_folder(log_dir, job)
+    if not (folder / HISTORY).is_file():
+        raise ConfigError(f"job {job!r} has no history: {str(folder / HISTORY)!r} does not exist")
+    return folder
+
+
+@click.command()
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("psfleet-logs"),
+    show_default=True,
+    help="Where jobs have their logs.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def jobs(log_dir: Path, as_json: bool) -> int:
+    """List the jobs that have logs, with what became of them."""
+    for folder in sorted(log.parent for log in log_dir.glob("*/serverlog.0")):
+        code = read_history(folder).code if (folder / HISTORY).is_file() else None
+        state = (
+            "running" if is_claimed(folder) else "ended" if code is None else f"exit code {code}"
+        )
+        entry = {"job": folder.name, "state": state, "logs": str(folder)}
+        click.echo(json.dumps(entry) if as_json else f"{folder.name}  {state}  {folder}")
+    return 0
+
+
+@click.command()
+@job_argument
+def stop(log_dir: Path, job: str) -> int:
+    """End JOB as Ctrl-C in its terminal does, on the machine of its launcher."""
+    launcher = claimed_by(job_folder(log_dir, job))
+    if launcher is None:
+        raise ConfigError(f"job {job!r} does not run on this machine; see psfleet jobs")
+    os.kill(launcher, signal.SIGTERM)
+    click.echo(f"job {job} is told to end")
+    return 0
+
+
+@click.command()
+@job_argument
+@click.argument("member", default="worker.0")
+def logs(log_dir: Path, job: str, member: str) -> int:
+    """Print the output of a MEMBER of JOB, such as server.1; worker.0 if none is named."""
+    folder = job_folder(log_dir, job)
+    role, _, rank = member.partition(".")
+    file = folder / f"{role}log.{rank}"
+    if not file.is_file():
+        known = sorted(p.name.replace("log.", ".") for p in folder.glob("*log.[0-9]*"))
+        raise ConfigError(f"job {job!r} has no log of {member!r}; it has {', '.join(known)}")
+    click.echo(file.read_text(errors="replace"), nl=False)
+    return 0
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write it; by default report.html in the folder of the job's logs.",
+)
+def report(log_dir: Path, job: str, output: Path | None) -> int:
+    """Write a report of JOB as one HTML file.
+
+    It shows the job's processes, curves, slow workers, deaths, takeovers and losses. The job may be running,
+    finished, or cut off by the death of its launcher.
+    """
+    click.echo(str(write_report(recorded_job(log_dir, job), output)))
+    return 0
+
+
+_EVERY = 1.0  # seconds between two looks at the history
+
+
+@click.command()
+@job_argument
+@click.option("--once", is_flag=True, help="Print what there is now, and end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object of all figures, and end.")
+def top(log_dir: Path, job: str, once: bool, as_json: bool) -> int:
+    """Show the progress and the processes of JOB until it ends or Ctrl-C.
+
+    Without a terminal it is shown once. NO_COLOR turns colours off. A job with `--no-progress` and without
+    `--watch` has no figures.
+    """
+    folder, console = recorded_job(log_dir, job), Console(highlight=False)
+    past, is_running = _look(folder)
+    if as_json:
+        click.echo(json.dumps(job_object(past, is_running)))
+        return 0
+    if once or not console.is_terminal or not is_running:
+        console.print(job_view(past, is_running))
+        return 0
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(job_view(past, is_running), console=console, auto_refresh=False) as live,
+    ):
+        while is_running:
+            time.sleep(_EVERY)
+            past, is_running = _look(folder)
+            live.update(job_view(past, is_running), refresh=True)
+    return 0
+
+
+def _look(folder: Path) -> tuple[PastJob, bool]:
+    """The history, and whether the job runs."""
+    is_running = is_claimed(folder)  # before its last lines are read
+    past = read_history(folder)
+    return past, is_running and past.code is None
+
+
+_LOOK = 0.1  # seconds between two looks whether the workers have been told
+
+
+def _forms() -> str:
+    """List the possible modes: `async`, `ssp[:STALENESS]`."""
+    numbers = {name: known.main_setting.upper() for name, known in MODES.items()}
+    forms = (f"{name}[:{number}]" if number else name for name, number in numbers.items())
+    return one_of(*forms).wanted
+
+
+_HELP = f"""Change the mode of the running JOB at the next barrier of its workers.
+
+MODE is {_forms()}. Barriers are fleet.barrier_worker() and the ends of fleet.shard loops.
+"""
+
+
+@click.command(help=_HELP)
+@job_argument
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait until the workers have the request; it stays in force after that.",
+)
+@click.argument("wanted", metavar="MODE[:NUMBER]")
+def mode(log_dir: Path, job: str, wait: float, wanted: str) -> int:
+    """Run `psfleet mode`; see _HELP."""
+    part, folder = _part(wanted), job_folder(log_dir, job)
+    _check_running(folder)
+    number = _number(folder) + 1
+    (folder / DONE).unlink(missing_ok=True)
+    write_request(folder, number, part)
+    if not _told(folder, number, wait):
+        raise ConfigError(
+            f"the workers of {job!r} have met at no barrier within {wait:g} s; the wish for "
+            f"{wanted!r} stays, and they follow it at their next one"
+        )
+    click.echo(f"the workers of {job} have met and were told to go on in mode {wanted}")
+    return 0
+
+
+def _part(wanted: str) -> dict[str, str | int]:
+    """The settings of `ssp:4`, checked."""
+    from psfleet.strategy import Settings  # here: it loads NumPy
+
+    name, colon, number = wanted.partition(":")
+    part: dict[str, str | int] = {"mode": name}
+    if colon:
+        setting = MODES[name].main_setting if name in MODES else ""
+        if not setting or not number.isdigit():
+            raise ConfigError(f"mode {wanted!r} is none; name {_forms()}")
+        part[setting] = int(number)
+    Settings.from_parts({"consistency": part})
+    return part
+
+
+def _number(folder: Path) -> int:
+    """Return the number of the last request; 0: there was none, or the file holds none."""
+    try:
+        return read_request(folder)[0]
+    except (FileNotFoundError, FrameError):
+        return 0
+
+
+def _check_running(folder: Path) -> None:
+    if not is_claimed(folder):
+        raise ConfigError(f"job {folder.name!r} is not running; only one that does has a mode")
+
+
+def _told(folder: Path, number: int, wait: float) -> bool:
+    deadline = time.monotonic() + wait
+    while read_reply(folder) != number:
+        if time.monotonic() > deadline:
+            return False
+        _check_running(folder)
+        time.sleep(_LOOK)
+    return True

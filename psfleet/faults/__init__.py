@@ -1,1 +1,0 @@
-"""Faults by name and seed: crash points, and errors of the network."""

@@ -1,0 +1,354 @@
+"""Training from text files in the reference's multi-slot format.
+
+A line is one sample: for each variable, in the order of `set_use_var`, the number of its values and
+then the values. With x of shape [-1, 1] and y of shape [-1, 2]:
+
+    1 7 2 0.5 0.25
+"""
+
+import random
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.fleet.worker_sums import Util
+from psfleet.program.operation import Array, size_of
+from psfleet.program.variable import Variable
+from psfleet.validation.annotations import FilePath, PositiveInt, checked
+
+Sample = list[Array]
+_EXCHANGED = 65536  # samples of all workers in one collective
+
+_ONLY = {"input_type": 0, "fs_name": "", "fs_ugi": "", "download_cmd": "cat"}
+_QUOTED = re.compile(r"'[^']*'")  # what no shell would change
+_SHELL_SIGNS = frozenset("|&;<>()$`\\*?[]{}~#!\n")
+
+
+@checked
+class FileDataset:
+    """Batches read from files while training runs: FileInstantDataset and QueueDataset."""
+
+    def __init__(self) -> None:
+        self._variables: list[Variable] = []
+        self._batch_size = 1
+        self._files: list[str] = []
+        self._command = "cat"
+        self._arguments: str | list[str] = [self._command]
+
+    def set_use_var(self, var_list: Sequence[Variable]) -> None:
+        """The data variables, in the order of a line's slots."""
+        for variable in var_list:
+            if size_of(variable.shape[1:]) is None:
+                raise ShapeError(
+                    f"{variable.name!r} {variable.shape}: a slot needs known extents "
+                    "behind the batch axis"
+                )
+        self._variables = list(var_list)
+
+    def set_batch_size(self, batch_size: PositiveInt) -> None:
+        """Samples per step; the last batch may have fewer."""
+        self._batch_size = batch_size
+
+    def set_filelist(self, filelist: Sequence[FilePath]) -> None:
+        """The files, in the order in which they are read."""
+        self._files = [str(name) for name in filelist]
+
+    def set_pipe_command(self, pipe_command: str) -> None:
+        """A command that each file is piped through; what it prints is read.
+
+        It runs with the rights of this process. It is a program and its arguments, unless it has signs of the
+        shell (a pipe, a variable, a pattern, ...): then a shell runs it, as in the reference.
+
+        Raises:
+            ConfigError: It is empty, or has an opening quote only.
+        """
+        self._command, self._arguments = pipe_command, _arguments(pipe_command)
+
+    def set_thread(self, thread_num: PositiveInt) -> None:
+        """Accepted for the reference's sake: one thread reads."""
+
+    def init(self, **settings: Any) -> None:
+        """Set several things at once, each as its own method does.
+
+        Args:
+            settings: batch_size, thread_num, use_var, pipe_command; input_type 0, and fs_name, fs_ugi and
+                download_cmd as they are without remote files, for the reference's sake.
+
+        Raises:
+            ConfigError: A name is unknown, or a value cannot be meant.
+        """
+        setters: dict[str, Callable[[Any], None]] = {
+            "batch_size": self.set_batch_size,
+            "thread_num": self.set_thread,
+            "use_var": self.set_use_var,
+            "pipe_command": self.set_pipe_command,
+        }
+        known = [*setters, *_ONLY]
+        owner = type(self).__name__
+        for name, value in settings.items():
+            if name not in known:
+                raise ConfigError(f"{owner} has no setting {name!r}; it has {', '.join(known)}")
+            if name in _ONLY and value != _ONLY[name]:
+                raise ConfigError(
+                    f"{owner} {name} is {value!r}; it must be {_ONLY[name]!r}: files of this host are read, "
+                    "one sample a line"
+                )
+        for name in setters.keys() & settings.keys():
+            setters[name](settings[name])
+
+    def update_settings(self, **settings: Any) -> None:
+        """Change settings; takes the arguments of `init`."""
+        self.init(**settings)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        """Feeds of batches.
+
+        Raises:
+            UsageError: No variables were set, or a line is not in the format; it is named.
+        """
+        if not self._variables:
+            raise UsageError("the dataset has no variables; call set_use_var first")
+        batch: list[Sample] = []
+        for sample in self._samples():
+            batch.append(sample)
+            if len(batch) == self._batch_size:
+                yield self._feed(batch)
+                batch = []
+        if batch:
+            yield self._feed(batch)
+
+    def _samples(self) -> Iterator[Sample]:
+        for name in self._files:
+            with self._open(name) as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield self._parse(line.split(), f"{name}:{number}")
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[IO[str]]:
+        if not Path(name).is_file():
+            raise UsageError(f"dataset file {name!r} does not exist")
+        if self._command == "cat":
+            with open(name, errors="replace") as lines:  # what is no text is no number
+                yield lines
+            return
+        with open(name, "rb") as source, self._pipe(source) as pipe:
+            assert pipe.stdout is not None
+            yield pipe.stdout
+        if pipe.returncode:
+            raise UsageError(
+                f"pipe command {self._command!r} failed on {name!r} with exit code "
+                f"{pipe.returncode}"
+            )
+
+    def _pipe(self, source: IO[bytes]) -> "subprocess.Popen[str]":
+        try:
+            return subprocess.Popen(
+                self._arguments,
+                shell=isinstance(self._arguments, str),
+                stdin=source,
+                stdout=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise UsageError(
+                f"pipe command {self._command!r} cannot run ({error.strerror}); name a program"
+            ) from None
+
+    def _parse(self, words: list[str], where: str) -> Sample:
+        sample, at = [], 0
+        for variable in self._variables:
+            size = size_of(variable.shape[1:])
+            count = words[at] if at < len(words) else "nothing"
+            if count != str(size) or at + 1 + int(size or 0) > len(words):
+                raise UsageError(
+                    f"{where}: slot {variable.name!r} says {count}, and it must be "
+                    f"{size} followed by as many values"
+                )
+            at += 1 + int(size or 0)
+            sample.append(_values(variable, words[at - int(size or 0) : at], where))
+        if at != len(words):
+            raise UsageError(f"{where}: {len(words) - at} words are left after the last slot")
+        return sample
+
+    def _feed(self, batch: list[Sample]) -> dict[str, Array]:
+        return {
+            variable.name: np.stack([sample[i] for sample in batch])
+            for i, variable in enumerate(self._variables)
+        }
+
+
+@checked
+class InMemoryDataset(FileDataset):
+    """Batches from samples that were all read before, in an order that can be shuffled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaded: list[Sample] | None = None
+        self._loading: Future[None] | None = None
+
+    def load_into_memory(self, is_shuffle: bool = False) -> None:
+        """Read the files, and shuffle them as `local_shuffle` does if `is_shuffle`."""
+        self._loaded = list(super()._samples())
+        if is_shuffle:
+            self.local_shuffle()
+
+    def preload_into_memory(self, thread_num: int | None = None) -> None:
+        """Begin to read the files in a thread; `wait_preload_done` waits for it.
+
+        Args:
+            thread_num: Accepted for the reference's sake.
+        """
+        reader = ThreadPoolExecutor(1, "psfleet-preload")
+        self._loading = reader.submit(self.load_into_memory)
+        reader.shutdown(wait=False)  # its thread ends after that
+
+    def wait_preload_done(self) -> None:
+        """Wait until the files are read.
+
+        Raises:
+            UsageError: `preload_into_memory` was not called, or as `load_into_memory`.
+        """
+        if self._loading is None:
+            raise UsageError("the dataset is not being read; call preload_into_memory() first")
+        loading, self._loading = self._loading, None
+        loading.result()
+
+    def local_shuffle(self, seed: int | None = 0) -> None:
+        """Put the samples in an order that depends on nothing but the seed and the last order."""
+        random.Random(seed).shuffle(self._memory())
+
+    def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int = 0) -> None:
+        """Shuffle the samples of all workers together and divide them anew; every worker calls it.
+
+        Each worker then has as many samples as another, or one more. The order depends on nothing but the
+        seed and the orders before.
+
+        Args:
+            fleet: psfleet.fleet, or a Fleet of one's own; None: psfleet.fleet.
+            thread_num: Accepted for the reference's sake.
+        """
+        util = _util(fleet)
+        samples = self._memory()
+        index, counts = util.worker_index, [int(n) for n in util.all_gather(np.int64(len(samples)))]
+        total, first = sum(counts), sum(counts[:index])
+        place = np.random.default_rng(seed).permutation(total)  # of each sample in the new order
+        kept: dict[int, Sample] = {}
+        for start in range(0, total, _EXCHANGED):
+            stop = min(start + _EXCHANGED, total)
+            columns = self._columns(samples, first, start, stop)
+            found = [util.all_reduce(column) for column in columns]
+            for row in range(stop - start):
+                if place[start + row] % len(counts) == index:
+                    kept[int(place[start + row])] = [column[row] for column in found]
+        self._loaded = [kept[number] for number in sorted(kept)]
+
+    def _columns(self, samples: list[Sample], first: int, start: int, stop: int) -> list[Array]:
+        """Return each variable's values of samples `start` to `stop` of all workers; 0: another has them."""
+        columns = []
+        own = range(max(start, first), min(stop, first + len(samples)))
+        for i, variable in enumerate(self._variables):
+            shape = stop - start, *(int(n or 0) for n in variable.shape[1:])
+            columns.append(np.zeros(shape, variable.dtype))
+            for number in own:
+                columns[-1][number - start] = samples[number - first][i]
+        return columns
+
+    def slots_shuffle(self, slots: Sequence[str], seed: int = 0) -> None:
+        """Exchange the values of these variables between samples, to see what a variable is worth."""
+        names = [variable.name for variable in self._variables]
+        unknown = [slot for slot in slots if slot not in names]
+        if isinstance(slots, str) or unknown:
+            raise UsageError(
+                f"slots is {slots!r}; it must be a list of variables of {', '.join(names)}"
+            )
+        samples, generator = self._memory(), random.Random(seed)
+        for i in (names.index(slot) for slot in slots):
+            values = [sample[i] for sample in samples]
+            generator.shuffle(values)
+            for sample, value in zip(samples, values, strict=True):
+                sample[i] = value
+
+    def release_memory(self) -> None:
+        """Forget the samples."""
+        self._loaded = None
+
+    def get_memory_data_size(self, fleet: Any = None) -> int:
+        """The number of this worker's samples; with a fleet, that of all workers, each of which calls it."""
+        own = len(self._memory())
+        return own if fleet is None else int(_util(fleet).all_reduce(np.int64(own)))
+
+    def get_shuffle_data_size(self, fleet: Any = None) -> int:
+        """Return the number of samples, as `get_memory_data_size` does."""
+        return self.get_memory_data_size(fleet)
+
+    def _memory(self) -> list[Sample]:
+        if self._loaded is None:
+            raise UsageError("the dataset is not in memory; call load_into_memory() first")
+        return self._loaded
+
+    def _samples(self) -> Iterator[Sample]:
+        yield from self._memory()
+
+
+QueueDataset = FileDataset
+
+
+@checked
+class DatasetFactory:
+    """Makes datasets by their names in the reference."""
+
+    def create_dataset(self, datafeed_class: str = "QueueDataset") -> FileDataset:
+        """A FileInstantDataset, QueueDataset or InMemoryDataset."""
+        match datafeed_class:
+            case "FileInstantDataset" | "QueueDataset":
+                return QueueDataset()
+            case "InMemoryDataset":
+                return InMemoryDataset()
+        raise ConfigError(
+            f"dataset {datafeed_class!r} is unknown; use FileInstantDataset, "
+            "QueueDataset or InMemoryDataset"
+        )
+
+
+def _util(fleet: Any) -> Any:
+    """The helpers of a fleet; None: of psfleet.fleet."""
+    import psfleet.fleet  # which imports this module
+
+    util = getattr(psfleet.fleet if fleet is None else fleet, "util", None)
+    if not isinstance(util, Util):
+        raise UsageError(f"fleet is {fleet!r}; it must be psfleet.fleet or a Fleet")
+    return util
+
+
+def _arguments(command: str) -> str | list[str]:
+    """The program and its arguments; the text as it is where only a shell can read it."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"pipe command {command!r} cannot be read: {error}") from None
+    if not words:
+        raise ConfigError(
+            f"pipe command is {command!r}; name a program, or cat for the files as they are"
+        )
+    signs = _SHELL_SIGNS.intersection(_QUOTED.sub("", command))
+    sets_a_variable = "=" in words[0]
+    return command if signs or sets_a_variable else words
+
+
+def _values(variable: Variable, words: list[str], where: str) -> Array:
+    convert = int if variable.dtype.kind == "i" else float
+    try:
+        flat = np.array([convert(word) for word in words], variable.dtype)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{where}: slot {variable.name!r}: {error}") from None
+    return flat.reshape([int(n or 0) for n in variable.shape[1:]])

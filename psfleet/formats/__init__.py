@@ -1,1 +1,0 @@
-"""Files that psfleet writes, each with a format and a version."""

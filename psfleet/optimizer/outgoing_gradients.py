@@ -1,0 +1,145 @@
+"""Gradients on their way out: in 16 bits with loss scaling, or merged over several steps."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from psfleet.kernels.number_formats import overflows
+from psfleet.parameters.gradients import Grad, merge_rows, scaled
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.program.gradient import summed
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.strategy import AMPSettings, GradientMergeSettings
+from psfleet.validation.annotations import checked
+
+_LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
+
+
+class _HasTable(Protocol):
+    """Object that has a table."""
+
+    @property
+    def spec(self) -> TableSpec: ...
+
+
+S = TypeVar("S", bound=_HasTable)
+
+
+class GradientScaler:
+    """Has the gradients of each step sent in 16 bits.
+
+    float16 ends at 65,504 and loses what is below 2^-25, so its gradients travel multiplied by
+    `scale` and the servers divide. As everything else is computed in float32, that has the effect of
+    scaling the loss, and clipping and merging see gradients as they are. A step whose gradients do
+    not fit (or have an infinity or NaN) is skipped: this worker's push names no table.
+
+    Attributes:
+        scale: The factor of the next step.
+    """
+
+    def __init__(self, settings: AMPSettings) -> None:
+        self._settings = settings
+        self.scale = settings.init_loss_scaling if settings.dtype == "float16" else 1.0
+        self._good = self._bad = 0  # steps in a row
+
+    def take(self, gradients: Sequence[tuple[S, Gradient]]) -> list[tuple[S, Gradient]]:
+        """The gradients as they are to be pushed; none if the step is skipped."""
+        if self._settings.dtype == "float16":
+            return self._scaled(gradients)
+        return [
+            (seat, dataclasses.replace(gradient, precision="bfloat16"))
+            for seat, gradient in gradients
+        ]
+
+    def _scaled(self, gradients: Sequence[tuple[S, Gradient]]) -> list[tuple[S, Gradient]]:
+        summed = [(seat, _summed(seat, gradient)) for seat, gradient in gradients]
+        overflow = any(overflows(gradient.values, self.scale) for _, gradient in summed)
+        sent = (
+            []
+            if overflow
+            else [
+                (seat, dataclasses.replace(gradient, precision="float16", scale=self.scale))
+                for seat, gradient in summed
+            ]
+        )
+        if self._settings.use_dynamic_loss_scaling:
+            self._adjust(overflow)
+        return sent
+
+    def _adjust(self, overflow: bool) -> None:
+        said = self._settings
+        self._good, self._bad = (0, self._bad + 1) if overflow else (self._good + 1, 0)
+        if self._bad >= said.decr_every_n_nan_or_inf:
+            self.scale, self._bad = max(self.scale * said.decr_ratio, 1.0), 0
+        if self._good >= said.incr_every_n_steps:
+            self.scale, self._good = min(self.scale * said.incr_ratio, _LARGEST_SCALE), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state from which to go on."""
+        return {"scale": self.scale, "good": self._good, "bad": self._bad}
+
+    @checked
+    def set_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`."""
+        self.scale, self._good, self._bad = (
+            float(state["scale"]),
+            int(state["good"]),
+            int(state["bad"]),
+        )
+
+
+def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
+    """The gradient with each id once: it is the sum that has to fit."""
+    if seat.spec.kind == "dense" or gradient.ids is None:
+        return gradient
+    merged = merge_rows(SparseGrad(gradient.ids, gradient.spread().values))
+    return dataclasses.replace(gradient, values=merged.rows, ids=merged.ids, bags=None)
+
+
+P = TypeVar("P")
+
+
+class GradientMerger(Generic[P]):
+    """Keeps the gradients of steps and gives their sum or mean every k-th time; P: what has gradients.
+
+    Gradients are added in the order of the steps; rows of sparse ones are kept side by side and
+    summed by the push. What waits when training ends before a k-th step is not applied.
+    """
+
+    def __init__(self, settings: GradientMergeSettings) -> None:
+        self._settings = settings
+        self._kept: dict[int, tuple[P, Grad]] = {}
+        self._steps = 0
+        self._samples = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of steps whose gradients wait to be merged."""
+        return self._steps
+
+    def take(
+        self, pairs: Sequence[tuple[P, Grad]], samples: int
+    ) -> tuple[list[tuple[P, Grad]], int] | None:
+        """Take one step's gradients; they must not be changed afterwards.
+
+        Returns:
+            The merged gradients and their samples if this was a k-th step, else None.
+        """
+        for parameter, grad in pairs:
+            before = self._kept.get(id(parameter))
+            self._kept[id(parameter)] = (
+                parameter,
+                grad if before is None else summed(before[1], grad),
+            )
+        self._steps += 1
+        self._samples += samples
+        if self._steps < self._settings.k_steps:
+            return None
+        factor = 1 / self._steps if self._settings.avg and self._steps > 1 else 1.0
+        merged = [
+            (p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()
+        ]
+        total, self._steps, self._samples = self._samples, 0, 0
+        self._kept.clear()
+        return merged, total

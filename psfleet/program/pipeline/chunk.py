@@ -1,0 +1,256 @@
+"""A plan cut into the chunks of a pipeline, and one micro-batch in one chunk.
+
+Values go from the piece that makes them straight to each piece that computes with them. The gradient
+of a value (or of a parameter) that several pieces use goes back from the last of them to the one
+before, and so on: each adds its part. So it is summed in the order in which the whole program's
+backward pass would have summed it, and comes out in the same bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from psfleet.errors import UsageError
+from psfleet.parameters.parameter import Parameter
+from psfleet.program.backward import Backward
+from psfleet.program.gradient import BackwardPass, ancestors
+from psfleet.program.operation import Array, Context, Gradient, Record
+from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses
+from psfleet.program.program import Program
+from psfleet.program.recompute import RecomputingRun
+from psfleet.program.run import ProgramRun
+from psfleet.program.variable import Variable
+from psfleet.runtime.pooled_ids import PooledIds
+
+
+@dataclass(eq=False)
+class ChunkPlan:
+    """The part of a plan that belongs to one chunk.
+
+    Attributes:
+        plan: Its forward records, its part of the backward pass (none if no gradient goes through
+            it) and what may be released when.
+        early: Records that compute ids of its lookups: every piece runs them for itself.
+        lookups: Its sparse parameters with the variables of their ids.
+        dense: Leaves of its dense parameters.
+        takes: By variable of another piece that it computes with, that piece.
+        gives: By own variable that others compute with, those pieces.
+        next_user: By variable, the piece that the gradient so far comes from.
+        last_user: By variable, the piece that its gradient, with this piece's part, goes to.
+        owned: Leaves whose whole gradient comes together here.
+    """
+
+    plan: ExecutionPlan
+    early: list[Record]
+    lookups: list[tuple[Parameter, Variable]]
+    dense: list[Variable]
+    takes: dict[Variable, int] = field(default_factory=dict)
+    gives: dict[Variable, list[int]] = field(default_factory=dict)
+    next_user: dict[Variable, int] = field(default_factory=dict)
+    last_user: dict[Variable, int] = field(default_factory=dict)
+    owned: list[Variable] = field(default_factory=list)
+
+
+def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[ChunkPlan]:
+    """The pieces of a plan.
+
+    Args:
+        plan: With one backward pass.
+        parts: Records of the loss by chunk, in forward order. What else the plan computes goes to
+            the first chunk that has all it needs.
+
+    Raises:
+        UsageError: The program has several losses, or computes with gradients.
+    """
+    if len(plan.backwards) != 1:
+        raise UsageError(f"the program has {len(plan.backwards)} losses; a pipeline works with one")
+    if plan.late:
+        raise UsageError(
+            f"{plan.late[0].output.name!r} is computed from gradients; "
+            "a pipeline can only fetch them"
+        )
+    [backward] = plan.backwards
+    home = _homes(plan, parts)
+    records = [[r for r in plan.forward if home[r] == i] for i in range(len(parts))]
+    chunk_parts = [_chunk_plan(plan, backward, own) for own in records]
+    _connect_values(chunk_parts, records, home)
+    _connect_gradients(chunk_parts, backward.backward, home)
+    for part in chunk_parts:
+        part.plan.kept = {v for v in plan.kept if v.record in set(part.plan.forward)}
+        part.plan.kept |= set(part.gives)
+        part.plan.releases = last_uses(part.plan.forward, part.plan.kept)
+    return chunk_parts
+
+
+def _homes(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> dict[Record, int]:
+    home = {record: i for i, part in enumerate(parts) for record in part}
+    for record in plan.forward:
+        if record not in home:
+            home[record] = max(
+                (home[v.record] for v in record.inputs if v.record in home), default=0
+            )
+    return home
+
+
+def _chunk_plan(plan: ExecutionPlan, backward: BackwardPlan, records: list[Record]) -> ChunkPlan:
+    own = set(records)
+    active = [record for record in backward.records if record in own]
+    needs = {record: backward.needs[record] for record in active}
+    used = dict.fromkeys(v for record in records for v in record.inputs)
+    backwards = [BackwardPlan(backward.backward, active, needs)] if active else []
+    early = set(plan.early)
+    lookups = {
+        (each.parameter.name, each.inputs[0]): (each.parameter, each.inputs[0])
+        for each in plan.lookups
+        if each.record in own
+    }
+    return ChunkPlan(
+        ExecutionPlan(constants=plan.constants, forward=records, backwards=backwards, needs=needs),
+        [record for record in ancestors(used) if record in early],
+        [*lookups.values()],
+        [v for v in plan.dense if v in used],
+    )
+
+
+def _connect_values(
+    chunk_parts: list[ChunkPlan], records: list[list[Record]], home: dict[Record, int]
+) -> None:
+    for user, own in enumerate(records):
+        for variable in dict.fromkeys(v for record in own for v in record.inputs):
+            maker = home.get(variable.record) if variable.record is not None else None
+            if maker is not None and maker != user:
+                chunk_parts[user].takes[variable] = maker
+                chunk_parts[maker].gives.setdefault(variable, []).append(user)
+
+
+def _connect_gradients(
+    chunk_parts: list[ChunkPlan], backward: Backward, home: dict[Record, int]
+) -> None:
+    users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.wanted}
+    for user, part in enumerate(chunk_parts):
+        for record, needs in part.plan.needs.items():
+            for variable, need in zip(record.inputs, needs, strict=True):
+                if need:
+                    users.setdefault(variable, set()).add(user)
+    for variable, found in users.items():
+        maker = {home[variable.record]} if variable.record in home else set()
+        chain = sorted(found | maker)
+        for before, after in pairwise(chain):
+            chunk_parts[before].next_user[variable] = after
+            chunk_parts[after].last_user[variable] = before
+        if chain and variable in backward.wanted:
+            chunk_parts[chain[0]].owned.append(variable)
+
+
+class StepRows:
+    """Stands for a sparse parameter: the rows that the whole step has fetched, by array of ids."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.name = parameter.name
+        self.shape = parameter.shape
+        self.distributed = parameter.distributed
+        self._parameter = parameter
+        self._known: list[tuple[Array, Array]] = []
+
+    def add(self, ids: Array, rows: Array) -> None:
+        """Remember the rows of these ids, this very array."""
+        self._known.append((ids, rows))
+
+    def lookup(self, ids: Array) -> Array:
+        """The rows, from here or from the parameter."""
+        for known, rows in self._known:
+            if known is ids:
+                return rows
+        return self._parameter.lookup(ids)
+
+    def pooled(self, asked: PooledIds) -> tuple[PooledIds, Array]:
+        """Pool the rows."""
+        return asked, asked.pool(self.lookup(asked.ids))
+
+
+class ChunkRun(ProgramRun):
+    """A run of a piece on one micro-batch.
+
+    Attributes:
+        arrived: Gradients that other pieces have sent, by variable.
+        gradients: After the backward: by variable of another piece, and by leaf.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        part: ChunkPlan,
+        values: dict[Variable, Array],
+        rows: dict[str, StepRows],
+        meter: Any,
+    ) -> None:
+        super().__init__(program, part.plan, values, meter)
+        self.arrived: dict[Variable, Gradient] = {}
+        self.gradients: dict[Variable, Gradient] = {}
+        self._rows = rows
+        self._plan = part
+        self._pending: list[tuple[Record, Context, Gradient, tuple[bool, ...]]] = []
+
+    def input(self, variable: Variable) -> Any:
+        """Return an operation's input: rows that are here in place of a sparse parameter."""
+        return self._rows.get(variable.name) or super().input(variable)
+
+    def seeded(self, plan: BackwardPlan) -> BackwardPass:
+        """A sweep that starts with what has arrived, and with 1 if the loss is made here."""
+        seeds = dict(self.arrived)
+        if plan.backward.loss.record in set(self.plan.forward):
+            seeds.update(super().seeded(plan).gradients)
+        return BackwardPass(seeds)
+
+    def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
+        """Keep what the sweep has left."""
+        self.gradients.update(sweep.gradients)
+
+    def backward_inputs(self) -> None:
+        """First half: the gradients of what other pieces have made, and of what they share."""
+        for plan in self.plan.backwards:
+            sweep = self.seeded(plan)
+            own = {v for v in self._plan.owned if v not in self._plan.next_user}
+            for record in reversed(plan.records):
+                self._inputs_of(record, plan.needs[record], own, sweep)
+            self.gradients.update(sweep.gradients)
+
+    def _inputs_of(
+        self, record: Record, needs: tuple[bool, ...], own: set[Variable], sweep: BackwardPass
+    ) -> None:
+        context = self.contexts.pop(record)
+        gradient = sweep.gradients.pop(record.output, None)
+        if gradient is None:
+            return
+        late = tuple(need and v in own for v, need in zip(record.inputs, needs, strict=True))
+        context.needs = tuple(a and not b for a, b in zip(needs, late, strict=True))
+        if any(context.needs):
+            sweep.step(record, context, gradient)
+        if any(late):
+            self._pending.append((record, context, gradient, late))
+
+    def backward_weights(self) -> None:
+        """Second half: the other gradients of parameters."""
+        sweep = BackwardPass({})
+        for record, context, gradient, late in self._pending:
+            context.needs = late
+            sweep.step(record, context, gradient)
+        self._pending.clear()
+        self.gradients.update(sweep.gradients)
+
+
+class RecomputingChunkRun(ChunkRun, RecomputingRun):
+    """The same with recomputing."""
+
+
+def chunk_run(
+    program: Program,
+    part: ChunkPlan,
+    values: dict[Variable, Array],
+    rows: dict[str, StepRows],
+    meter: Any,
+) -> ChunkRun:
+    """A run of the piece, recomputing if its backward pass asks for it."""
+    kind = RecomputingChunkRun if part.plan.recomputes else ChunkRun
+    return kind(program, part, values, rows, meter)

@@ -1,0 +1,54 @@
+"""Replies to calls that the coordinator answers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from psfleet.shard.events import SendError
+from psfleet.wire.mode_messages import mode_fields
+from psfleet.wire.v1 import coordinator_pb2
+from psfleet_server.coordinator.barriers import CollectiveReply
+from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
+from psfleet_server.rpc.deferred_reply import DeferredReply
+
+
+def release(outcomes: Sequence[Outcome]) -> None:
+    """Reply to the calls of these outcomes. All calls of a collective get one message, encoded once."""
+    last: CollectiveReply | None = None
+    message = b""
+    for outcome in outcomes:
+        reply = outcome.call
+        assert isinstance(reply, DeferredReply)
+        match outcome:
+            case SendError():
+                reply.fail(outcome.error)
+            case CollectiveReply(value=value, mode_request=request):
+                if last is None or last.value is not value or last.mode_request is not request:
+                    last, message = outcome, _collective_reply(outcome)
+                reply.complete(message)
+            case Registration():
+                reply.complete(_seated(outcome))
+
+
+def _seated(seating: Registration) -> bytes:
+    switch, changed = seating.switch, {}
+    if switch is not None:
+        changed = {"switches": switch.number, "last": switch.last, **mode_fields(switch.mode)}
+    reply = coordinator_pb2.RegisterReply(
+        incarnation=seating.incarnation,
+        first=seating.first,
+        view=seating.view,
+        completed=seating.completed,
+        progress=seating.progress,
+        **changed,
+    )
+    return bytes(reply.SerializeToString())
+
+
+def _collective_reply(release: CollectiveReply) -> bytes:
+    reply: Any = coordinator_pb2.BarrierReply()
+    if release.value is not None:
+        reply = coordinator_pb2.AllReduceReply(value=release.value.tobytes())
+    elif release.mode_request is not None:
+        reply.mode_request.mode = release.mode_request.mode
+        reply.mode_request.settings.update(release.mode_request.settings)
+    return bytes(reply.SerializeToString())

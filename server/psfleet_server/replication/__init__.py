@@ -1,1 +1,0 @@
-"""Standbys: they follow a primary, and take its place."""

@@ -1,0 +1,223 @@
+"""The metrics of one server or standby, read from its counters when somebody asks.
+
+psfleet_server.services.method_handlers declares which methods have times, and what these are called.
+"""
+
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from psfleet.observability.exposition import counter, encode, gauge, histogram, latency
+from psfleet.platform.memory import resident
+from psfleet.shard.shard import Shard
+from psfleet.tables.memory_choice import KINDS
+from psfleet.tables.row_memory import PageTraffic
+from psfleet.tables.sparse import SparseTable
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.connection_limit import ConnectionLimit
+from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
+from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
+from psfleet_server.standby import Standby
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+
+_LARGEST_AGE = 12  # staleness buckets: 0, 1, 2, 4, ..., 2**12
+_TRAFFIC: tuple[tuple[str, str, Callable[[SparseTable], int]], ...] = (
+    ("pulled_rows", "Rows that were read", lambda table: table.traffic.pulled),
+    ("unknown_ids", "Ids without a row that were read", lambda table: table.traffic.unknown),
+    ("updated_rows", "Rows that pushes have updated", lambda table: table.traffic.updated),
+    ("admitted_rows", "Rows that pushes have added", lambda table: table.admitted),
+)
+_PAGING: tuple[tuple[str, str, Callable[[PageTraffic], float]], ...] = (
+    ("disk_pages_used", "Pages of rows on disk that calls needed", lambda pages: pages.used),
+    ("disk_pages_found", "Those of them that were in memory", lambda pages: pages.found),
+    ("disk_pages_read", "Those of them that were read", lambda pages: pages.read),
+    ("disk_pages_written", "Pages that were written to go", lambda pages: pages.written),
+    ("disk_wait_seconds", "Time in which calls waited for pages", lambda pages: pages.seconds),
+)
+
+
+class ServerMetrics:
+    """Collects the metrics of a server.
+
+    Args:
+        host: Host of the shard.
+        snapshots: On server 0, who takes snapshots.
+        schedule: Schedule of snapshots; None: they are taken on request only.
+        connection_limit: Connection limit of a server that listens on TCP.
+    """
+
+    def __init__(
+        self,
+        host: ShardHost,
+        snapshots: SnapshotRunner | None,
+        schedule: SnapshotSchedule | None,
+        connection_limit: ConnectionLimit | None,
+    ) -> None:
+        self._host = host
+        self._snapshots = snapshots
+        self._schedule = schedule
+        self._connection_limit = connection_limit
+
+    def collect(self) -> "list[Metric]":
+        """All families; they fit together, for no event is handled meanwhile."""
+        with self._host.lock:
+            shard = list(_shard(self._host.shard))
+        return [*shard, *self._calls(), *process(), *self._durability(), *self._fleet()]
+
+    def _calls(self) -> "Iterator[Metric]":
+        host = self._host
+        mode = host.shard.mode or "none"
+        for name, one in list(host.latencies.shown.items()):
+            labels = {"mode": mode} if one.by_mode else {}
+            yield latency(f"{name}_seconds", one.help, one.times, **labels)
+        yield gauge("waiting_calls", "Calls that wait for other workers", host.waiting_calls)
+        yield gauge("waiting_calls_limit", "Calls that may wait at once", host.limits.waiting_calls)
+        sizes = host.bytes
+        yield counter("received_bytes", "Bytes of calls of the training that came", sizes.received)
+        yield counter("push_bytes", "Bytes of pushes, and of gradients in memory", sizes.push)
+        yield counter("pull_bytes", "Bytes of pulls, which name ids", sizes.pull)
+        yield counter("exchange_bytes", "Bytes of pushes with a pull behind them", sizes.exchange)
+        yield counter("sent_bytes", "Bytes of values that were sent", sizes.values)
+        yield counter("saved_bytes", "By which values would be longer in float32", sizes.saved)
+        if self._connection_limit is not None:
+            yield gauge("connections", "Open TCP connections", self._connection_limit.open)
+            yield gauge("connections_limit", "TCP connections allowed", host.limits.connections)
+
+    def _durability(self) -> "Iterator[Metric]":
+        yield from log(self._host)
+        if self._host.feed.enabled:
+            feed = self._host.feed
+            yield gauge("standby_attached", "Whether a standby follows", float(feed.attached))
+            yield gauge("standby_ready", "Whether a standby could take over", float(feed.required))
+            yield gauge("standby_lag_records", "Records the standby lacks", feed.lag)
+            yield gauge("standby_queued_bytes", "Bytes that wait for the standby", feed.queued)
+            yield counter("standby_bytes", "Bytes of records for the standby", feed.shipped)
+
+    def _fleet(self) -> "Iterator[Metric]":
+        coordinator = self._host.coordinator
+        if coordinator is None:
+            return
+        torn = len(coordinator.dispatch.torn)
+        yield counter("torn_steps", "Steps that only some of the servers have", torn)
+        with self._host.lock:
+            left = coordinator.dispatch.samples_left(self._host.shard.rounds.closed)
+        if left:  # else there is no dataset, or it has no end
+            yield gauge("samples_left", "Samples of fleet.dataset that nobody has had yet", left)
+        if self._snapshots is not None and self._snapshots.latest is not None:
+            at, size = self._snapshots.latest
+            yield gauge("snapshot_timestamp_seconds", "When the last snapshot was complete", at)
+            yield gauge("snapshot_bytes", "Size of the last snapshot", size)
+        if self._schedule is not None and self._schedule.seconds:
+            yield gauge("snapshot_interval_seconds", "--snapshot-every", self._schedule.seconds)
+            waited = self._schedule.waited
+            yield gauge("snapshot_wait_seconds", "Since a snapshot held all pushes", waited)
+
+
+def process() -> "Iterator[Metric]":
+    """Yield the metrics that any process has."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime)
+    yield gauge("resident_bytes", "Memory of the process", resident())
+
+
+def log(host: ShardHost) -> "Iterator[Metric]":
+    """Yield the metrics of a process's log, if it has one."""
+    if host.journal is not None:
+        log = host.journal.log
+        yield counter("log_bytes", "Bytes written to the log", log.end)
+        yield gauge("log_unsynced_bytes", "Bytes of the log not on the disk yet", log.unsynced)
+        yield latency("log_sync_seconds", "Time for the disk to keep the log", log.syncs)
+
+
+def _shard(shard: Shard) -> "Iterator[Metric]":
+    counters, mode = shard.counters, shard.mode or "none"
+    yield gauge("mode_info", "1 for the consistency mode of the fleet", {mode: 1}, "mode")
+    yield gauge(
+        "progress_steps", "Closed rounds, or pushes of the fastest worker", shard.progress()
+    )
+    yield counter("pushes", "Pushes that were applied or held", counters.pushes)
+    yield counter("duplicate_pushes", "Pushes that came again and were ignored", counters.repeats)
+    yield counter("samples", "Samples behind the pushes", sum(counters.samples.values()))
+    yield _staleness(shard.staleness.counts, mode)
+    leading_steps = shard.consistency.gate.leading_steps
+    yield gauge(
+        "ssp_lead_steps", "How far a worker was ahead of the slowest at most", leading_steps
+    )
+    yield from _tables(shard)
+
+
+def _tables(shard: Shard) -> "Iterator[Metric]":
+    tables = {table.spec.name: table for table in shard.tables.values()}
+    sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
+    on_device = {n: t.device_bytes for n, t in tables.items() if not KINDS[t.device].is_host}
+    on_host = sum(table.bytes - table.device_bytes for table in tables.values())
+    used = on_host + shard.tables.budget.held
+    yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
+    yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})
+    yield counter("table_updates", "Updates of a table", {n: t.step for n, t in tables.items()})
+    for name, help, count in _TRAFFIC:
+        yield counter(name, help, {n: count(t) for n, t in sparse.items()})
+    if paging := {n: t.paging for n, t in sparse.items() if t.paging is not None}:
+        for name, help, value in _PAGING:
+            yield counter(name, help, {n: value(t) for n, t in paging.items()})
+    yield counter(
+        "dropped_rows",
+        "Rows that were evicted, shrunk or removed",
+        {n: t.dropped for n, t in sparse.items()},
+    )
+    yield gauge(
+        "candidate_ids",
+        "Ids pushed too seldom for a row so far",
+        {n: t.waiting for n, t in sparse.items()},
+    )
+    yield gauge(
+        "spilled_rows",
+        "Rows of a table on a device that are in host memory, for which the device has no room",
+        {n: t.spilled for n, t in sparse.items() if n in on_device},
+    )
+    yield gauge("table_device_bytes", "Device memory of a table, of its table_bytes", on_device)
+    if on_device:
+        yield gauge("device_memory_used_bytes", "Device memory of tables", sum(on_device.values()))
+    if (most := shard.tables.device_limit) is not None:
+        yield gauge("device_memory_limit_bytes", "Device memory that tables may take", most)
+    yield gauge("memory_used_bytes", "Host memory of tables and of pushes that are held", used)
+    yield gauge(
+        "held_bytes", "Memory of pushes that wait for their round", shard.tables.budget.held
+    )
+    if shard.tables.budget.limit is not None:
+        yield gauge("memory_limit_bytes", "Memory that tables may take", shard.tables.budget.limit)
+
+
+def _staleness(counts: Mapping[int, int], mode: str) -> "Metric":
+    """Counts by staleness as a histogram; above 256 a count is that of a power of two."""
+    edges = [0, *(1 << power for power in range(_LARGEST_AGE + 1))]
+    buckets = [
+        (str(edge), float(sum(count for age, count in counts.items() if age <= edge)))
+        for edge in edges
+    ]
+    buckets.append(("+Inf", float(sum(counts.values()))))
+    total = float(sum(age * count for age, count in counts.items()))
+    help = "Pushes of others applied since the weights behind a push were read"
+    return histogram("staleness_pushes", help, buckets, total, mode=mode)
+
+
+def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
+    """All families as text. Records may be taken meanwhile.
+
+    Args:
+        host: Host of the shard that the records fill.
+        standby: Takes them.
+    """
+    held = sum(table.bytes for table in [*host.shard.tables.values()])
+    return encode(
+        [
+            *process(),
+            *log(host),
+            counter("standby_taken_records", "Records taken, with the copy", standby.records),
+            counter("standby_taken_bytes", "Bytes of these records", standby.bytes),
+            gauge("standby_table_bytes", "Memory of the tables so far", held),
+        ]
+    )

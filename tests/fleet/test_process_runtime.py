@@ -1,0 +1,54 @@
+"""Threads that act as processes of their own: each has its runtime, its seat and its parameters."""
+
+import threading
+
+import numpy as np
+
+import psfleet
+from psfleet.optimizer import SGD
+from psfleet.parameters.parameter import Parameter
+from psfleet.platform.threads import ServiceThread
+from psfleet.runtime.interface import Runtime
+from psfleet.runtime.process_runtime import active, current, using
+
+STEPS = 3
+
+
+def test_threads_that_act_as_processes_have_runtimes_of_their_own() -> None:
+    """Two threads train a parameter and a client's table of the same names in turn, each as if it were alone;
+    a thread that psfleet starts for one of them has its runtime, and that of the process knows no table."""
+    turns, ends = threading.Barrier(2), dict[float, list[float]]()
+    found: dict[float, tuple[Runtime, Runtime]] = {}
+
+    def train(rate: float) -> None:
+        with using() as process:
+            weight, sgd = Parameter("apart.w", np.ones(1, np.float32)), SGD(rate)
+            with psfleet.connect() as ps:
+                table = ps.dense_table("apart.t", np.ones(1, np.float32), SGD(rate))
+                for _ in range(STEPS):
+                    turns.wait(60)
+                    sgd.apply_gradients([(weight, np.ones(1, np.float32))])
+                    turns.wait(60)
+                    table.push(np.ones(1, np.float32)).wait()
+                    psfleet.fleet.barrier_worker()
+                ends[rate] = [weight.numpy().item(), table.pull().item()]
+                helper = ServiceThread(
+                    lambda: found.update({rate: (active(), ps.runtime)}), "helper"
+                )
+                helper.start()
+                helper.join()
+            runtime = process.use(None)
+            assert runtime is not None  # the parameter has kept it
+            runtime.close()
+
+    outside, before = current(), current().is_active
+    threads = [threading.Thread(target=train, args=(rate,)) for rate in (0.5, 0.25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ends == {rate: [1 - STEPS * rate] * 2 for rate in (0.5, 0.25)}
+    assert all(own is runtime for own, runtime in found.values())
+    assert found[0.5][0] is not found[0.25][0]
+    assert current() is outside
+    assert current().is_active == before

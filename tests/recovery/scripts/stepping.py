@@ -1,0 +1,42 @@
+"""Pushes 1 to every row of a table, step after step, until there is the file that is named.
+
+python stepping.py FILE
+
+It prints the number of each step, and then what the rows should be and are.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.settings.environment import read_environment
+from psfleet_worker.cluster_runtime import ClusterRuntime
+
+ROWS = TableSpec(
+    "rows", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
+)
+IDS = np.arange(6)
+GRADIENT = Gradient(ROWS.key, np.ones((6, 2), np.float32), IDS, 1.0)
+
+
+def main(over: Path) -> None:
+    """The worker."""
+    runtime = ClusterRuntime(read_environment(), "async")
+    runtime.create(ROWS)
+    step = 0
+    while not over.exists():
+        step += 1
+        runtime.push([GRADIENT])
+        runtime.pull([Read(ROWS.key, IDS)])
+        print(step, flush=True)
+    (rows,) = runtime.pull([Read(ROWS.key, IDS)])
+    print("rows", -step, *sorted({*rows.ravel().tolist()}), flush=True)
+    runtime.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,36 @@
+"""Tables of calls that are refused: a line of a script each, and the sentence that refuses it."""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from psfleet.errors import PsfleetError
+
+
+def check_refusals(
+    table: str,
+    names: Mapping[str, Any],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Check that each line is refused by an error of psfleet in one line with its sentence.
+
+    Args:
+        table: Lines `call  # sentence`. The sentence is a part of `Kind: message`; "..." in it stands for any
+            text.
+        names: What the calls may use.
+        around: Makes what each call runs in.
+    """
+    wrong = []
+    for line in table.strip().splitlines():
+        call, _, sentence = line.rpartition("  # ")
+        pattern = ".*".join(re.escape(part) for part in sentence.split("..."))
+        said = "nothing"
+        try:
+            with around():
+                exec(call, dict(names))
+        except PsfleetError as error:
+            said = f"{type(error).__name__}: {error}"
+        if not call or "\n" in said or not re.search(pattern, said):
+            wrong.append(f"{call}\n    said {said}\n    not  {sentence}")
+    assert not wrong, "\n".join(wrong)
