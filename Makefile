@@ -12,7 +12,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-engines test-slurm test-ray test-hosts test-packages docs goldens clean
+.PHONY: help train serve test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-engines test-slurm test-ray test-hosts test-packages test-docs docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -22,18 +22,24 @@ help:
 	@echo "make check          ruff, mypy, generated stubs, diagrams, documents"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels; make bench-gpu: of tables on a GPU"
 	@echo "make bench-peers    psfleet beside torch, TensorFlow and Paddle; installs those two (2 GB) first"
-	@echo "make torture        model, machines, kills, chaos, damaged snapshots: SEEDS=$(SEEDS) more seeds; all CUDA kernels"
+	@echo "make torture        model, kills, chaos, floods, damaged snapshots, planted faults: SEEDS=$(SEEDS) more seeds; all CUDA kernels"
 	@echo "make repeat         the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
+	@echo "make serve          train on flights with servers that a service follows, export in int8, serve both versions"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   jobs on every engine: ssh, Slurm, Ray, Docker; as root it installs what they need"
-	@echo "make test-device    tests of tables, shards, snapshots and recovery with all tables on a simulated GPU"
+	@echo "make test-device    tests of tables, shards, snapshots and recovery with all tables on a simulated GPU, and on disk"
 	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
-	@echo "make docs           draw the diagrams, list settings and panels; build the site, strictly, in build/site/html"
+	@echo "make docs           run what the pages print and each benchmark (make test-docs), draw the diagrams, list settings and panels;"
+	@echo "                    build the site, strictly, in build/site/html"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
 
 train: $(VENV)/.has-examples
 	$(VENV)/bin/psfleet-launch --servers $(SERVERS) --workers $(WORKERS) $(LAUNCH) examples/flights.py $(ARGS)
+
+serve: $(VENV)/.has-examples
+	$(VENV)/bin/python -m pip install --quiet --editable ".[serve]"
+	$(VENV)/bin/psfleet-launch --servers $(SERVERS) --workers 1 $(LAUNCH) examples/serve_flights.py $(ARGS)
 
 # Twice as many processes as cores, for many tests wait. Each takes tests from the others when it has none.
 test: $(VENV)/.has-test $(VENV)/.has-torch
@@ -44,9 +50,14 @@ quick: $(VENV)/.has-test
 
 OLDEST ?= .venv-oldest
 OLDEST_TESTS ?= tests/wire tests/rules tests/optimizer/test_goldens.py tests/tables tests/cluster/test_runtime.py \
-    tests/checkpoint tests/security/test_access.py tests/launch/test_job.py
+    tests/checkpoint tests/security/test_access.py tests/launch/test_job.py \
+    tests/docs tests/metrics tests/mistakes tests/torch tests/examples
+# This environment has the extra `test` alone: what needs PyTorch or another extra must skip by name. A file that
+# imports one all the same fails when it is collected, so all are.
 test-oldest: $(OLDEST)/.has-oldest
-	$(OLDEST)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(OLDEST_TESTS) $(ARGS)
+	mkdir -p build
+	$(OLDEST)/bin/python -m pytest --quiet --quiet --collect-only >build/collected.txt || { cat build/collected.txt; exit 1; }
+	PSFLEET_TEST_DOCS=1 $(OLDEST)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(OLDEST_TESTS) $(ARGS)
 
 $(OLDEST)/.has-oldest: pyproject.toml tools/install tools/oldest.txt
 	PIP_CONSTRAINT=tools/oldest.txt tools/install $(OLDEST) test
@@ -55,7 +66,7 @@ $(OLDEST)/.has-oldest: pyproject.toml tools/install tools/oldest.txt
 goldens: $(VENV)/.has-test
 	$(VENV)/bin/python -m tests.checkpoint.goldens
 
-check: $(VENV)/.has-dev
+check: $(VENV)/.has-dev build/mypy-without-torch.toml
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy $(without-torch)
@@ -65,8 +76,13 @@ check: $(VENV)/.has-dev
 	$(VENV)/bin/python tools/draw_diagrams.py --check
 	$(VENV)/bin/python tools/check_docs.py
 
-# What stands on PyTorch is checked where that is installed.
-without-torch = $(shell $(VENV)/bin/python -c "import torch" 2>/dev/null || echo --exclude torch)
+# What stands on PyTorch is checked where that is installed. Elsewhere its types are unknown to the rest.
+without-torch = $(shell $(VENV)/bin/python -c "import torch" 2>/dev/null || \
+    echo --exclude torch --exclude examples/models --config-file build/mypy-without-torch.toml)
+
+build/mypy-without-torch.toml: pyproject.toml tools/without_torch.toml
+	@mkdir -p build
+	@cat $^ >$@
 
 bench: $(VENV)/.has-test
 	$(VENV)/bin/python benchmarks/run_all.py --short $(ARGS)
@@ -88,7 +104,7 @@ SEEDS ?= 50
 torture: $(VENV)/.has-test
 	PSFLEET_TORTURE=$(SEEDS) $(VENV)/bin/python -m pytest -q -m "not docker" \
 	    tests/protocol tests/recovery tests/chaos tests/benchmarks/test_dgc.py tests/kernels/test_cuda.py \
-	    tests/fuzz/test_chains.py $(ARGS)
+	    tests/fuzz/test_chains.py tests/http2/test_floods.py tests/observability/test_alerts_of_jobs.py tests/mutants $(ARGS)
 
 MINUTES ?= 20
 SEED ?= 1
@@ -122,6 +138,8 @@ DEVICE_TESTS ?= tests/tables tests/shard tests/snapshots tests/recovery tests/st
 test-device: $(VENV)/.has-test
 	NUMBA_ENABLE_CUDASIM=1 PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_device \
 	    --numprocesses $(JOBS) --dist worksteal $(DEVICE_TESTS) $(ARGS)
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_disk \
+	    --numprocesses $(JOBS) --dist worksteal tests/tables tests/shard tests/snapshots
 
 # An engine that cannot be had is named as skipped. One process tests under Slurm and one on Ray, for each has a
 # cluster, and one all else; these tests mostly wait.
@@ -141,7 +159,13 @@ test-hosts: $(VENV)/.has-test
 test-packages: $(VENV)/.has-test
 	PSFLEET_TEST_PACKAGES=1 $(VENV)/bin/python -m pytest tests/packages $(ARGS)
 
-docs: $(VENV)/.has-docs
+# What the pages print is run here and not by `make test`: their scripts, completions and notebooks, and each
+# benchmark once.
+test-docs: $(VENV)/.has-test $(VENV)/.has-torch
+	PSFLEET_TEST_DOCS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist worksteal \
+	    tests/docs tests/notebooks tests/benchmarks $(ARGS)
+
+docs: $(VENV)/.has-docs test-docs
 	$(VENV)/bin/python tools/draw_diagrams.py
 	$(VENV)/bin/python tools/generate_settings.py
 	$(VENV)/bin/python tools/generate_panels.py

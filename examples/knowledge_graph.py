@@ -117,12 +117,12 @@ class Model:
     def step(self, chosen: Ints) -> float:
         """Train on these of the training queries; the mean loss of their triples."""
         queries = self.graph.train.queries[chosen]
-        answers = [self.graph.train[at] for at in chosen]
-        flat = np.concatenate(answers)
+        replies = [self.graph.train[at] for at in chosen]
+        flat = np.concatenate(replies)
         # The worker's step has the same candidates again, if the worker starts again.
         candidates, shift = self.graph.candidates(flat, self.settings.candidates, seed=chosen)
         truth = np.zeros((len(chosen), len(candidates)), np.float32)
-        rows = np.repeat(np.arange(len(chosen)), [len(found) for found in answers])
+        rows = np.repeat(np.arange(len(chosen)), [len(found) for found in replies])
         truth[rows, np.searchsorted(candidates, flat)] = 1 / len(flat)
         given = {**_named(queries), "candidates": candidates, "truth": truth, "shift": shift}
         return float(self.executor.run(self.program, given, [self.loss])[0])

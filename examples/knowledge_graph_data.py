@@ -69,11 +69,11 @@ class Graph:
         self.train = Answers(self.triples["train"])
         self.known = Answers(np.concatenate(list(self.triples.values())))
 
-    def candidates(self, answers: Ints, drawn: int, seed: Ints) -> tuple[Ints, Floats]:
+    def candidates(self, replies: Ints, drawn: int, seed: Ints) -> tuple[Ints, Floats]:
         """The entities among which a step looks for these answers, each once and in order.
 
         Args:
-            answers: These are among them.
+            replies: These are among them.
             drawn: So many are drawn evenly of all entities; 0: all are candidates.
             seed: Of the draw.
 
@@ -86,8 +86,8 @@ class Graph:
         if not 0 < drawn < self.entities:
             return everything, np.zeros(self.entities, np.float32)
         sample = np.random.default_rng(seed).choice(everything, drawn, replace=False)
-        found = np.union1d(answers, sample)
-        is_answer = np.isin(found, answers)
+        found = np.union1d(replies, sample)
+        is_answer = np.isin(found, replies)
         answering = int(is_answer.sum())
         if answering == len(found):
             return found, np.zeros(len(found), np.float32)
