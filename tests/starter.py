@@ -287,7 +287,9 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _settle(request: dict[str, Any]) -> None:
-    """What must hold when the other process learns of this one: its session, and its end with a parent."""
+    """What must hold when the other process learns of this one: its environment, by which jobs find it, its
+    session, and its end with a parent."""
+    _show(request["environment"])
     for number in {*_IGNORED} - {*request["ignored"]}:
         is_interrupt = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
@@ -330,7 +332,6 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         _fork_zygote()
         install()
     os.chdir(request["folder"])
-    _show(request["environment"])
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     np.random.seed()  # Python does this for `random` in every fork
     _run(request["program"])
@@ -371,6 +372,7 @@ def _fork_zygote() -> None:
     """Make a zygote for this process while it has no thread."""
     ours, theirs = _pair()
     if os.fork() == 0:
+        _show(_AT_START)  # it belongs to no job
         ours.close()
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1):

@@ -124,6 +124,17 @@ def test_a_fork_ends_as_an_interpreter_ends(
     assert code in (None, ends[0][0])
 
 
+def test_a_fork_shows_its_environment_at_once(forking: Any, tmp_path: Path) -> None:
+    """A job finds a process by its environment as soon as it has been started."""
+    (tmp_path / "program.py").write_text("import sys; sys.stdin.read()")
+    command = [sys.executable, str(tmp_path / "program.py")]
+    for number in range(20):
+        environment = {**os.environ, "PSFLEET_JOB_ID": f"job {number}"}
+        with forking(command, env=environment, stdin=subprocess.PIPE) as process:
+            with open(f"/proc/{process.pid}/environ", "rb") as shown:
+                assert f"PSFLEET_JOB_ID=job {number}".encode() in shown.read().split(b"\0")
+
+
 def test_a_module_is_run_as_an_interpreter_runs_it(forking: Any, tmp_path: Path) -> None:
     """`-m` names the file of the module in its usage, and refuses an option with the same words."""
     ends = []
