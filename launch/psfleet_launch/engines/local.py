@@ -134,6 +134,7 @@ class LocalEngine(Engine):
     def sweep(self) -> None:
         guard.sweep(self.job.token)
         for process in self._processes.values():
+            process.kill()  # it may have overwritten its environment, as setproctitle does
             process.wait()
             _close_commands(process)
 
