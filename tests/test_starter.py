@@ -131,8 +131,8 @@ def test_a_fork_shows_its_environment_at_once(forking: Any, tmp_path: Path) -> N
     for number in range(20):
         environment = {**os.environ, "PSFLEET_JOB_ID": f"job {number}"}
         with forking(command, env=environment, stdin=subprocess.PIPE) as process:
-            with open(f"/proc/{process.pid}/environ", "rb") as shown:
-                assert f"PSFLEET_JOB_ID=job {number}".encode() in shown.read().split(b"\0")
+            shown = Path(f"/proc/{process.pid}/environ").read_bytes()
+            assert f"PSFLEET_JOB_ID=job {number}".encode() in shown.split(b"\0")
 
 
 def test_a_module_is_run_as_an_interpreter_runs_it(forking: Any, tmp_path: Path) -> None:

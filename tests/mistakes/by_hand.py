@@ -79,7 +79,7 @@ BY_HAND = {
         TABLE.replace("users", "buyers")
         + "t.push(ids, np.ones((3, 4)))\nps.save('model')\nps.close()\nwith psfleet.connect() as ps:\n"
         "    ps.sparse_table('items', dim=4, optimizer=optimizer.Adam(0.1))\n    ps.load('model')",
-        r"CheckpointError: 'model' has table buyers and the script .*items.*: none of them",
+        r"CheckpointError: 'model' has table buyers and the script tables? .*: none of them",
     ),
     "a folder that takes nothing": Mistake(
         TABLE + "ps.save('/proc/model')", r"CheckpointError: .*/proc/model.*"
