@@ -30,6 +30,7 @@ def connect(
     checkpoint: str | os.PathLike[str] | None = None,
     job: str | os.PathLike[str] | Sequence[str] | None = None,
     follow: str | os.PathLike[str] | Sequence[str] | None = None,
+    snapshot: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
 
@@ -51,7 +52,9 @@ def connect(
             with commas between them. All that would change tables is refused. It goes with `tls`, `insecure`
             and `wire` only; see docs/prediction.md.
         follow: A running job likewise, whose weights are copied to this process and kept up to date. It goes
-            with `tls` and `insecure` only; see docs/serving.md.
+            with `tls`, `insecure` and `snapshot` only; see docs/serving.md.
+        snapshot: With `follow` a snapshot of the job with which the copy begins, its folder or URL, or a
+            folder of its snapshots; None: the newest one in the job's folder, if there is one.
 
     Raises:
         CheckpointError: The checkpoint is missing or damaged.
@@ -61,7 +64,12 @@ def connect(
     """
     access = {"tls": tls, "insecure": insecure}
     if follow is not None:
-        return _of_follower(follow, access, environment, mode, wire, checkpoint, job)
+        return _of_follower(follow, access, snapshot, environment, mode, wire, checkpoint, job)
+    if snapshot is not None:
+        raise ConfigError(
+            f"connect() got snapshot={snapshot!r} without follow; name the job that is followed, or read the "
+            "snapshot with checkpoint"
+        )
     if job is not None:
         return _of_job(job, access, wire, environment, mode, checkpoint)
     if checkpoint is not None:
@@ -111,15 +119,15 @@ def _of_job(job: Any, access: Mapping[str, Any], wire: str | None, *others: obje
     return Client(load_runtime("reader", here, wire=form))
 
 
-def _of_follower(job: Any, access: Mapping[str, Any], *others: object) -> Client:
+def _of_follower(job: Any, access: Mapping[str, Any], snapshot: Any, *others: object) -> Client:
     if any(other is not None for other in others):
         raise ConfigError(
-            f"connect() got follow={job!r} and other settings than tls and insecure; the weights are read as "
-            "they are, so leave the others out"
+            f"connect() got follow={job!r} and other settings than tls, insecure and snapshot; the weights "
+            "are read as they are, so leave the others out"
         )
     from psfleet.serving.follower import Follower, FollowerRuntime  # loads what predicts
 
-    return Client(FollowerRuntime(Follower(job, **access)))
+    return Client(FollowerRuntime(Follower(job, snapshot=os.fspath(snapshot or ""), **access)))
 
 
 def _of_checkpoint(folder: Any, *others: object) -> Client:

@@ -70,15 +70,24 @@ class ObjectStore:
 
     def sizes(self) -> dict[str, int]:
         """The files of the folder, and their bytes; {}: it is not there."""
+        return self._listed("file")
 
+    def folders(self) -> list[str]:
+        """The names of the folders in it, ascending."""
+        return sorted(self._listed("directory"))
+
+    def _listed(self, kind: str) -> dict[str, int]:
         def listed() -> dict[str, int]:
             self._system.invalidate_cache()
             try:
                 entries = self._system.ls(self._root, detail=True)
             except FileNotFoundError:
                 return {}
-            files = [entry for entry in entries if entry["type"] == "file"]
-            return {posixpath.basename(entry["name"]): int(entry["size"]) for entry in files}
+            found = [entry for entry in entries if entry["type"] == kind]
+            return {
+                posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0)
+                for entry in found
+            }
 
         return self._tried("list it", listed)
 
@@ -119,6 +128,23 @@ def readable(path: str | os.PathLike[str]) -> Path:
     """
     url = url_of(path)
     return local_path(path) if url is None else _copied(url)
+
+
+def folders_in(place: str) -> list[str]:
+    """The names of the folders in a folder or URL, ascending; []: it is not there."""
+    if (url := url_of(place)) is not None:
+        return ObjectStore(url).folders()
+    folder = local_path(place)
+    return (
+        sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+    )
+
+
+def is_whole(place: str) -> bool:
+    """Return whether a folder or URL has what is written last of a snapshot, a model or an export."""
+    if (url := url_of(place)) is not None:
+        return not ObjectStore(url).sizes().keys().isdisjoint(MARKS)
+    return any((local_path(place) / name).exists() for name in MARKS)
 
 
 _copies: list[Path] = []

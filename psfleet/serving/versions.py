@@ -3,12 +3,11 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from psfleet.errors import UsageError
+from psfleet.errors import PsfleetError, UsageError
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.platform.logs import log_of
-from psfleet.platform.object_store import MARKS
+from psfleet.platform.object_store import folders_in, is_whole
 from psfleet.serving.batching import Batcher
 from psfleet.serving.model import Model, load
 from psfleet.settings.choices import RowForm
@@ -35,8 +34,8 @@ class VersionedModel:
     """A model whose versions are folders with numbers as names, such as `ctr/1` and `ctr/2`.
 
     Args:
-        model: The folder of an inference model or an export, a folder that holds such folders by number, or
-            MODULE:NAME of a function that makes a torch module or the variables of a program.
+        model: The folder or URL of an inference model or an export, a folder that holds such folders by
+            number, or MODULE:NAME of a function that makes a torch module or the variables of a program.
         features, rows: As for `psfleet.serving.load`.
         checkpoint: The snapshot or export with the weights, or a folder that holds such folders by number.
 
@@ -56,17 +55,24 @@ class VersionedModel:
         self.rows: RowForm | None = rows
         self.checkpoint = checkpoint
 
-    def _folders(self) -> dict[int, Path]:
-        """The folder of each version; {}: the model has none by number."""
-        root = Path(self.checkpoint or self.model)
-        if _whole(root) or not root.is_dir():
+        self._whole: set[str] = set()  # places that were whole, which they stay
+
+    def _places(self) -> dict[int, str]:
+        """The folder or URL of each version; {}: the model has none by number."""
+        root = self.checkpoint or self.model
+        if self._is_whole(root):
             return {}
-        numbered = (path for path in root.iterdir() if path.name.isdecimal() and _whole(path))
-        return {int(path.name): path for path in numbered}
+        places = {int(n): f"{root.rstrip('/')}/{n}" for n in folders_in(root) if n.isdecimal()}
+        return {number: place for number, place in places.items() if self._is_whole(place)}
+
+    def _is_whole(self, place: str) -> bool:
+        if place not in self._whole and is_whole(place):
+            self._whole.add(place)
+        return place in self._whole
 
     def numbers(self) -> list[int]:
         """The versions that are there, ascending; [1]: the folder is one itself."""
-        return sorted(self._folders()) or [1]
+        return sorted(self._places()) or [1]
 
     def load(self, number: int) -> Model:
         """Make a version.
@@ -74,15 +80,10 @@ class VersionedModel:
         Raises:
             PsfleetError: It cannot be loaded.
         """
-        found = self._folders().get(number)
-        folder = str(found) if found else self.checkpoint or self.model
+        place = self._places().get(number, self.checkpoint or self.model)
         if self.checkpoint:
-            return load(self.model, self.features, folder, self.rows)
-        return load(folder, self.features, rows=self.rows)
-
-
-def _whole(folder: Path) -> bool:
-    return any((folder / name).exists() for name in MARKS)
+            return load(self.model, self.features, place, self.rows)
+        return load(place, self.features, rows=self.rows)
 
 
 class ServedModel:
@@ -110,6 +111,7 @@ class ServedModel:
         self._lock = threading.Lock()  # of routing
         self._loading = threading.Lock()
         self._refused: set[int] = set()
+        self._is_unlisted = False
         newest = numbers()[-1]
         self._loaded = {newest: load(newest)}
         self._active = newest
@@ -181,8 +183,17 @@ class ServedModel:
 
         One that cannot be loaded is said once and left out.
         """
-        newest = self.numbers()[-1]
-        if self.pinned or newest <= self._active or newest in self._refused:
+        if self.pinned:
+            return
+        try:
+            newest = self.numbers()[-1]
+        except PsfleetError as error:  # of a store, which may answer again
+            if not self._is_unlisted:
+                _log.warning(f"psfleet: the versions of {self.name!r} cannot be listed: {error}")
+            self._is_unlisted = True
+            return
+        self._is_unlisted = False
+        if newest <= self._active or newest in self._refused:
             return
         with self._loading:
             try:

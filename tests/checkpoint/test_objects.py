@@ -22,9 +22,12 @@ from psfleet.platform import object_store
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
+from psfleet.serving.batching import Batcher
 from psfleet.serving.follower import Follower
+from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.settings.kinds import local_path, shown_url, url_of
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet_launch.commands.serve_command import _named
 from psfleet_launch.job.job_snapshots import check_snapshot
 from tests.serving import models
 
@@ -102,6 +105,8 @@ def test_s3(
         with Follower(fleet.endpoints, snapshot=f"{bucket}/model") as follower:
             assert follower.snapshot == f"{bucket}/model"
             np.testing.assert_array_equal(follower.look_up("t", IDS), second)
+        with psfleet.connect(follow=fleet.endpoints, snapshot=f"{bucket}/model") as client:
+            np.testing.assert_array_equal(client.sparse_table("t", 3).pull(IDS), second)
         worker.close()
     assert len(checkpoint.read_manifest(f"{bucket}/model").files) == 2
     assert len(object_store.ObjectStore(f"{bucket}/model").sizes()) == 3  # nothing of the first
@@ -136,6 +141,34 @@ def test_models(bucket: str, tmp_path: Path) -> None:
         assert np.abs(found - expected).max() <= error
     with pytest.raises(ConfigError, match="'s3://bucket/small' is there already"):
         serving.export(f"{bucket}/clicks", f"{bucket}/small")
+
+
+def test_served_versions(bucket: str, tmp_path: Path) -> None:
+    """Versions at a URL serve by number; a newer one is taken up once it is whole; a store that fails is not
+    the end."""
+    assert _named(f"{bucket}/ctr/") == ("ctr", f"{bucket}/ctr/")
+    assert _named(f"clicks={bucket}/ctr") == ("clicks", f"{bucket}/ctr")
+    expected = models.train(tmp_path)
+    object_store.upload(tmp_path / "model", f"{bucket}/ctr/1")
+    files = sorted(path.name for path in (tmp_path / "model").iterdir())
+    object_store.upload(
+        tmp_path / "model", f"{bucket}/ctr/2", [name for name in files if name != "program.json"]
+    )
+    source = serving.VersionedModel(f"{bucket}/ctr", models.FEATURES)
+
+    def load(number: int) -> ModelVersion:
+        model = source.load(number)
+        return ModelVersion(number, model, Batcher(model))
+
+    served = ServedModel("ctr", source.numbers, load)
+    assert served.active.number == 1
+    np.testing.assert_allclose(served.active.model(models.BATCH), expected)
+    object_store.upload(tmp_path / "model", f"{bucket}/ctr/2")
+    served.refresh()
+    assert served.active.number == 2
+    served.numbers = serving.VersionedModel("nothing://host/m").numbers
+    served.refresh()
+    assert served.active.number == 2
 
 
 def test_failing_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import click
 
 from psfleet.errors import ConfigError
 from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import shown_url, url_of
 
 _ROWS = click.Choice(get_args(RowForm))
 
@@ -152,8 +153,10 @@ def _followed(named: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, An
 
 def _named(said: str) -> tuple[str, str]:
     name, sign, model = said.partition("=")
-    if sign:
+    if sign and "/" not in name:
         return name, model
+    if (url := url_of(said)) is not None:
+        return shown_url(url).rstrip("/").rpartition("/")[2], said
     return (said.rpartition(":")[2] if ":" in said else Path(said).resolve().name), said
 
 
