@@ -1,8 +1,15 @@
-"""Run in a process of its own with NUMBA_ENABLE_CUDASIM=1: CUDA kernels have the bits of the NumPy twin."""
+"""CUDA kernels have the bits of the NumPy twin. Run in a process of its own, under the simulator or on a GPU.
+
+python -m tests.kernels.cuda_agreement [PART PARTS]
+"""
+
+# mypy: disable-error-code="no-untyped-call,attr-defined"
 
 import sys
+from typing import Any
 
 import numpy as np
+from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.kernels.device.cuda import CudaUpdate
@@ -28,19 +35,27 @@ def agrees(rule: Rule, decay: DecaySpec, sparse: bool, resting: bool = False) ->
         *(np.full(N, slot.initial, np.float32) for slot in rule.slots),
     ]
     values, rows = narrow(twin, shared, width), np.array([2, 0, 1])
-    table, update = joined(values), CudaUpdate(rule, decay, DeviceQueue(), DIM if sparse else 0)
+    table, there = there_of(joined(values)), [there_of(array) for array in values]
+    update = CudaUpdate(rule, decay, DeviceQueue(), DIM if sparse else 0)
     for step in range(1, STEPS + 1):
         gradient = random.standard_normal(N).astype(np.float32)
         scalars = scalars_of(rule, decay, 0.1, step, resting)
         twin_push(rule, decay, 0.1, step, twin, gradient, width, resting)
         if sparse:
             given = gradient.reshape(-1, DIM)[rows]
-            update.rows(table, rows, given.reshape(-1), scalars, step)
+            sent = there_of(rows), there_of(given.reshape(-1))
+            update.rows(table, *sent, scalars, step)
         else:
-            update.dense(values, gradient, width, scalars, step)
+            update.dense(there, there_of(gradient), width, scalars, step)
+        cuda.synchronize()
     wanted = narrow(twin, shared, width)
-    pairs = [(table, joined(wanted))] if sparse else list(zip(values, wanted, strict=True))
-    return all(got.tobytes() == want.tobytes() for got, want in pairs)
+    pairs = [(table, joined(wanted))] if sparse else list(zip(there, wanted, strict=True))
+    return all(got.copy_to_host().tobytes() == want.tobytes() for got, want in pairs)
+
+
+def there_of(values: NDArray[Any]) -> Any:
+    """The values on the device."""
+    return cuda.to_device(np.ascontiguousarray(values))
 
 
 def narrow(values: list[Floats], shared: list[bool], width: int) -> list[Floats]:
@@ -56,13 +71,14 @@ def joined(values: list[Floats]) -> Floats:
 
 
 if __name__ == "__main__":
+    part, parts = (*map(int, sys.argv[1:]), *(0, 1)[len(sys.argv) - 1 :])
     wrong = []
-    for rule in RULE_CASES:
+    for rule in RULE_CASES[part::parts]:
         for decay in (DecaySpec(), DecaySpec(0.1, 0.2)):
             for sparse in (False, True):
                 if not agrees(rule, decay, sparse):
                     wrong.append(f"{rule} {decay} sparse={sparse}")
-    if not agrees(Adam(epsilon=0.1, unscaled_rest=True), DecaySpec(), True, True):
+    if not part and not agrees(Adam(epsilon=0.1, unscaled_rest=True), DecaySpec(), True, True):
         wrong.append("rows at rest")
-    print(f"{len(RULE_CASES)} rules, wrong: {wrong}")
+    print(f"{len(RULE_CASES[part::parts])} rules, wrong: {wrong}")
     sys.exit(bool(wrong))

@@ -1,10 +1,10 @@
-"""A plugin of pytest (-p tests.tables.on_device): tables that name no device are on a simulated one.
+"""A plugin of pytest (-p tests.tables.on_device): tables that name no device are on one.
 
-That is numba's, with NUMBA_ENABLE_CUDASIM=1, or the one of tests/kernels/driver.c, where that is the driver.
+With PSFLEET_TEST_GPU=1 that is a GPU, all of which --device-room=0 gives to tables. Else it is a simulated
+one: numba's, with NUMBA_ENABLE_CUDASIM=1, or the one of tests/kernels/driver.c, where that is the driver.
 Tables of a shard, and of each server that a test starts, share as little of its memory as --device-room says,
-so that rows may be in host memory. Kernels are compiled for the processor
-(compiled_kernels.py). With --device-order streams do their work late, in an order drawn from this seed
-(device_order.py).
+so that rows may be in host memory. Kernels are compiled for the processor (compiled_kernels.py). With
+--device-order streams do their work late, in an order drawn from this seed (device_order.py).
 """
 
 import os
@@ -33,8 +33,10 @@ _NOT_ON_A_DEVICE = {
 }
 """Tests that mean host memory, and why."""
 
-assert not why_no_gpu()
-compiled_kernels.install()
+_ON_A_GPU = os.environ.get("PSFLEET_TEST_GPU") == "1"
+assert not why_no_gpu(), why_no_gpu()
+if not _ON_A_GPU:
+    compiled_kernels.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     room, seed = config.getoption("--device-room"), config.getoption("--device-order")
     os.environ["PSFLEET_DEVICE"] = "cuda"
     os.environ["PSFLEET_DEVICE_MEMORY"] = str(room or "")
-    if seed is None:
+    if _ON_A_GPU:
+        pass
+    elif seed is None:
         compiled_kernels.use(compiled_kernels.CompiledOperations())
     else:
         from tests.tables.device_order import BUFFERS, HALF, LateOperations
@@ -60,7 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
             pass
 
         compiled_kernels.use(LateCompiledOperations(seed), BUFFERS, HALF)
-    compiled_kernels.start_threads()
+    if not _ON_A_GPU:
+        compiled_kernels.start_threads()
 
     from psfleet.tables.dense import DenseTable
     from psfleet.tables.memory_choice import MemoryChoice
