@@ -92,7 +92,10 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
     GPU, but for kernels: reserve, map and free memory, copy on streams, wait for events. One that refuses
     this process is told in a sentence."""
     passes_on_a_device(
-        ["--device-room=0", *(f"tests/tables/test_{name}.py" for name in ("freezing", "entry"))],
+        [
+            "--device-room=0",
+            *(f"tests/tables/test_{name}.py" for name in ("freezing", "dense", "entry")),
+        ],
         driver,
         LD_LIBRARY_PATH=str(driver),
     )

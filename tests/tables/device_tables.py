@@ -19,7 +19,9 @@ from psfleet.tables.memory_choice import KINDS, MemoryChoice
 SHAPE = (3, 4)
 THOUSAND = 1000 if SIMULATED else 1_000_000  # a GPU gives rows memory by 2 MiB
 RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
-RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
+RULE_CASES += [ASGD(2), RMSProp(centered=True), Momentum(use_nesterov=True)]
+if SIMULATED:  # a GPU has another math.pow, whose last bit may differ
+    RULE_CASES += [Ftrl(0.1, 0.1, -0.4)]
 
 
 def bits(table: DenseTable) -> list[bytes]:

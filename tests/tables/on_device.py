@@ -26,6 +26,8 @@ _NOT_ON_A_DEVICE = {
     "tables/test_arena.py": "it is of the reserved memory of the host",
     "tables/test_memory.py": "it limits host memory",
     "tables/test_device.py": "it is of tables that name no device",
+    "tables/test_disk.py": "it is of tables whose server keeps rows on disk",
+    "tables/test_refusals.py::test_definitions": "it is of a process without a GPU",
     "shard/test_room.py": "it limits host memory",
     "tables/test_sparse.py::test_a_table_takes_the_address_space_there_is": "it limits the host's addresses",
     "tables/test_policies.py::test_churn_of_chosen_ids": "each segment of its index has a size of its own, "

@@ -61,10 +61,12 @@ def age_of(step, stamp):
 
 
 @cuda.jit
-def find(keys, slots, stamps, bases, masks, ids, n, now, steps, many, touches, found, touched, new):
+def find(
+    keys, slots, stamps, bases, masks, ids, n, now, step, steps, many, touches, found, touched, new
+):
     """Write each id's slot and the step of its last push; both 0 for an unknown one.
 
-    now: the table's step. steps: at which the rows are pushed, if `touches`; one for all unless `many`.
+    now: the table's step. steps: at which the rows are pushed, if `touches`; `step` for all unless `many`.
     new: int64 [segments]: the unknown ids are added to these.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
@@ -79,12 +81,27 @@ def find(keys, slots, stamps, bases, masks, ids, n, now, steps, many, touches, f
             found[i] = slot
             touched[i] = now - age_of(now, stamps[entry])
             if touches:
-                stamps[entry] = uint32(steps[i * many] & 0xFFFFFFFF)
+                stamps[entry] = uint32((steps[i] if many else step) & 0xFFFFFFFF)
 
 
 @cuda.jit
 def add(
-    keys, slots, stamps, bases, masks, ids, n, steps, many, free, freed, unused, found, fresh, taken
+    keys,
+    slots,
+    stamps,
+    bases,
+    masks,
+    ids,
+    n,
+    step,
+    steps,
+    many,
+    free,
+    freed,
+    unused,
+    found,
+    fresh,
+    taken,
 ):
     """Give a slot to each id that `find` has not found: one of the `freed` last ones, then unused ones.
 
@@ -99,7 +116,7 @@ def add(
             if number < freed:
                 slot = int64(free[freed - 1 - number])
             slots[entry] = uint32(slot)
-            stamps[entry] = uint32(steps[i * many] & 0xFFFFFFFF)
+            stamps[entry] = uint32((steps[i] if many else step) & 0xFFFFFFFF)
             found[i] = slot
             fresh[i] = 1
 

@@ -23,7 +23,7 @@ from psfleet.kernels.initial_values import copy_over
 
 _THREADS = 128  # of a block
 _SIMULATED_THREADS = 2
-_HALF = 1 << 20  # bytes of half a staging buffer
+_HALF = 1 << 22  # bytes of half a staging buffer
 _STAGING = 4  # staging buffers of a process
 # A push of few ids is a small grid, and none of a user's business.
 warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
@@ -142,7 +142,8 @@ class Staging:
                 self.operations.finish(half.done)
                 staged = half.array(len(part), values.dtype)
                 copy_over(staged, part)
-                self.operations.write(target[start : start + len(part)], staged, stream)
+                there = target if len(part) == len(values) else target[start : start + len(part)]
+                self.operations.write(there, staged, stream)
                 self.operations.record(half.done, stream)
         finally:
             self._idle.put(halves)
@@ -159,7 +160,8 @@ class Staging:
                     length = min(count, len(out) - start)
                     half = halves[start // count % 2]
                     staged = half.array(length, out.dtype)
-                    self.operations.read(source[start : start + length], staged, stream)
+                    there = source if length == len(out) else source[start : start + length]
+                    self.operations.read(there, staged, stream)
                     self.operations.record(half.done, stream)
                 if start:
                     half, part = halves[(start // count - 1) % 2], out[start - count : start]
@@ -264,18 +266,24 @@ class DeviceBuffers:
         self._queue = queue
         self._places = places
         self._held: dict[str, Any] = {}
+        self._given: dict[str, tuple[tuple[int, ...], Any]] = {}  # a new view takes 30 us
         self._batches: dict[str, int] = {}
         self._unused: dict[str, Any] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """The memory of this name, which has always the same dtype, in this shape; not set to anything."""
+        given, there = self._given.get(name, (None, None))
+        if given == shape:
+            return there
         size = math.prod(shape)
         if name not in self._held or len(self._held[name]) < size:
             if name in self._held:
                 self._queue.finish()  # it may be in use
-                del self._held[name]
+                del self._held[name], self._given[name], there
             self._held[name] = cuda.device_array(max(size, 1), dtype)
-        return self._held[name][:size].reshape(shape)
+        there = self._held[name][:size].reshape(shape)
+        self._given[name] = shape, there
+        return there
 
     def reserve(self, name: str, count: int, dtype: DTypeLike) -> None:
         """Have memory for what `fill` will copy."""

@@ -83,7 +83,6 @@ class DeviceIndex:
             steps: For each id, or one for all; None: they keep theirs.
             found, touched: int64 [n] on the device.
         """
-        given = np.zeros(1, np.int64) if steps is None else steps
         self._queue.launch(
             cuda_index.find,
             len(ids),
@@ -91,13 +90,22 @@ class DeviceIndex:
             ids,
             len(ids),
             now,
-            self._buffers.fill("steps", given),
-            int(len(given) > 1),
+            *self._stamps(steps),
             int(steps is not None),
             found,
             touched,
             self._buffers.zeros("new", SEGMENT_COUNT),
         )
+
+    def _stamps(self, steps: Ids | None) -> tuple[int, Any, int]:
+        """Return the step for all ids, those for each, and which of the two counts: one needs no copy."""
+        if steps is None or len(steps) == 1:
+            return (
+                0 if steps is None else int(steps[0]),
+                self._buffers.get("none", (1,), np.int64),
+                0,
+            )
+        return 0, self._buffers.fill("steps", steps), 1
 
     def unknown(self) -> Ids:
         """Return the number of ids of each segment that the last `find` has not found: int64 [segments]."""
@@ -111,8 +119,7 @@ class DeviceIndex:
             *self._entries,
             ids,
             len(ids),
-            self._buffers.fill("steps", steps),
-            int(len(steps) > 1),
+            *self._stamps(steps),
             *slots,
             found,
             fresh,

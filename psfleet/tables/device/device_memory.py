@@ -223,9 +223,12 @@ class DeviceDenseMemory:
 
     def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
         """See DenseMemory."""
+        if not self.lengths[plane]:
+            return np.empty(0, np.float32)  # numba takes no slice of an empty array
         return self._queue.read(self._planes[plane][start:end])
 
     def write(self, plane: int, start: int, values: Floats) -> None:
         """See DenseMemory."""
-        there = self._planes[plane][start : start + len(values)]
-        self._queue.write(there, values.astype(np.float32, copy=False))
+        if len(values):
+            there = self._planes[plane][start : start + len(values)]
+            self._queue.write(there, values.astype(np.float32, copy=False))
