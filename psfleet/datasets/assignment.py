@@ -20,6 +20,19 @@ Range = tuple[int, int]
 MOST = 1 << 62
 """Positions of a dataset at most. One that goes on until it is stopped has as many epochs as fit."""
 
+
+@dataclass
+class SourceParts:
+    """Number of parts of a source that become more while it is read, such as partitions of a topic.
+
+    Attributes:
+        count: What this worker has found; from the first step of a dataset on what that worker has found
+            which came to it first, so that all read alike.
+    """
+
+    count: int
+
+
 LOOKAHEAD = 2
 """Rounds after the last closed one that a change of the members leaves as they were planned: a worker
 takes the samples of a round as soon as the round before the last is closed."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.assignment import MOST, Range
+from psfleet.datasets.assignment import MOST, Range, SourceParts
 from psfleet.datasets.read_ahead import Peekable, ReadAhead
 from psfleet.errors import UsageError
 from psfleet.runtime.interface import Runtime
@@ -40,6 +40,18 @@ class OrderedSource(Protocol):
 
         Returns:
             Reports what was wrong, and returns the samples.
+        """
+
+
+@runtime_checkable
+class GrowingSource(OrderedSource, Protocol):
+    """A source with parts that become more while it is read."""
+
+    def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
+        """Sections that are read one after the other, each with its size and the parts that it has.
+
+        Each is a dataset of its own, with positions from 0 on, so that all workers read the same parts. None:
+        nothing becomes more, and the source is one dataset.
         """
 
 
@@ -96,22 +108,43 @@ class _DatasetPass:
                 f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "
                 "None to train until the script stops"
             )
-        if getattr(self._source, "idle", None) is not None and (merged > 1 or here().processes > 1):
-            raise UsageError(
-                "a topic with an idle time leaves steps out, as other processes of a pipeline and merged "
-                "gradients cannot; leave out idle, or pipeline and gradient_merge"
-            )
+        self._check_alone(merged)
         runtime = self._runtime()
-        seed = -1 if self._seed is None else self._seed
-        arguments = (self._size, self._batch, self._epochs, seed, merged)
         with self._reading_ahead():
-            for ranges in runtime.data_steps(_RuntimePusher(runtime), *arguments):
+            for ranges in self._steps(runtime, merged):
                 (next_ranges, samples), self._seen = self._seen, ((), None)
                 samples = samples if next_ranges == ranges else self._samples(ranges)
                 if self._waits and merged == 1 and len(samples) == 0:
                     runtime.push([])  # what these positions stand for is not there
                 else:
                     yield samples
+
+    def _check_alone(self, merged: int) -> None:
+        idle = getattr(self._source, "idle", None) is not None and (
+            merged > 1 or here().processes > 1
+        )
+        if idle or (self._sections() is not None and here().processes > 1):
+            raise UsageError(
+                "a topic with an idle time leaves steps out, and one with find_partitions asks for more, as "
+                "other processes of a pipeline and merged gradients cannot; leave out idle and "
+                "find_partitions, or pipeline and gradient_merge"
+            )
+
+    def _sections(self) -> Iterator[tuple[int, SourceParts]] | None:
+        return (
+            self._source.sections(self._batch) if isinstance(self._source, GrowingSource) else None
+        )
+
+    def _steps(self, runtime: Runtime, merged: int) -> Iterator[tuple[Range, ...]]:
+        pusher, seed = _RuntimePusher(runtime), -1 if self._seed is None else self._seed
+        cluster: Any = runtime
+        sections = self._sections()
+        if sections is None:
+            yield from cluster.data_steps(
+                pusher, self._size, self._batch, self._epochs, seed, merged
+            )
+        for size, parts in sections or ():
+            yield from cluster.data_steps(pusher, size, self._batch, 1, seed, merged, parts)
 
     @property
     def _waits(self) -> bool:

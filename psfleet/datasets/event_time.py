@@ -86,6 +86,11 @@ class EventTimeSequence:
     def __init__(
         self, source: OrderedSource, window: PositiveInt, late: Literal["drop", "keep"] = "drop"
     ) -> None:
+        if getattr(source, "finds_partitions", False):
+            raise UsageError(
+                "the order of time is that of partitions which all have from the start; leave "
+                "find_partitions out"
+            )
         if getattr(source, "idle", None) is not None:
             raise UsageError(
                 f"the source goes on without partitions that are idle for {source.idle} s, so its order is "  # type: ignore[attr-defined]

@@ -9,13 +9,13 @@ for batch in fleet.dataset(clicks, batch_size=1024):
 import functools
 import itertools
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import sleep
 from typing import Annotated, Any, Literal
 
-from psfleet.datasets.assignment import MOST, Range
+from psfleet.datasets.assignment import MOST, Range, SourceParts
 from psfleet.datasets.kafka_partition import Partition
 from psfleet.datasets.sample_batch import (
     RowRange,
@@ -37,6 +37,7 @@ _log = log_of(__name__)
 _SAID = 5  # bad messages of which a line is printed
 _KIBIBYTES = 16384  # of messages that the client fetches ahead, per partition
 _WAIT = 0.1  # seconds until the broker is asked again
+_SECTION = 128  # batches until the broker is asked for new partitions
 _FOREIGN = {"auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.partition.eof"}
 
 
@@ -69,7 +70,8 @@ class KafkaTopic:
         features: The set. A message is a JSON object with the value, or list of values, of each feature under
             its column's name; what it lacks, or is null, is a feature that is missing.
         labels: Names of the labels in the object.
-        start: By partition the first offset to read. Other partitions are not read.
+        start: By partition the first offset to read. Other partitions are not read, but see
+            `find_partitions`.
         end: By partition the offset to stop before; None: go on until the script leaves the loop.
         bad_messages: Handling of a message with a value that cannot be used, and of offsets that
             the broker has deleted: "fail", or "skip" it, which is counted in `skipped` and reported
@@ -82,6 +84,9 @@ class KafkaTopic:
             messages. Batches may then be smaller; a step whose batch would be empty is left out. None: the
             order waits. `fleet.remember(topic, source)` keeps what is put off, within one batch, for a worker
             that starts again. Only without `end`.
+        find_partitions: Also read partitions with higher numbers than those of `start`, which the topic has
+            or gets while it is read, from offset 0 on: the broker is asked after every 128 batches, and what
+            one worker finds all read. Only in `fleet.dataset`, without `end`.
         settings: More settings of librdkafka, such as those for TLS.
 
     Attributes:
@@ -108,13 +113,16 @@ class KafkaTopic:
         parse: Callable[[bytes], Any] | None = None,
         time: str | None = None,
         idle: Annotated[float, Within(0)] | None = None,
+        find_partitions: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         _check(start, end, settings or {})
-        if idle is not None and end is not None:
-            raise ConfigError(
-                f"idle is {idle!r} for a topic that is read up to end={end!r}; leave one of them out"
-            )
+        for name, value in (("idle", idle), ("find_partitions", find_partitions or None)):
+            if value is not None and end is not None:
+                raise ConfigError(
+                    f"{name} is {value!r} for a topic that is read up to end={end!r}; leave one of them out"
+                )
+        self.finds_partitions = find_partitions
         self.idle = idle
         self.features = features
         self.labels = list(labels)
@@ -123,8 +131,10 @@ class KafkaTopic:
         self._parse = parse or json.loads
         self._time = time
         self._start = dict(sorted(start.items()))
-        self._numbers = list(self._start)
-        self._put_off: dict[int, deque[_Span]] = {number: deque() for number in self._start}
+        self._first = dict(self._start)  # by partition its first offset of the present section
+        self._turn = 0  # batches before it
+        self._parts: SourceParts | None = None
+        self._put_off: defaultdict[int, deque[_Span]] = defaultdict(deque)
         self._sizes = None if end is None else [end[p] - first for p, first in self._start.items()]
         self._said = 0
         self._order: RowSequence | None = None
@@ -143,6 +153,33 @@ class KafkaTopic:
     def __len__(self) -> int:
         """The number of offsets; without an end as many as a dataset may have."""
         return MOST if self._sizes is None else sum(self._sizes)
+
+    def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
+        """See GrowingSource: the partitions that all workers know, for so many batches."""
+        return self._found_sections(batch_size) if self.finds_partitions else None
+
+    def _found_sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]]:
+        self._first, self._turn = dict(self._start), 0
+        count = max(self._start) + 1
+        while True:
+            self._parts = SourceParts(max(count, self._partition(max(self._start)).count()))
+            yield _SECTION * batch_size, self._parts
+            count, numbers = self._parts.count, self._numbers
+            for number in numbers:
+                self._first[number] = self._offset(number, _SECTION, batch_size)
+            self._turn += _SECTION
+
+    @property
+    def _numbers(self) -> list[int]:
+        """The partitions of the present section."""
+        newest = max(self._start)
+        return [*self._start, *range(newest + 1, self._parts.count if self._parts else 0)]
+
+    def _offset(self, number: int, turns: int, block: int) -> int:
+        """First offset of a partition after so many batches of the section."""
+        numbers = self._numbers
+        place = (numbers.index(number) - self._turn) % len(numbers)
+        return self._first.get(number, 0) + -(-max(turns - place, 0) // len(numbers)) * block
 
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
@@ -174,7 +211,7 @@ class KafkaTopic:
         """The offsets at these positions."""
         for found in self._ranges(low, high, block):
             partition = self._numbers[found.group]
-            first = self._start[partition]
+            first = self._first.get(partition, 0)
             yield partition, first + found.low, first + found.high
 
     def _ranges(self, low: int, high: int, block: int) -> Iterator[RowRange]:
@@ -183,11 +220,11 @@ class KafkaTopic:
             self._order = self._order or RowSequence(self._sizes, block, count, None, 0)
             yield from self._order.ranges(low, high)
             return
+        partitions = len(self._numbers)
         while low < high:
             turn, skip = divmod(low, block)
-            row, partition = divmod(turn, len(self._numbers))
-            count = min(block - skip, high - low)
-            yield RowRange(partition, row * block + skip, row * block + skip + count)
+            count, first = min(block - skip, high - low), turn // partitions * block + skip
+            yield RowRange((self._turn + turn) % partitions, first, first + count)
             low += count
 
     def _present(self, places: Sequence[Place], block: int) -> list[Sample]:
@@ -201,7 +238,7 @@ class KafkaTopic:
         own, count = {place[0] for place in places}, sum(high - low for _, low, high in places)
         samples: list[Sample] = []
         while count:
-            for number in self._put_off:
+            for number in tuple(self._put_off):
                 self._drain(number, samples, count, self.idle if number in own else 0.0)
             late = [number for number in own if self._put_off[number]]
             if len(samples) == count or not any(self._put_off.values()):
@@ -227,11 +264,12 @@ class KafkaTopic:
 
     def _others_have(self, place: Place, block: int) -> bool:
         """Return whether another partition has a message that comes later in the order than this place."""
-        number, _, high = place
-        row = (high - 1 - self._start[number]) // block
+        (number, _, high), numbers = place, self._numbers
+        row = (high - 1 - self._first.get(number, 0)) // block
+        turns = row * len(numbers) + (numbers.index(number) - self._turn) % len(numbers) + 1
         return any(
-            self._partition(other).end > first + (row + (other < number)) * block
-            for other, first in self._start.items()
+            self._partition(other).end > self._offset(other, turns, block)
+            for other in numbers
             if other != number
         )
 
@@ -241,9 +279,10 @@ class KafkaTopic:
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
         """The opposite. Partitions that are not read any more are left out."""
-        for number, spans in self._put_off.items():
-            spans.clear()
-            spans.extend(_Span(*span) for span in state.get(str(number), ()))
+        self._put_off.clear()
+        for number, spans in state.items():
+            if int(number) in self._start or self.finds_partitions:
+                self._put_off[int(number)].extend(_Span(*span) for span in spans)
 
     def _partition(self, number: int) -> Partition:
         if number not in self._partitions:

@@ -65,6 +65,13 @@ class Partition:
             return 0
         return int(end)
 
+    def count(self) -> int:
+        """How many partitions the topic has, as the broker says now; 0: it does not answer."""
+        try:
+            return len(self._consumer.list_topics(self._topic, _ASK).topics[self._topic].partitions)
+        except kafka.KafkaException:
+            return 0
+
     def say_idle(self) -> None:
         """Say once that the order goes on without the partition."""
         self._say("the order goes on without it, and its messages come as soon as they are there")

@@ -264,7 +264,14 @@ class EmbeddedRuntime:
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
 
     def data_steps(
-        self, trainer: Any, size: int, batch: int, epochs: int, seed: int, merged: int
+        self,
+        trainer: Any,
+        size: int,
+        batch: int,
+        epochs: int,
+        seed: int,
+        merged: int,
+        parts: Any = None,
     ) -> Iterator[tuple[Range, ...]]:
         """Every sample, in order; see fleet.dataset."""
         for start in range(0, epochs * size, size):

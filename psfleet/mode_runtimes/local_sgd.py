@@ -114,7 +114,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         elif self._since >= self._settings.k_steps:
             self._meet(stay=False)
 
-    def data_steps(self, trainer: Any, *asked: int) -> Iterator[tuple[Range, ...]]:
+    def data_steps(self, trainer: Any, *asked: Any) -> Iterator[tuple[Range, ...]]:
         """Iterate as the cluster's method does: each step is one push, also one without dense gradients."""
         steps: Iterator[tuple[Range, ...]] = self._fleet.data_steps(self, *asked)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
         return steps

@@ -1,5 +1,6 @@
 """Messages of a Kafka topic as samples: their order, bad messages, and a job that dies."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
 )
 
-from psfleet.datasets import kafka_partition  # after the check for confluent-kafka
+from psfleet.datasets import kafka, kafka_partition  # after the check for confluent-kafka
 from psfleet.datasets.event_time import EventTimeSequence
 from psfleet.datasets.kafka import KafkaTopic
 from psfleet.observability.logged_values import LAGS
@@ -178,6 +179,59 @@ def test_what_is_put_off_is_remembered(broker: Broker) -> None:
     second.close()
 
 
+def test_new_partitions(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that the broker has when a section of batches begins is read from its first message on, in
+    turn with the others, one that it has later from the next section on; a second loop begins anew."""
+    monkeypatch.setattr(kafka, "_SECTION", 3)
+    filled(broker, "found", [9, 6, 4, 0])  # a topic of this broker has four partitions
+    seen = itertools.chain([2, 3, 3, 2], itertools.repeat(3))
+    monkeypatch.setattr(kafka_partition.Partition, "count", lambda _: next(seen))
+    source = KafkaTopic(
+        broker.servers, "found", FEATURES, ["click"], start={0: 1}, find_partitions=True
+    )
+    batches = iter(fleet.dataset(source, 2))
+    assert clicks([next(batches) for _ in range(7)]) == [
+        [1, 2],
+        [100, 101],
+        [3, 4],
+        [5, 6],  # the turn of partition 0 again: three batches before it
+        [102, 103],
+        [200, 201],
+        [7, 8],
+    ]
+    batches = iter(fleet.dataset(source, 2))
+    assert clicks([next(batches) for _ in range(2)]) == [[1, 2], [100, 101]]
+    source.close()
+
+
+def test_partitions_are_counted(broker: Broker) -> None:
+    """The broker says how many partitions a topic has; one that cannot be reached says nothing."""
+    filled(broker, "counted", [1])
+    source = KafkaTopic(
+        broker.servers, "counted", FEATURES, ["click"], start={0: 0}, find_partitions=True
+    )
+    sections = source.sections(2)
+    assert sections is not None
+    assert next(sections)[1].count == 4
+    source.close()
+
+
+def test_new_partitions_beside_idle_ones(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an idle time a new partition without messages holds nothing back, and what it gets comes later."""
+    monkeypatch.setattr(kafka, "_SECTION", 4)
+    filled(broker, "both", [12, 1])
+    options: dict[str, Any] = {"start": {0: 0}, "idle": 0.05, "find_partitions": True}
+    source = KafkaTopic(broker.servers, "both", FEATURES, ["click"], **options)
+    batches = iter(fleet.dataset(source, 2))
+    assert together(batches, 13) == [*range(12), 100]
+    broker.send("both", 1, [message(101)])
+    broker.send("both", 3, [message(300)])
+    broker.send("both", 0, [message(row) for row in range(12, 30)])
+    assert together(batches, 20) == [*range(12, 30), 101, 300]
+    assert {int(number) for number in source.state_dict()} == {0, 1, 2, 3}
+    source.close()
+
+
 def test_waiting_is_said(broker: Broker, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an idle time the order waits, and a line says for which partition."""
     monkeypatch.setattr(kafka_partition, "_QUIET", 0.0)
@@ -239,6 +293,7 @@ def test_bad_messages(broker: Broker, capsys: Any, case: int) -> None:
         ({"start": {0: 3}, "end": {0: 2}}, "end is {0: 2}"),
         ({"start": {0: 3}, "end": {0: 3}}, "there is no message between them"),
         ({"start": {0: 0}, "end": {0: 2}, "idle": 1.0}, "idle is 1.0 for a topic"),
+        ({"start": {0: 0}, "end": {0: 2}, "find_partitions": True}, "find_partitions is True"),
         ({"start": {0: 0}, "idle": -1.0}, "idle is -1.0"),
         ({"start": {0: 0}, "settings": {"enable.auto.commit": True}}, "enable.auto.commit"),
     ],
@@ -261,5 +316,8 @@ def test_an_idle_time_has_its_limits(broker: Broker) -> None:
     source = KafkaTopic(broker.servers, "t", FEATURES, start={0: 0}, idle=1.0)
     with pytest.raises(UsageError, match=r"idle for 1\.0 s.* leave idle out"):
         EventTimeSequence(source, 10)
-    with pytest.raises(UsageError, match="leave out idle, or pipeline and gradient_merge"):
+    growing = KafkaTopic(broker.servers, "t", FEATURES, start={0: 0}, find_partitions=True)
+    with pytest.raises(UsageError, match="leave find_partitions out"):
+        EventTimeSequence(growing, 10)
+    with pytest.raises(UsageError, match="leave out idle and find_partitions, or pipeline and"):
         next(dispatch.batches(source, 2, None, None, merged=2))

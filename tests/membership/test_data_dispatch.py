@@ -230,3 +230,22 @@ def test_what_is_left_is_counted() -> None:
     assert begun is not None
     endless.take(begun)
     assert endless.samples_left(0) == 0
+
+
+@pytest.mark.parametrize("round", [0, 1])
+def test_the_first_worker_says_the_parts(round: int) -> None:
+    """What it has found of a source that gets more parts counts for all, and for the job that resumes."""
+    dispatch = DataDispatch()
+    first, other = (DatasetRequest(1, SIZE, BATCH, 1, round=round, parts=parts) for parts in (3, 4))
+    members = {0: 1, 1: 1} if round else None
+    begun = dispatch.begin(first, members)
+    assert begun is not None
+    dispatch.take(begun)
+    assert dispatch.begin(other, members) is None
+    assert dispatch.datasets[0].request.parts == 3
+    resumed = dispatch.left(0, {})
+    begun = resumed.begin(other, members)
+    assert begun is not None
+    resumed.take(begun)
+    assert resumed.datasets[0].request.parts == 3
+    assert resumed.samples_left(0) == 0  # nobody knows how much there is

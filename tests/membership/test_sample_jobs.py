@@ -51,6 +51,22 @@ def topic() -> Iterator[str]:
         yield f"kafka://{broker.servers}"
 
 
+@pytest.fixture
+def growing() -> Iterator[str]:
+    """A topic without an end: three partitions with 40 of the rows each, and others behind them."""
+    pytest.importorskip(
+        "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
+    )
+    from tests.datasets.broker import Broker
+
+    with Broker() as broker:
+        for partition in range(3):
+            rows = [*range(40 * partition, 40 * partition + 40), *range(1000, 1200)]
+            messages = [json.dumps({"row": row, "label": 1.0}).encode() for row in rows]
+            broker.send("rows", partition, messages)
+        yield f"grows://{broker.servers}"
+
+
 def run(launch: Launch, name: str, script: list[str], *options: str) -> tuple[int, str]:
     """The job of that name in sync mode: exit code and output, when nothing of it is left.
 
@@ -65,16 +81,18 @@ def run(launch: Launch, name: str, script: list[str], *options: str) -> tuple[in
     return code, out + err
 
 
-def a_worker_dies(launch: Launch, place: str) -> None:
+def a_worker_dies(launch: Launch, place: str, used: list[int] = TWICE) -> None:
     """A worker is killed and started again: each good sample counts once in each epoch."""
     options = ("--servers", "2", "--workers", "2", "--restart-workers", "1")
     code, text = run(launch, "j", [place, "worker:1:4:pulled"], *options)
     assert code == 0, text
     assert "worker 1 ended with signal 9" in text
-    assert f"used {TWICE}" in text
+    assert f"used {used}" in text
 
 
-def everything_dies(launch: Launch, place: str, seed: int, *workers: int) -> None:
+def everything_dies(
+    launch: Launch, place: str, seed: int, *workers: int, used: list[int] = TWICE
+) -> None:
     """The launcher is killed, and with it all else, and the job resumes with the next number of workers,
     until the last one: likewise."""
     dice, resume = random.Random(seed), list[str]()
@@ -86,7 +104,7 @@ def everything_dies(launch: Launch, place: str, seed: int, *workers: int) -> Non
         code, text = run(launch, f"j{number}", [place, *death], *options)
         assert code == (-signal.SIGKILL if death else 0), text
         resume = ["--resume", f"psfleet-logs/j{number}"]
-    assert f"used {TWICE}" in text
+    assert f"used {used}" in text
 
 
 def test_every_row_is_used_once_an_epoch(launch: Launch, rows: str) -> None:
@@ -108,6 +126,18 @@ def test_every_row_is_used_once_by_killed_jobs(launch: Launch, rows: str) -> Non
 def test_every_message_is_used_once_by_killed_jobs(launch: Launch, topic: str) -> None:
     """Likewise each good message of a topic."""
     everything_dies(launch, topic, 2, 1, 2)
+
+
+def test_every_message_of_new_partitions_is_used_once(launch: Launch, growing: str) -> None:
+    """Likewise those of partitions that are found while the job runs, by each worker at another time."""
+    a_worker_dies(launch, growing, [1] * 120)
+
+
+def test_every_message_of_new_partitions_is_used_once_by_killed_jobs(
+    launch: Launch, growing: str
+) -> None:
+    """Likewise where everything is killed."""
+    everything_dies(launch, growing, 5, 1, 2, 1, used=[1] * 120)
 
 
 def test_every_sample_in_order_of_time_is_used_once_by_killed_jobs(

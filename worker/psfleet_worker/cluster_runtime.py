@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.chaos.injection import FaultInjector, PushAudit
 from psfleet.consistency import ConsistencyMode, find_mode
-from psfleet.datasets.assignment import Range
+from psfleet.datasets.assignment import Range, SourceParts
 from psfleet.errors import ConfigError, UsageError
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.threads import deferred
@@ -350,7 +350,14 @@ class ClusterRuntime:
     # -- data ----------------------------------------------------------------------------------
 
     def data_steps(
-        self, trainer: Pusher, size: int, batch: int, epochs: int, seed: int, merged: int
+        self,
+        trainer: Pusher,
+        size: int,
+        batch: int,
+        epochs: int,
+        seed: int,
+        merged: int,
+        parts: SourceParts | None = None,
     ) -> Iterator[tuple[Range, ...]]:
         """Yield this worker's samples, step by step, as the fleet assigns them.
 
@@ -361,11 +368,13 @@ class ClusterRuntime:
             epochs: Number of epochs.
             seed: Seed of the order of samples; only compared between workers.
             merged: Steps of one push.
+            parts: Of a source that has more and more, for all workers alike; None: it has not.
 
         Returns:
             For each step the positions of its samples (psfleet.datasets.assignment).
         """
-        feed = DataClient(self._fleet, trainer, self._worker_data.count + 1, size, epochs, seed)
+        number = self._worker_data.count + 1
+        feed = DataClient(self._fleet, trainer, number, size, epochs, seed, parts)
         return feed.steps(self._worker_data, batch, merged)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from psfleet.datasets.assignment import Range, RoundPlan
+from psfleet.datasets.assignment import Range, RoundPlan, SourceParts
 from psfleet.stages.links import here, links
 from psfleet.wire.membership_messages import PLAN_ENTRY
 from psfleet.wire.message_converter import read_pairs
@@ -49,6 +49,7 @@ class DataClient:
         size: Samples of an epoch.
         epochs: Number of epochs.
         seed: Seed of the order of samples.
+        parts: Of a source that has more and more; None: it has not.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class DataClient:
         size: int,
         epochs: int,
         seed: int,
+        parts: SourceParts | None = None,
     ) -> None:
         self._fleet = fleet
         self._trainer = trainer
+        self._parts = parts or SourceParts(0)
         self._message = membership_pb2.AssignDataRequest(
             worker=fleet.worker,
             incarnation=fleet.session.incarnation,
@@ -70,6 +73,7 @@ class DataClient:
             epochs=epochs,
             seed=seed,
             group=here().processes,
+            parts=self._parts.count,
         )
         self._tags = itertools.count()
 
@@ -112,6 +116,7 @@ class DataClient:
         message.lease, message.used = request.lease, request.used
         call = self._fleet.clients[0].start("Coordinator/AssignData", message.SerializeToString())
         reply = membership_pb2.AssignDataReply.FromString(wait_all([call])[0])
+        self._parts.count = reply.parts
         if request.round:
             entries = tuple(map(PLAN_ENTRY.read, reply.plan))
             return DataReply(RoundPlan(message.size, message.batch, entries), reply.view)

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 85d1194beee64bac1c5dd1d4974b14f2f287a69ad4e59ee18cca0819ea8f1059
+# From protos/psfleet/v1/membership.proto, SHA-256 85f2b1ac190c441aad59f0364c9bafe55266d7f5266672c3b5b2ab1ce067f306
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -27,14 +27,24 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[bytes] = ..., nonfinite: _Optional[str] = ..., nonfinite_at: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("view", "snapshot", "wants_metrics")
+    __slots__ = ("view", "snapshot", "wants_metrics", "complete")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     WANTS_METRICS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     view: int
     snapshot: SnapshotRequest
     wants_metrics: bool
-    def __init__(self, view: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., wants_metrics: bool = ...) -> None: ...
+    complete: CompleteSnapshot
+    def __init__(self, view: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., wants_metrics: bool = ..., complete: _Optional[_Union[CompleteSnapshot, _Mapping]] = ...) -> None: ...
+
+class CompleteSnapshot(_message.Message):
+    __slots__ = ("number", "folder")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    folder: str
+    def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("number", "view")
@@ -148,7 +158,7 @@ class InstallReply(_message.Message):
     def __init__(self, boot: _Optional[int] = ..., installed: bool = ...) -> None: ...
 
 class AssignDataRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "dataset", "size", "batch", "epochs", "seed", "round", "lease", "used", "group")
+    __slots__ = ("worker", "incarnation", "dataset", "size", "batch", "epochs", "seed", "round", "lease", "used", "group", "parts")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +170,7 @@ class AssignDataRequest(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     dataset: int
@@ -171,19 +182,22 @@ class AssignDataRequest(_message.Message):
     lease: int
     used: int
     group: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
+    parts: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ..., group: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class AssignDataReply(_message.Message):
-    __slots__ = ("view", "plan", "lease", "ended")
+    __slots__ = ("view", "plan", "lease", "ended", "parts")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     view: int
     plan: _containers.RepeatedCompositeFieldContainer[PlanEntry]
     lease: _containers.RepeatedScalarFieldContainer[int]
     ended: bool
-    def __init__(self, view: _Optional[int] = ..., plan: _Optional[_Iterable[_Union[PlanEntry, _Mapping]]] = ..., lease: _Optional[_Iterable[int]] = ..., ended: bool = ...) -> None: ...
+    parts: int
+    def __init__(self, view: _Optional[int] = ..., plan: _Optional[_Iterable[_Union[PlanEntry, _Mapping]]] = ..., lease: _Optional[_Iterable[int]] = ..., ended: bool = ..., parts: _Optional[int] = ...) -> None: ...
 
 class PlanEntry(_message.Message):
     __slots__ = ("first", "seats", "stream")

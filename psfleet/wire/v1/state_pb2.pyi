@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/state.proto, SHA-256 b33d8894497eba78597faef7421495654c260ffbb94fd682f5eeb8fa0dbc446c
+# From protos/psfleet/v1/state.proto, SHA-256 defd99b64fb1178f0e139ef467b36d2db2826c3fe8bfb48ab7b3b55495319610
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
@@ -346,7 +346,7 @@ class Dataset(_message.Message):
     def __init__(self, request: _Optional[_Union[DatasetRequest, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., pool: _Optional[_Iterable[int]] = ..., ended: bool = ..., resumed: bool = ...) -> None: ...
 
 class DatasetRequest(_message.Message):
-    __slots__ = ("number", "size", "batch", "epochs", "seed", "round", "lease", "used", "known", "group")
+    __slots__ = ("number", "size", "batch", "epochs", "seed", "round", "lease", "used", "known", "group", "parts")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class DatasetRequest(_message.Message):
     USED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     number: int
     size: int
     batch: int
@@ -367,7 +368,8 @@ class DatasetRequest(_message.Message):
     used: int
     known: int
     group: int
-    def __init__(self, number: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ..., known: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
+    parts: int
+    def __init__(self, number: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ..., known: _Optional[int] = ..., group: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("size", "batch", "entries", "withdrawn")

@@ -43,10 +43,12 @@ class WorkerRequests:
 
     Attributes:
         snapshot: Number of the snapshot to mark, and its view; sent in replies to heartbeats.
+        complete: Number and folder of the newest snapshot that is complete in the job's folder; likewise.
         mode_request: The mode request from outside; announced at the next barrier.
     """
 
     snapshot: tuple[int, int] | None = None
+    complete: tuple[int, str] | None = None
     mode_request: ModeRequest | None = None
 
 

@@ -7,7 +7,7 @@ up. When the fleet changes between rounds and leases, the unused part of a datas
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from psfleet.datasets.assignment import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
 from psfleet.errors import Gap, UsageError
@@ -30,6 +30,8 @@ class DatasetRequest:
         used: Otherwise: how many of them are used up, with all pushes acknowledged.
         known: Otherwise: how many of them server 0 knows from pushes to be used up.
         group: Seats of a worker that is cut into stages, of which the first has data for all.
+        parts: Parts of the source that this worker has found; those of whoever begins the dataset count for
+            all. 0: it has none that become more.
     """
 
     number: int
@@ -42,6 +44,7 @@ class DatasetRequest:
     used: int = 0
     group: int = 1
     known: int = 0
+    parts: int = 0
 
     def __post_init__(self) -> None:
         if min(self.size, self.batch, self.epochs, self.group) < 1:
@@ -63,7 +66,7 @@ class DatasetRequest:
     @property
     def is_endless(self) -> bool:
         """The dataset goes on until the script stops: there is no room for another epoch."""
-        return self.size * (self.epochs + 1) > MOST
+        return self.size * (self.epochs + 1) > MOST or self.parts > 0
 
     @property
     def same(self) -> tuple[int, ...]:
@@ -232,7 +235,7 @@ class DataDispatch:
                 return None
             if known.resumed and there.whole == request.whole:
                 left = None if first_of is None else _plan(request, first_of, tuple(known.pool))
-                return DatasetBegun(request, left)
+                return DatasetBegun(replace(request, parts=there.parts), left)
             if there.same != request.same:
                 raise UsageError(
                     f"dataset {request.number} is (size, batch, epochs, seed) {there.same} for others, "

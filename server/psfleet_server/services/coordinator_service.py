@@ -54,12 +54,16 @@ class CoordinatorService:
             message.used,
             max(message.group, 1),
             self._used(message.worker, message.incarnation),
+            message.parts,
         )
         coordinator = self._host.coordinator
         assert coordinator is not None
         with self._host.mutating(), explained(coordinator.recent):
             dealt = coordinator.assign_data(message.worker, message.incarnation, dataset_request)
-            reply = membership_pb2.AssignDataReply(view=coordinator.view, ended=dealt == ())
+            parts = coordinator.dispatch.datasets[message.dataset - 1].request.parts
+            reply = membership_pb2.AssignDataReply(
+                view=coordinator.view, ended=dealt == (), parts=parts
+            )
         if isinstance(dealt, RoundPlan):
             reply.plan.extend(map(PLAN_ENTRY.write, dealt.entries))
         elif dealt is not None:
@@ -132,6 +136,8 @@ class CoordinatorService:
                     )
             if worker_requests.snapshot is not None:
                 reply.snapshot.number, reply.snapshot.view = worker_requests.snapshot
+            if worker_requests.complete is not None:
+                reply.complete.number, reply.complete.folder = worker_requests.complete
             news = message.server and coordinator.is_busy
         if news:  # a server that has started again waits for its view
             self._host.poke()

@@ -4,12 +4,14 @@ python samples_dying.py FOLDER JOB [DEATH]            # Parquet files, shuffled
 python samples_dying.py time:FOLDER JOB [DEATH]       # Parquet files, in order of time
 python samples_dying.py batches:FOLDER JOB [DEATH]    # RecordBatches of the files, an iterable
 python samples_dying.py kafka://SERVERS JOB [DEATH]   # the topic "rows", which has two partitions
+python samples_dying.py grows://SERVERS JOB [DEATH]   # likewise, without an end; all but one are found
 
 JOB is the job's folder. DEATH is VICTIM:WORKER:STEP:PLACE: at this step, behind its pull or its push, this
 worker kills itself ("worker"), or the launcher and thereby the whole job ("job"). The latter waits for a
 step at which the job has a complete snapshot.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -25,6 +27,7 @@ from psfleet.features import Feature, FeatureSet, Table
 from psfleet.optimizer import SGD
 
 ROWS, EPOCHS, WORKERS = 120, 2, 3
+GROWS = "grows://"
 PAUSE = 1.0  # seconds that a step waits for the snapshot: there are a dozen such steps
 
 
@@ -44,6 +47,8 @@ def opened(place: str, features: FeatureSet) -> Any:
         return KafkaTopic(
             servers, "rows", features, ["label"], start={0: 0, 1: 0}, end=ends, bad_messages="skip"
         )
+    if place.startswith(GROWS):
+        return growing(place.removeprefix(GROWS), features)
     from psfleet.datasets.event_time import EventTimeSequence
     from psfleet.datasets.parquet import ParquetFiles
 
@@ -59,6 +64,25 @@ def opened(place: str, features: FeatureSet) -> Any:
         rows = pyarrow.dataset.dataset(place.removeprefix("batches:"))
         return RecordBatches(rows.to_batches, features, ["label"], bad_rows="skip")
     return ParquetFiles(place, features, ["label"], bad_rows="skip", interleave=2)
+
+
+def growing(servers: str, features: FeatureSet) -> Any:
+    """A topic of which each worker sees the partitions one by one, worker 1 always one more than worker 0.
+
+    The broker of the tests cannot add some; all are there.
+    """
+    from psfleet.datasets import kafka, kafka_partition
+
+    asked = itertools.count(1 + fleet.worker_index())
+    kafka._SECTION = 4
+
+    def count(self: kafka_partition.Partition) -> int:
+        return min(next(asked), 3)
+
+    kafka_partition.Partition.count = count  # type: ignore[method-assign]
+    return kafka.KafkaTopic(
+        servers, "rows", features, ["label"], start={0: 0}, find_partitions=True
+    )
 
 
 class Death:
@@ -95,16 +119,24 @@ class Death:
         return True
 
 
+def used(tables: Any) -> Any:
+    """How often each row was used."""
+    rows = np.arange(ROWS)
+    return np.sum([table.pull(rows) for table in tables], 0).reshape(-1).astype(int)
+
+
 def main(place: str, job: Path, death: str = "") -> None:
     """One worker."""
     fleet.init()
     me = fleet.worker_index()
     source = opened(place, feature_set(me))
-    seed = None if place.startswith(("kafka:", "time:", "batches:")) else 3
+    seed = None if place.startswith(("kafka:", GROWS, "time:", "batches:")) else 3
+    epochs = 1 if place.startswith(GROWS) else EPOCHS
     kill = Death(death, job, me)
     with psfleet.connect() as ps:
         sets = [ps.features(feature_set(worker)) for worker in range(WORKERS)]
-        batches = fleet.dataset(source, 5, EPOCHS, seed, prefetch=2)
+        counts = [features.tables[f"counts_{w}"] for w, features in enumerate(sets)]
+        batches = fleet.dataset(source, 5, epochs, seed, prefetch=2)
         for step, samples in enumerate(batches, 1):
             batch = sets[me].batch(samples.features)
             batch.pool(ps.pull(batch.ids))
@@ -112,13 +144,14 @@ def main(place: str, job: Path, death: str = "") -> None:
             gradient = np.full((batch.samples, 1), -1, np.float32)
             ps.push(batch.gradients({"row": gradient}))
             kill.at(step, "pushed")
+            if (
+                place.startswith(GROWS) and used(counts).all()
+            ):  # alike for all workers, in sync mode
+                break
         ps.flush()
         ps.barrier()
         if me == 0:
-            ids = np.arange(ROWS)
-            tables = [features.tables[f"counts_{w}"] for w, features in enumerate(sets)]
-            used = sum(table.pull(ids) for table in tables)
-            print("used", np.asarray(used).reshape(-1).astype(int).tolist())
+            print("used", used(counts).tolist())
         ps.barrier()
 
 
