@@ -26,8 +26,8 @@ class SourceParts:
     """Number of parts of a source that become more while it is read, such as partitions of a topic.
 
     Attributes:
-        count: What this worker has found; from the first step of a dataset on what that worker has found
-            which came to it first, so that all read alike.
+        count: Number of those that this worker has found; from the first step of a dataset on of those that
+            the worker has found which came to it first, so that all read alike.
     """
 
     count: int

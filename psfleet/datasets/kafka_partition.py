@@ -66,7 +66,7 @@ class Partition:
         return int(end)
 
     def count(self) -> int:
-        """How many partitions the topic has, as the broker says now; 0: it does not answer."""
+        """Number of partitions of the topic, as the broker says now; 0: it does not answer."""
         try:
             return len(self._consumer.list_topics(self._topic, _ASK).topics[self._topic].partitions)
         except kafka.KafkaException:

@@ -46,7 +46,12 @@ class Callback:
         """`fleet.report_evaluation` was called; all workers get the same values."""
 
     def on_snapshot(self, step: int, folder: str) -> None:
-        """This worker has taken a snapshot, or saved the tables, to a folder. Only on worker 0."""
+        """A snapshot is complete in a folder, or the tables are saved there. Only on worker 0.
+
+        `step` is the last one in the snapshot. Those of `--snapshot-every` are heard of at the end of a step,
+        with a heartbeat: of several between two only the newest. A worker that is started again hears of it
+        again.
+        """
 
     def close(self) -> None:
         """The worker leaves the fleet."""
@@ -163,6 +168,7 @@ class FleetCallbacks(FleetSaving):
         super().__init__()
         self._callbacks: list[Callback] = []
         self._step_values: dict[str, float] = {}
+        self._told: set[str] = set()  # folders of which the callbacks know
         self._logged = LoggedValues(lambda: (self._joined or read_environment()).event_folder)
 
     def add_callbacks(self, *callbacks: Callback) -> None:
@@ -233,6 +239,7 @@ class FleetCallbacks(FleetSaving):
     def _end_step(self) -> bool:
         """Call the callbacks at the end of a step; whether the loop ends here."""
         values, self._step_values = self._step_values, {}
+        self._hear_of_snapshots()
         for callback in self._callbacks:
             callback.on_step(current().pushes, values)
         return self._is_stopped()
@@ -243,10 +250,18 @@ class FleetCallbacks(FleetSaving):
     def _close_callbacks(self) -> None:
         """Close them, once: the next loop has none."""
         self._logged.close()
+        self._hear_of_snapshots()
         while self._callbacks:
             self._callbacks.pop(0).close()
 
+    def _hear_of_snapshots(self) -> None:
+        """Tell the callbacks of the newest snapshot that the servers took by themselves."""
+        found = current().newest_snapshot
+        if found is not None and found[0] not in self._told and self.is_first_worker():
+            self._has_saved(*found)
+
     @override
-    def _has_saved(self, folder: str) -> None:
+    def _has_saved(self, folder: str, step: int = 0) -> None:
+        self._told.add(folder)
         for callback in self._callbacks:
-            callback.on_snapshot(current().pushes, folder)
+            callback.on_snapshot(step or current().pushes, folder)

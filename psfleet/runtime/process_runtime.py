@@ -62,6 +62,12 @@ class ProcessRuntime:
         """Number of the script's pushes, with those of earlier incarnations; 0 without a runtime."""
         return int(getattr(self._runtime, "pushes", 0))
 
+    @property
+    def newest_snapshot(self) -> tuple[str, int] | None:
+        """Folder of the newest of the job's snapshots, and the script's last push in it; 0: not known."""
+        found: tuple[str, int] | None = getattr(self._runtime, "newest_snapshot", None)
+        return found
+
     def provide(self, make: Callable[[Parts], Runtime] | None) -> None:
         """Set how the next active runtime is made; None: embedded.
 

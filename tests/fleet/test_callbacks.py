@@ -188,3 +188,50 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again.set_state_dict(logger.state_dict())
     trained([0.25], again)
     assert client.get_metric_history(run.info.run_id, "auc")[-1].value == 0.25
+
+
+SNAPSHOTS = """
+import itertools
+import psfleet
+from psfleet import fleet
+from psfleet.fleet.callbacks import Callback
+
+
+class Told(Callback):
+    def __init__(self):
+        self.calls = []
+
+    def on_snapshot(self, step, folder):
+        self.calls.append((step, folder))
+        print("told", step, folder, flush=True)
+
+
+fleet.init()
+told = Told()
+fleet.add_callbacks(told)
+with psfleet.connect() as ps:
+    table = ps.sparse_table("rows", 1, psfleet.optimizer.SGD(1.0))
+    for step in fleet.shard(itertools.count(1)):
+        table.push([step], [[1.0]]).wait()
+        if len(told.calls) == 2:
+            break
+    print("taken", step, fleet.snapshot(), flush=True)
+fleet.stop_worker()
+"""
+
+
+def test_snapshots_of_the_servers(launch: Launch, tmp_path: Path) -> None:
+    """A callback hears of the snapshots of --snapshot-every, each once, with its last step and its folder,
+    and once of one that the script takes."""
+    script = tmp_path / "script.py"
+    script.write_text(SNAPSHOTS)
+    options = ("--sync", "--no-progress", "--servers", "2", "--workers", "1")
+    job = launch(*options, "--snapshot-every", "20 rounds", "--job", "j", str(script))
+    code, out, err = job.ends()
+    assert code == 0, err
+    said = [line.split() for line in out.splitlines() if "told" in line or "taken" in line]
+    taken = next(words[-2:] for words in said if "taken" in words)
+    told = [words[-2:] for words in said if "told" in words]
+    assert told.count(taken) == 1
+    assert len({folder for _, folder in told}) == len(told) >= 3
+    assert all(int(step) % 20 == 0 for step, folder in told if folder != taken[1])

@@ -347,6 +347,14 @@ class ClusterRuntime:
         """Number of the last push."""
         return self._session.sequence
 
+    @property
+    def newest_snapshot(self) -> tuple[str, int] | None:
+        """Folder of the newest of the job's snapshots, and the script's last push in it; 0: not known."""
+        if self._marks.newest is None:
+            return None
+        folder, last = self._marks.newest
+        return folder, self.pushes - (self._session.sequence - last) if last else 0
+
     # -- data ----------------------------------------------------------------------------------
 
     def data_steps(

@@ -28,12 +28,16 @@ class SnapshotFolder:
         """The highest number of a snapshot; 0: there is none."""
         return max((int(path.name[-6:]) for path in own_snapshots(self._path)), default=0)
 
+    def path_of(self, number: int) -> Path:
+        """Where the snapshot of this number lies."""
+        return self._path / own_name(number)
+
     def place(self, number: int) -> Path:
         """Make room for a snapshot; its path."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the job's user only
         for left in self._path.glob(".snapshot-*.partial"):  # of a process that died
             shutil.rmtree(left, ignore_errors=True)
-        return self._path / own_name(number)
+        return self.path_of(number)
 
     def prune(self) -> None:
         """Remove all but the last few snapshots and what they build on."""

@@ -210,6 +210,7 @@ class SnapshotRunner:
                 refused.fail(error)
             case CompleteSnapshot(call, number, path):
                 assert isinstance(call, SnapshotTicket)
+                self._tell_workers(number, path)
                 call.set_result((number, path))
             case CloseDraft():
                 self._opened.close()
@@ -234,6 +235,13 @@ class SnapshotRunner:
         with self._host.lock:
             order = None if number is None else (number, coordinator.view)
             coordinator.worker_requests.snapshot = order
+
+    def _tell_workers(self, number: int, path: str) -> None:
+        if self._folder is not None and path == str(self._folder.path_of(number)):
+            coordinator = self._host.coordinator
+            assert coordinator is not None
+            with self._host.lock:
+                coordinator.worker_requests.complete = number, path
 
     def _watch_cut(self, number: int) -> None:
         def told(outcome: bytes | PsfleetError) -> None:

@@ -31,11 +31,17 @@ class SnapshotMarks:
     Attributes:
         state_at: Returns the worker's state as of its push of this number (JSON); below 0: a list of [number,
             state] for its last ones; empty: nothing.
+        newest: The newest snapshot in the job's folder: where it lies, and this worker's last push in it (0:
+            it is not known); None: no one has told of any.
     """
 
     def __init__(self, fleet: FleetConnection) -> None:
         self.state_at: Callable[[int], bytes] = lambda number: b""
+        self.newest: tuple[str, int] | None = None
         self._fleet = fleet
+        self._lasts: dict[
+            int, int
+        ] = {}  # this worker's last push in snapshots that may become complete
         self._keeps = False
         self._closing = False
         self._threads: list[threading.Thread] = []
@@ -79,6 +85,11 @@ class SnapshotMarks:
 
     def listen(self, reply: HeartbeatReply) -> None:
         """Hear what server 0 wants."""
+        complete = reply.complete
+        if complete.number:
+            self.newest = complete.folder, self._lasts.get(complete.number, 0)
+            for before in [number for number in tuple(self._lasts) if number < complete.number]:
+                del self._lasts[before]
         number = reply.snapshot.number
         if not self._closing and self._fleet.stream.hears(number):
             thread = ServiceThread(self._reply, "mark", (number,))
@@ -108,6 +119,7 @@ class SnapshotMarks:
                 for server in range(len(self._fleet.clients)):
                     self._call(server, "Snapshots/Mark", _mark_request(wanted.to(server)))
             case ReportState(number, last):
+                self._lasts[number] = last
                 state = self.state_at(last)
                 kept = snapshot_pb2.KeepRequest(number=number, state=state, **who)
                 self._call(0, "SnapshotCoordinator/Keep", kept)
