@@ -12,7 +12,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help train serve test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-engines test-slurm test-ray test-hosts test-packages test-docs docs goldens clean
+.PHONY: help train serve test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-gpu test-engines test-slurm test-ray test-hosts test-packages test-docs docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -29,6 +29,7 @@ help:
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   jobs on every engine: ssh, Slurm, Ray, Docker; as root it installs what they need"
 	@echo "make test-device    tests of tables, shards, snapshots and recovery with all tables on a simulated GPU, and on disk"
+	@echo "make test-gpu       the same tests and each kernel on a real GPU"
 	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
 	@echo "make docs           run what the pages print and each benchmark (make test-docs), draw the diagrams, list settings and panels;"
 	@echo "                    build the site, strictly, in build/site/html"
@@ -140,6 +141,14 @@ test-device: $(VENV)/.has-test
 	    --numprocesses $(JOBS) --dist worksteal $(DEVICE_TESTS) $(ARGS)
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_disk \
 	    --numprocesses $(JOBS) --dist worksteal tests/tables tests/shard tests/snapshots
+
+# Needs an NVIDIA GPU; what tests without one use instead is in test-device and in tests/kernels/test_cuda.py.
+test-gpu: $(VENV)/.has-test
+	$(VENV)/bin/python -m tests.kernels.cuda_agreement
+	$(VENV)/bin/python -m tests.tables.device_tables
+	$(VENV)/bin/python -m tests.tables.device_rows
+	PSFLEET_TEST_GPU=1 PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_device --device-room=0 \
+	    --numprocesses $(JOBS) --dist worksteal $(DEVICE_TESTS) $(ARGS)
 
 # An engine that cannot be had is named as skipped. One process tests under Slurm and one on Ray, for each has a
 # cluster, and one all else; these tests mostly wait.
