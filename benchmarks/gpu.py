@@ -11,7 +11,6 @@ the device holds all rows, half of them and none, and one of `--packed` rows in 
 # mypy: disable-error-code="no-untyped-call"
 
 import functools
-import functools
 import statistics
 import sys
 import time
@@ -201,66 +200,6 @@ def filled(table: SparseTable, rows: int, n: int) -> SparseTable:
     return table
 
 
-def bench_tiers(rows: int, dim: int, runs: int) -> Rows:
-    """Pushes and pulls of uniform ids of a table under Adam that the device holds whole, by half, and not at all."""
-    spec, random = TableSpec("bench", "sparse", (dim,), Adam()), np.random.default_rng(0)
-    n = min(BATCHES[0], rows)
-    whole = filled(SparseTable(spec, device="cuda"), rows, n)
-    budget = MemoryBudget(whole.device_bytes // 2, place="the GPU's memory")
-    half = filled(SparseTable(spec, device="cuda", device_budget=budget), rows, n)
-    host = filled(SparseTable(spec), rows, n)
-    batches = [np.unique(random.integers(0, rows, n)) for _ in range(runs + 1)]
-    gradients, out = np.full((2, n, dim), 0.01, np.float32)
-    share = half.spilled / rows
-    tables = {"on the device": whole, f"{share:.0%} in host memory": half, "in host memory": host}
-    results: Rows = []
-    for call in ("push", "pull"):
-        turns = {name: iter(batches) for name in tables}
-
-        def one(name: str, turns: dict[str, Any] = turns, call: str = call) -> None:
-            ids = next(turns[name])
-            if call == "push":
-                tables[name].push(ids, gradients[: len(ids)], 1e-3)
-            else:
-                tables[name].pull_into(ids, out[: len(ids)])
-
-        times = in_turn({name: functools.partial(one, name) for name in tables}, runs)
-        count = statistics.median(map(len, batches))
-        results += [
-            {"what": f"{call}, {rows:,} x {dim} {name}", "1e9 rows/s": count / seconds / 1e9}
-            for name, seconds in times.items()
-        ]
-    return results
-
-
-def bench_packed(rows: int, dim: int, runs: int) -> Rows:
-    """A table of so many rows in 16 bits: how fast pushes fill it, what it takes, and pulls of uniform ids."""
-    from numba import cuda
-
-    spec, n = TableSpec("bench", "sparse", (dim,), SGD(), precision="bfloat16"), min(1 << 22, rows)
-    begin = time.perf_counter()
-    table = filled(SparseTable(spec, max_rows=2**32 - 3, device="cuda"), rows, n)
-    cuda.synchronize()
-    seconds = time.perf_counter() - begin
-    ids = np.unique(np.random.default_rng(0).integers(0, rows, min(BATCHES[1], rows)))
-    out = np.empty((len(ids), dim), np.float32)
-    pull = in_turn({"pull": lambda: table.pull_into(ids, out)}, runs)["pull"]
-    what = f"{rows:,} x {dim} in 16 bits, {table.device_bytes / 2**30:.1f} GiB, {table.spilled} rows in host memory"
-    return [
-        {"what": f"fill {what}", "1e9 rows/s": rows / seconds / 1e9},
-        {"what": f"pull {len(ids):,} of them", "1e9 rows/s": len(ids) / pull / 1e9},
-    ]
-
-
-def filled(table: SparseTable, rows: int, n: int) -> SparseTable:
-    """The table with rows for ids 0 to rows - 1, pushed `n` at a time."""
-    zeros = np.zeros((n, table.spec.dim), np.float32)
-    for start in range(0, rows, n):
-        ids = np.arange(start, min(start + n, rows))
-        table.push(ids, zeros[: len(ids)], 1e-3)
-    return table
-
-
 def numbers(step: int) -> NDArray[np.float32]:
     """What Adam's kernels need to know of a step."""
     from psfleet.kernels.rule_text import scalars_of
@@ -302,13 +241,10 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--tiers", type=int, default=4_000_000, help="rows of the tables by tier")
     parser.add_argument("--packed", type=int, default=1_000_000_000, help="rows in 16 bits")
-    parser.add_argument("--tiers", type=int, default=4_000_000, help="rows of the tables by tier")
-    parser.add_argument("--packed", type=int, default=1_000_000_000, help="rows in 16 bits")
     parser.set_defaults(runs=7)
     options = parser.parse_args()
     if options.short:
         options.size, options.rows = min(options.size, 10**8), min(options.rows, 10**7)
-        options.packed = min(options.packed, 10**8)
         options.packed = min(options.packed, 10**8)
     if why := why_no_gpu():
         sys.exit(f"nothing was measured: {why}")
@@ -323,8 +259,6 @@ def main() -> None:
         report.skipped["torch"] = missing
     report.rows += bench_dense(options.size, options.runs, not missing)
     report.rows += bench_sparse(options.rows, options.dim, options.runs, not missing)
-    report.rows += bench_tiers(options.tiers, options.dim, options.runs)
-    report.rows += bench_packed(options.packed, options.dim, options.runs)
     report.rows += bench_tiers(options.tiers, options.dim, options.runs)
     report.rows += bench_packed(options.packed, options.dim, options.runs)
     finish(report, options.json)

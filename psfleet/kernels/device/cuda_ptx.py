@@ -17,8 +17,8 @@ _U16, _I8 = uint16[::1], int8[::1]
 _ENTRIES = (_U64, _U32, _U32, _I64, _U64)
 _FIRST = (float32, float32, uint64)
 _INDEX_KERNELS: dict[str, tuple[Any, ...]] = {
-    "find": (*_ENTRIES, _U64, int64, int64, _I64, int64, int64, _I64, _I64, _I64),
-    "add": (*_ENTRIES, _U64, int64, _I64, int64, _U32, int64, int64, _I64, _U8, _I64),
+    "find": (*_ENTRIES, _U64, int64, int64, int64, _I64, int64, int64, _I64, _I64, _I64),
+    "add": (*_ENTRIES, _U64, int64, int64, _I64, int64, _U32, int64, int64, _I64, _U8, _I64),
     "forget": (*_ENTRIES, _U64, int64, _U32, int64, _I64),
     "rebuild": (*_ENTRIES, int64, _U64, _U32, _U32),
     "count_entries": (_U64, _U32, int64, _I64),
