@@ -1,11 +1,11 @@
 """Followers: copies of the weights of a running job that stay up to date."""
 
 import contextlib
-import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,12 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.runtime.interface import load_runtime
 from psfleet.runtime.read_version import FollowedCut
 from psfleet.schema.table import TableSpec
+from psfleet.serving.following import Following, FoundSnapshot, Rest, TakeCut
 from psfleet.serving.row_source import SourceRuntime, rows_of_snapshot
-from psfleet.serving.weight_copy import WeightCopy
+from psfleet.serving.weight_copy import AskChanges, AskRows, WeightCopy
 from psfleet.settings.choices import RowForm
 from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import shown_url, url_of
-from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
+from psfleet.settings.kinds import url_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -39,10 +39,7 @@ Ids = NDArray[np.int64]
 _log = log_of(__name__)
 
 _INTERVAL = 0.05  # seconds between cuts
-_PATIENCE = 1.5  # intervals in which the round of a cut has to come
-_SHARE = 0.04  # of a server's time that this follower may take
 _RETRY = 0.2  # seconds before servers that do not answer are called again
-_MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
 
 
 class Follower:
@@ -64,10 +61,8 @@ class Follower:
 
     Attributes:
         ages: Ages of the rows that look-ups have read.
-        gaps: Copies that were made anew because changes were not known any more.
         changed: Rows that changes have brought.
         failure: Error of the last request; None: it was answered.
-        snapshot: The snapshot with which the copy began; "": all rows came from the servers.
 
     Raises:
         ServerUnavailable: A server of the job does not answer.
@@ -88,28 +83,23 @@ class Follower:
         if not 0 <= part[0] < part[1]:
             raise ConfigError(f"a follower's part is {part!r}; name one of n parts, from (0, n) on")
         self.ages = LatencyHistogram()
-        self.gaps = 0
         self.changed = 0
         self.failure: PsfleetError | None = None
-        self.snapshot = ""
         self._snapshot = snapshot
         self._job, self._access = job, {"tls": tls, "insecure": insecure}
-        self._form, self._part, self._interval = rows, part, interval
+        self._form, self._part = rows, part
         self._environment = self._find()
         self._reader: Any = load_runtime("reader", self._environment)
-        self._copy = self._new_copy()
-        self._rows = self._copy.rows
-        self._cut: FollowedCut | None = None
+        self._following = Following(
+            self._reader.server_num, self._new_copy, self._newest, interval, time.monotonic
+        )
+        self._rows = self._following.copy.rows
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._closing = threading.Event()
-        self._target = 0  # round of the next cut
-        self._ahead = 1
-        self._rate = 0.0  # rounds in a second
-        self._last = 0, 0.0  # round of the last cut, and when it came
         self._thread = ServiceThread(self._run, "follower")
         try:
-            while self._cut is None:
+            while self._following.cut is None:
                 self._follow()
         except BaseException:
             self._reader.close()
@@ -150,13 +140,23 @@ class Follower:
     @property
     def position(self) -> FollowedCut:
         """The cut that it has."""
-        assert self._cut is not None
-        return self._cut
+        assert self._following.cut is not None
+        return self._following.cut
 
     @property
     def cut(self) -> int:
         """Number of the cut."""
         return self.position.number
+
+    @property
+    def gaps(self) -> int:
+        """Copies that were made anew because changes were not known any more."""
+        return self._following.gaps
+
+    @property
+    def snapshot(self) -> str:
+        """The snapshot with which the copy began; "": all rows came from the servers."""
+        return self._following.snapshot
 
     @property
     def bytes(self) -> int:
@@ -213,108 +213,51 @@ class Follower:
             if found != self._environment:
                 reader = load_runtime("reader", found)
                 self._reader.close()
-                self._reader, self._environment, self._copy = reader, found, self._new_copy()
+                self._reader, self._environment = reader, found
+                self._following.begin_anew(reader.server_num)
 
     def _follow(self) -> None:
         """Get to the next cut, or a step nearer."""
-        began = time.monotonic()
-        wait = _PATIENCE * self._interval
-        servers = range(self._reader.server_num)
-        requests = [self._copy.request(i, self._target, wait) for i in servers]
-        replies: list[ChangesReply] = self._reader.read_changes(requests)
-        if any(reply.gap for reply in replies):
-            self._recopy()
-            return
-        rounds = {reply.round for reply in replies}
-        syncs = {reply.has_rounds for reply in replies}
-        if len(syncs) > 1 or (True in syncs and len(rounds) > 1):
-            self._ahead = min(2 * self._ahead, _MOST_AHEAD)
-            self._target = max(rounds) + self._ahead
-            return
-        self._take(replies, began)
-        pause = max(self._interval, max(reply.microseconds for reply in replies) * 1e-6 / _SHARE)
-        if True in syncs:
-            self._closing.wait(pause - self._interval)
-            self._aim(max(rounds), pause)
-        else:
-            self._closing.wait(max(pause - (time.monotonic() - began), 0))
+        step = self._following.next_step()
+        resume: Callable[[], Any] = step.__next__
+        with contextlib.suppress(StopIteration):
+            while True:
+                wanted = resume()
+                try:
+                    resume = partial(step.send, self._do(wanted))
+                except PsfleetError as error:
+                    resume = partial(step.throw, error)
 
-    def _aim(self, closed: int, pause: float) -> None:
-        """Choose the round of the next cut: one that no server has closed when the request comes.
+    def _do(self, wanted: AskChanges | AskRows | TakeCut | Rest) -> Any:
+        match wanted:
+            case AskChanges(requests):
+                return self._reader.read_changes(requests)
+            case AskRows(server, request):
+                began = time.monotonic()
+                page = self._reader.read_rows(server, request)
+                # The servers are left to training for a while after a page.
+                if self._closing.wait(min(2 * (time.monotonic() - began), _INTERVAL)):
+                    raise ServerUnavailable("the follower is closed")
+                return page
+            case TakeCut(replies, at):
+                with self._lock:
+                    self.changed += self._following.take(replies, at)
+                    self._rows = self._following.copy.rows
+                    self._news.notify_all()
+            case Rest(seconds):
+                self._closing.wait(seconds)
+        return None
 
-        pause: Seconds from one cut to the next.
-        """
-        now = time.monotonic()
-        before, at = self._last
-        self._last = closed, now
-        if before:
-            self._rate = (closed - before) / max(now - at, 1e-3)
-        self._target = closed + max(math.ceil(self._rate * pause), self._ahead)
-        self._ahead = max(self._ahead // 2, 1)
-
-    def _recopy(self) -> None:
-        """Have all rows anew, from the newest snapshot if that will do; what there is serves meanwhile."""
-        if self._cut is not None:
-            self.gaps += 1
-        try:
-            if self._begin_with_snapshot():
-                return
-        except ServerUnavailable:
-            raise
-        except PsfleetError as error:
-            _log.warning(f"the follower copies all rows, for the snapshot is of no use: {error}")
-        copy = self._new_copy()
-        replies = self._reader.read_changes(
-            [copy.request(i) for i in range(self._reader.server_num)]
-        )
-        copy.fill(self._reader, replies, self._check_open)
-        self._copy = copy
-
-    def _begin_with_snapshot(self) -> bool:
-        """Read the newest snapshot, and what has changed since its cut; False: that is not to be had.
-
-        The servers are asked first, so that they keep what changes while it is read. Each knows its own file
-        by the checksum, so that no snapshot of another job is taken for this one's.
-        """
+    def _newest(self) -> FoundSnapshot | None:
         own = Path(self._job, "snapshots") if isinstance(self._job, str | os.PathLike) else ""
         found = _newest(self._snapshot or str(own))
-        files = read_manifest(found).files if found else ()
-        if not found or len(files) != self._reader.server_num:
-            return False
-        replies = self._reader.read_changes(
-            [
-                ChangesRequest(snapshot=file.sha256, part=self._part[0], parts=self._part[1])
-                for file in files
-            ]
+        if not found:
+            return None
+        return FoundSnapshot(
+            found,
+            [file.sha256 for file in read_manifest(found).files],
+            lambda: rows_of_snapshot(found, self._form, part=self._part),
         )
-        if any(reply.gap for reply in replies):
-            return False
-        copy = self._new_copy()
-        copy.begin(rows_of_snapshot(found, self._form, part=self._part))
-        copy.apply(replies)
-        self._copy, self.snapshot = copy, found
-        _log.info(f"the follower begins with the snapshot {shown_url(found)!r}")
-        return True
-
-    def _check_open(self, seconds: float) -> None:
-        """Leave the servers to training for a while after a page of a copy, which took so long."""
-        if self._closing.wait(min(2 * seconds, _INTERVAL)):
-            raise ServerUnavailable("the follower is closed")
-
-    def _take(self, replies: Sequence[ChangesReply], began: float) -> None:
-        """Be at the next cut."""
-        rounds = replies[0].round if replies[0].has_rounds else None
-        pushes = tuple(
-            {push.worker: (push.incarnation, push.last) for push in reply.pushes}
-            for reply in replies
-        )
-        number = sum(last for each in pushes for _, last in each.values())
-        now = time.monotonic() if rounds is not None else began
-        with self._lock:
-            self.changed += self._copy.apply(replies)
-            self._rows = self._copy.rows
-            self._cut = FollowedCut(rounds, pushes, now, number if rounds is None else rounds)
-            self._news.notify_all()
 
     def close(self) -> None:
         """End the thread and the connections; the values can still be read. Safe to call twice."""

@@ -1,8 +1,8 @@
 """A copy of the weights of a running job, on its way from one cut to the next."""
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from psfleet.serving.row_source import ServedRows
 from psfleet.settings.choices import RowForm
 from psfleet.shard.server_group import dense_range
 from psfleet.wire.change_messages import ChangedTable, read_changes, read_rows
-from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
+from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsRequest
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -20,14 +20,22 @@ Floats = NDArray[np.float32]
 _PAGES = 8  # of rows between two requests for changes
 
 
-class Servers(Protocol):
-    """The servers of a job, as a follower calls them."""
+@dataclass(frozen=True)
+class AskChanges:
+    """Ask each server what has changed; None: not that one. Comes to the replies, in their order."""
 
-    def read_changes(self, requests: Sequence[ChangesRequest | None]) -> list[ChangesReply]:
-        """The replies to one request for each server, in their order; None: that server gets none."""
+    requests: Sequence[ChangesRequest | None]
 
-    def read_rows(self, server: int, request: RowsRequest) -> RowsReply:
-        """A page of rows."""
+
+@dataclass(frozen=True)
+class AskRows:
+    """Ask a server for a page of rows. Comes to its reply."""
+
+    server: int
+    request: RowsRequest
+
+
+Filling = Generator[AskChanges | AskRows, Any, None]
 
 
 class WeightCopy:
@@ -54,7 +62,9 @@ class WeightCopy:
         self.rows = rows
         self._specs = {spec.key: spec for spec in rows.specs().values()}
 
-    def request(self, server: int, round: int = 0, seconds: float = 0.0) -> ChangesRequest:
+    def request(
+        self, server: int, round: int = 0, seconds: float = 0.0, snapshot: str = ""
+    ) -> ChangesRequest:
         """Return the request for the changes of a server since the last ones; see ChangesRequest."""
         boot, version = self._reached.get(server, (0, 0))
         return ChangesRequest(
@@ -64,45 +74,34 @@ class WeightCopy:
             milliseconds=int(seconds * 1e3),
             part=self._part,
             parts=self._parts,
+            snapshot=snapshot,
         )
 
-    def fill(
-        self, servers: Servers, replies: Sequence[ChangesReply], alive: Callable[[float], None]
-    ) -> None:
+    def fill(self, replies: Sequence[ChangesReply]) -> Filling:
         """Copy all rows; `replies`: of each server, what it says to whoever has nothing.
 
         Changes meanwhile are asked for now and then, so that the servers need not remember them for long.
-        `alive` is called after each page with the seconds that it took, and raises what ends the copy.
         """
         self.apply(replies)
         for server in range(len(replies)):
             for spec in [*self._specs.values()]:
                 if spec.kind == "sparse":
-                    self._fill_table(servers, server, spec, len(replies), alive)
+                    yield from self._fill_table(server, spec, len(replies))
 
-    def _fill_table(
-        self,
-        servers: Servers,
-        server: int,
-        spec: TableSpec,
-        count: int,
-        alive: Callable[[float], None],
-    ) -> None:
+    def _fill_table(self, server: int, spec: TableSpec, count: int) -> Filling:
         segment = pages = 0
         while True:
-            began = time.monotonic()
             request = RowsRequest(
                 table=spec.key, segment=segment, part=self._part, parts=self._parts
             )
-            page = servers.read_rows(server, request)
+            page = yield AskRows(server, request)
             self.rows.sparse[spec.name].put(*read_rows(page, spec))
             segment, pages = page.next, pages + 1
-            alive(time.monotonic() - began)
             if not segment:
                 return
             if pages % _PAGES == 0:
                 requests = [self.request(i) if i == server else None for i in range(count)]
-                [changes] = servers.read_changes(requests)
+                [changes] = yield AskChanges(requests)
                 if not changes.gap:
                     self.apply([changes])
 

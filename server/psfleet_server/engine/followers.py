@@ -28,7 +28,7 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _MOST = 128 << 20  # bytes of rows in one reply
-_PAGE = 1 << 16  # rows of a page
+_PAGE = 1 << 16  # rows
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,15 @@ class Followers:
     Args:
         shard, boot: The shard, and the number of this process.
         snapshot: The number of the snapshot whose file has this SHA-256; 0: none.
+        page: Rows of a page.
     """
 
     def __init__(
-        self, shard: Shard, boot: int, snapshot: Callable[[str], int] = lambda sha256: 0
+        self,
+        shard: Shard,
+        boot: int,
+        snapshot: Callable[[str], int] = lambda sha256: 0,
+        page: int = _PAGE,
     ) -> None:
         self.asked = 0
         self.gaps = 0
@@ -62,6 +67,7 @@ class Followers:
         self._shard = shard
         self._snapshot = snapshot
         self._boot = boot
+        self._page = page
         self._waiting: dict[DeferredReply, ChangesRequest] = {}
 
     def ask(self, request: ChangesRequest, reply: DeferredReply) -> list[SendChanges]:
@@ -152,7 +158,7 @@ class Followers:
                 f"segment {first} of table {table.spec.name!r} is asked for; sparse tables have segments, up "
                 f"to {SEGMENT_COUNT - 1}"
             )
-        last = min(first + max(_PAGE * SEGMENT_COUNT // max(len(table), 1), 1), SEGMENT_COUNT)
+        last = min(first + max(self._page * SEGMENT_COUNT // max(len(table), 1), 1), SEGMENT_COUNT)
         ids, weights = _weights(table, _part(table.segment_ids(first, last), request))
         self.bytes += ids.nbytes + weights.nbytes
         change = ChangedTable(table.spec, ids, weights).encode()
