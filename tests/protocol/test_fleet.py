@@ -1,4 +1,4 @@
-"""The workers, shards, coordinators and standbys of the product keep their promises under random faults.
+"""The workers, shards, coordinators, standbys and followers keep their promises under random faults.
 
 Failures name their seed, and `shrink(fleet(suite, seed))` says which of its faults matter. The seeds of
 these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
@@ -9,19 +9,24 @@ from collections import Counter
 
 import pytest
 
+from tests.protocol.fleet import follower_mutants
 from tests.protocol.fleet.fleet import fleet
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
 from tests.protocol.scheduler import Broken, run, shrink
 
+assert follower_mutants  # adds to MUTANTS
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
+FOLLOWED = range(18, 18 + 20 + MORE)
+"""Likewise where followers are."""
 HAPPENS = {
     "removal": ("silences",),
     "standbys": ("takeovers", "deposed"),
     "machines": ("without power", "cut off"),
     "snapshots": ("snapshots",),
+    "followers": ("cuts", "gaps", "dead followers"),
     "mode_requests": ("changes",),
 }
 """What must have happened in some run of a suite, by words of its name."""
@@ -34,18 +39,21 @@ def test_promises_hold(suite: str) -> None:
     removed alive, machines are lost with all their servers or come back after a takeover. Sync: the bits
     of these rounds without faults, each sample in one round; else: each push counted once on every server,
     missing only what is declared torn; ssp: the bound; it ends. Where modes are wished for from outside:
-    each sample once, whether in a round or in a lease."""
+    each sample once, whether in a round or in a lease. Followers: each cut is what all servers held, in
+    sync mode the training after a round; it has all pushes that were acknowledged before it was asked for;
+    no server that answers later lacks what was in it; its number never falls; the last one is the end."""
     counts: Counter[str] = Counter()
-    for seed in SEEDS:
+    seeds = FOLLOWED if "followers" in suite else SEEDS
+    for seed in seeds:
         try:
             counts += run(fleet(suite, seed)).counts
         except Broken as error:
             error.add_note(f"suite {suite!r}, seed {seed}")
             raise
-    assert counts["dead servers"] > len(SEEDS) / 2
-    assert counts["torn"] >= len(SEEDS) / 4
+    assert counts["dead servers"] > len(seeds) / 2
+    assert counts["torn"] >= len(seeds) / 4
     for word in set(HAPPENS) & set(suite.split()):
-        assert all(counts[what] > len(SEEDS) / 4 for what in HAPPENS[word])
+        assert all(counts[what] > len(seeds) / 4 for what in HAPPENS[word])
 
 
 def broken_by(mutant: Mutant, patch: pytest.MonkeyPatch, seeds: range) -> int | None:

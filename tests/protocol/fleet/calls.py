@@ -196,13 +196,14 @@ class Taken:
         round: Sync: after which it was cut.
         pushes: By seat the incarnation and its last push in it.
         left: Seats whose workers had left.
-        weights, counts: Rows of the tables, by id.
+        rows: By table the weights by id.
+        counts: How often each sample was used.
     """
 
     round: int
     pushes: Mapping[int, tuple[int, int]]
     left: frozenset[int]
-    weights: Mapping[int, bytes]
+    rows: Mapping[str, Mapping[int, bytes]]
     counts: Mapping[int, float]
 
 

@@ -15,7 +15,18 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet_server.coordinator.data_dispatch import TornStep
 from tests.protocol.fleet.calls import Published, Taken
-from tests.protocol.fleet.job import COUNTS, IDS, ROWS, Ids, Job, Rows, own_sample, places, slopes
+from tests.protocol.fleet.job import (
+    COUNTS,
+    IDS,
+    ROWS,
+    Ids,
+    Job,
+    Rows,
+    count_ids,
+    own_sample,
+    places,
+    slopes,
+)
 from tests.protocol.fleet.worker import Pushes
 from tests.protocol.scheduler import Broken, Disk
 
@@ -65,12 +76,12 @@ def rows_of(shards: Sequence[Shard]) -> Rows:
 
 def counts_of(shard: Shard, samples: Ids) -> list[float]:
     """How often each of these samples was used, in parts of a round."""
-    [rows] = shard.tables.read([Read(COUNTS.key, samples)])
+    [rows] = shard.tables.read([Read(COUNTS.key, count_ids(samples, shard.index))])
     return [round(float(value), 5) for value in rows[:, 0]]
 
 
 def _content(shard: Shard) -> bytes:
-    reads = [Read(ROWS.key, IDS), Read(COUNTS.key, np.arange(5000))]
+    reads = [Read(ROWS.key, IDS), Read(COUNTS.key, count_ids(np.arange(5000), shard.index))]
     return b"".join(rows.tobytes() for rows in shard.tables.read(reads))
 
 
@@ -81,16 +92,23 @@ def _check_weights(shards: Sequence[Shard], rounds: Iterable[Round]) -> None:
 
 def plain_rows(rounds: Iterable[Round]) -> Rows:
     """The weights after these rounds: one table, no servers, no faults."""
+    *_, last = plain_states(rounds)
+    return last
+
+
+def plain_states(rounds: Iterable[Round]) -> Iterator[Rows]:
+    """Likewise, before the first round and after each."""
     table = SparseTable(ROWS)
+    rows = np.zeros((len(IDS), 2), np.float32)
+    table.pull_into(IDS, rows)
+    yield rows
     for members in rounds:
-        rows = np.zeros((len(IDS), 2), np.float32)
-        table.pull_into(IDS, rows)
         parts = [(IDS, slopes(rows, members[seat])) for seat in sorted(members)]
         if parts:
             table.push(*merge_pushes(parts, 1.0 / len(parts)), 0.1)
-    rows = np.zeros((len(IDS), 2), np.float32)
-    table.pull_into(IDS, rows)
-    return rows
+        rows = np.zeros((len(IDS), 2), np.float32)
+        table.pull_into(IDS, rows)
+        yield rows
 
 
 def _check_counts(shards: Sequence[Shard], wanted: Mapping[int, float]) -> None:
@@ -156,7 +174,7 @@ def _last_pushes(part: Taken, parts: Sequence[Taken]) -> Iterator[int]:
 def _check_cut_rows(job: Job, parts: Sequence[Taken]) -> None:
     rounds = _undisturbed(job)[: parts[0].round]
     expected = plain_rows(rounds)
-    found = {key: row for part in parts for key, row in part.weights.items()}
+    found = {key: row for part in parts for key, row in part.rows[ROWS.name].items()}
     if len(found) != (len(IDS) if rounds else 0):
         raise Broken(f"a snapshot after round {len(rounds)} has {len(found)} rows")
     if any(row != expected[key].tobytes() for key, row in found.items()):
@@ -193,17 +211,7 @@ def _check_rounds(
     job: Job, shards: Sequence[Shard], histories: Sequence[History], pushes: Pushes
 ) -> None:
     """All servers close the same rounds, and every sample is in exactly one of them."""
-    if not job.removal:
-        rounds = _undisturbed(job)
-    else:
-        closed = [_closed(history) for history in histories]
-        longest = max(closed, key=len)
-        if any(own != longest[: len(own)] or len(longest) - len(own) > 1 for own in closed):
-            raise Broken(f"servers close different rounds: {closed}")
-        rounds = [
-            {seat: pushes[seat, incarnation, number] for seat, incarnation in members}
-            for number, members in enumerate(longest, 1)
-        ]
+    rounds = _rounds(job, histories, pushes)
     used = Counter(
         int(sample) for members in rounds for samples in members.values() for sample in samples
     )
@@ -219,6 +227,30 @@ def _check_rounds(
             for sample in samples
         },
     )
+
+
+def _rounds(job: Job, histories: Sequence[History], pushes: Pushes) -> list[Round]:
+    """The rounds that all servers have closed."""
+    if not job.removal:
+        return _undisturbed(job)
+    closed = [_closed(history) for history in histories]
+    longest = max(closed, key=len)
+    if any(own != longest[: len(own)] or len(longest) - len(own) > 1 for own in closed):
+        raise Broken(f"servers close different rounds: {closed}")
+    return [
+        {seat: pushes[seat, incarnation, number] for seat, incarnation in members}
+        for number, members in enumerate(longest, 1)
+    ]
+
+
+def check_cuts(
+    job: Job, cuts: Sequence[tuple[int, Rows]], histories: Sequence[History], pushes: Pushes
+) -> None:
+    """Raise Broken unless the weights of followers at each round are those of training after it."""
+    states = [*plain_states(_rounds(job, histories, pushes))]
+    for number, rows in cuts:  # rounds without samples come last
+        if rows.tobytes() != states[min(number, len(states) - 1)].tobytes():
+            raise Broken(f"a cut of round {number} is not the training after it")
 
 
 def _undisturbed(job: Job) -> list[Round]:

@@ -6,16 +6,17 @@ from typing import Any
 
 from psfleet.shard.shard import Shard
 from psfleet_server.coordinator.barriers import ModeRequest
-from tests.protocol.fleet.calls import Promote, Release, Silent
-from tests.protocol.fleet.checks import check, check_snapshot
-from tests.protocol.fleet.job import Job, job_of
+from tests.protocol.fleet.calls import Promote, Published, Release, Silent
+from tests.protocol.fleet.checks import check, check_cuts, check_snapshot
+from tests.protocol.fleet.follower import Cuts, Follower
+from tests.protocol.fleet.job import Job, Phase, job_of
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
 from tests.protocol.fleet.snapshots import published
 from tests.protocol.fleet.standby import Standby
 from tests.protocol.fleet.wisher import Wisher
 from tests.protocol.fleet.worker import Pushes, Worker
-from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
+from tests.protocol.scheduler import Boot, Broken, Chances, Disk, Machine, Scheduler
 
 _LONG = 200.0  # seconds of silence after which also a worker that has never come is given up
 
@@ -37,8 +38,10 @@ class Fleet(Scheduler):
         self.workers = [f"w{worker}" for worker in range(job.workers)]
         self.pushes = Pushes()
         self.gone: set[str] = set()
+        self.followers = [f"f{number}" for number in range(job.followers)]
+        self.cuts = Cuts()
         apart = ["C"] if job.apart else []
-        names = [*apart, *self.servers, *self.workers]
+        names = [*apart, *self.servers, *self.workers, *self.followers]
         super().__init__(names, chances, seed, suppressed)
 
     # -- machines ------------------------------------------------------------------------------
@@ -48,6 +51,9 @@ class Fleet(Scheduler):
         if name in self.workers:
             kind = Wisher if self.job.mode_requests else Worker
             return kind(int(name[1:]), self.job, boot, self.pushes)
+        if name in self.followers:
+            boot = 100 * boot + self.followers.index(name)
+            return Follower(self.job, boot, self.cuts, self.pushes, self._leads, self._newest)
         if name == "C":
             return Server(None, self.job, disk, boot)
         index, number = map(int, name[1:].split("."))
@@ -56,6 +62,17 @@ class Fleet(Scheduler):
         if name == place.primary:
             return Server(index, self.job, disk, boot)
         return Standby(index, self.job, boot, place.attach)
+
+    def _leads(self, name: str) -> bool:
+        return any(name == place.primary for place in self.places)
+
+    def _newest(self) -> Published | None:
+        """The newest snapshot in the folder that all processes share."""
+        return max(
+            published(self.disks[self.places[0].primary]).values(),
+            key=lambda snapshot: snapshot.number,
+            default=None,
+        )
 
     def at(self, address: str, source: str = "") -> str:
         """See Scheduler. Who takes over listens where the one before did, which may still live."""
@@ -66,13 +83,23 @@ class Fleet(Scheduler):
         return address
 
     def is_closed(self, source: str, to: str) -> bool:
-        """See Scheduler. A worker that hears from who took over closes its connection to the one before."""
+        """See Scheduler. A client that hears from who took over closes its connection to the one before."""
         place = self._place_of(source)
-        if place is None or not place.deposed or to not in self.workers:
+        if place is None or not place.deposed or to not in (*self.workers, *self.followers):
             return False
         if source == place.primary:
             place.moved.add(to)
         return source == place.deposed and to in place.moved
+
+    def do(self, name: str, event: Any) -> None:
+        """See Scheduler. What a cut has is there for ever, whoever answers from now on."""
+        before = self.cuts.count
+        super().do(name, event)
+        if self.cuts.count > before or isinstance(event, Boot | Promote):
+            for server, place in enumerate(self.places):
+                primary = self.machines.get(place.primary)
+                if primary is not None:
+                    self.cuts.check_kept(server, primary.its_shard)
 
     def start(self, name: str) -> None:
         """See Scheduler. Who starts beside a primary is its next standby."""
@@ -130,7 +157,8 @@ class Fleet(Scheduler):
         if self.job.machines and self.dice.random() < 0.3:
             self._lose_machine(self.dice.randrange(2))
             return
-        kind = self.dice.choice(["server", "worker", "restart", "restart", "silence", "takeover"])
+        kinds = ["server", "worker", "restart", "restart", "silence", "takeover"]
+        kind = self.dice.choice([*kinds, *(["follower"] if self.followers else [])])
         if kind == "restart" and self.crashed:
             self.start(self.dice.choice(sorted(self.crashed)))
         elif kind == "silence" and self.job.removal:
@@ -181,10 +209,11 @@ class Fleet(Scheduler):
 
     def _kill(self, kind: str) -> None:
         apart = ["C"] if self.job.apart else []
-        names = self.workers if kind == "worker" else [*self.servers, *apart]
+        clients = {"worker": self.workers, "follower": self.followers}
+        names = clients.get(kind, [*self.servers, *apart])
         name = self.dice.choice(names)
         if self.may_die(name) and name not in self.crashed and self.fault(f"{name} dies"):
-            self.counts[f"dead {'workers' if name in self.workers else 'servers'}"] += 1
+            self.counts[f"dead {kind if kind in clients else 'server'}s"] += 1
             self.crash(name)
 
     def sent(self, source: str, to: str, message: Any) -> None:
@@ -223,7 +252,8 @@ class Fleet(Scheduler):
         coordinator = self.machines[self.at(self.job.home)].coordinator
         views = {shard.workers.view for shard in self._shards()}
         done = all(self.machines[name].done for name in self.workers if name not in self.gone)
-        return done and not coordinator.is_busy and len(views) == 1
+        over = done and not coordinator.is_busy and len(views) == 1
+        return over and all(self.machines[name].is_at(self._shards()) for name in self.followers)
 
     def _shards(self) -> list[Shard]:
         return [self.machines[place.primary].its_shard for place in self.places]
@@ -258,6 +288,11 @@ class Fleet(Scheduler):
         disks = [self.disks[place.primary] for place in self.places]
         for snapshot in snapshots.values():
             check_snapshot(self.job, snapshot, disks, self.pushes)
+        if self.job.followers and self.job.phases == (Phase("sync"),):
+            check_cuts(self.job, self.cuts.rows, histories, self.pushes)
+        self.counts["cuts"] = self.cuts.count
+        self.counts["gaps"] = self.cuts.gaps
+        self.counts["begun"] = self.cuts.begun
         check(self.job, shards, kept, histories, coordinator.dispatch.torn, self.pushes)
 
 

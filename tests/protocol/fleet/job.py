@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from psfleet.consistency import ConsistencyMode, SspMode, find_mode
 from psfleet.datasets.assignment import Range
 from psfleet.rules import make_rule
+from psfleet.schema.entry import CapacityEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet_server.coordinator.barriers import ModeRequest
@@ -31,7 +32,10 @@ COUNTS = TableSpec(
     "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 """How often each sample was used: a row per sample, to which every use adds one; on every server."""
+FEW = TableSpec("few", "sparse", (1,), make_rule("sgd", {}), entry=CapacityEntry(18))
+"""With followers: rows that go when others come."""
 IDS = np.arange(12)
+_APART = 10_000  # between the samples of two servers
 _OWN = 1000  # samples of one worker that brings its own data
 
 
@@ -60,6 +64,7 @@ class Job:
         groups: Tables of a push are on some servers only, where the mode lets it skip the others.
         size, batch, epochs: Of the dataset.
         staleness: Of ssp.
+        followers: Copies of the weights are taken all the time.
         mode_requests: The job's mode is wished for from outside, all the time. `requested_modes`: what has
             been so far, as in the file that server 0 looks at.
     """
@@ -73,6 +78,7 @@ class Job:
     machines: bool = False
     snapshots: bool = False
     groups: bool = False
+    followers: int = 0
     size: int = 24
     batch: int = 2
     epochs: int = 1
@@ -124,6 +130,16 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "async groups standbys": ("async",),
     "async groups snapshots": ("async",),
     "async groups mode_requests": ("async",),
+    "sync followers": ("sync",),
+    "async followers": ("async",),
+    "sync removal followers": ("sync",),
+    "sync standbys followers": ("sync",),
+    "async standbys followers": ("async",),
+    "async standbys machines followers": ("async",),
+    "async groups removal followers": ("async",),
+    "sync snapshots followers": ("sync",),
+    "async snapshots followers": ("async",),
+    "switch followers": ("sync", "async", "ssp", "sync"),
 }
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 
@@ -144,6 +160,7 @@ def job_of(suite: str, dice: random.Random) -> Job:
         machines="machines" in suite,
         snapshots="snapshots" in suite,
         groups="groups" in suite,
+        followers=dice.choice([1, 2]) if "followers" in suite else 0,
         mode_requests="mode_requests" in suite,
         size=dice.choice([12, 24, 47]),
         epochs=dice.choice([1, 2]),
@@ -154,6 +171,21 @@ def job_of(suite: str, dice: random.Random) -> Job:
 def places(ranges: Iterable[Range]) -> Ids:
     """The samples of the dataset at these positions."""
     return np.array([at for low, high in ranges for at in range(low, high)], np.int64)
+
+
+def count_ids(samples: Ids, server: int) -> Ids:
+    """The ids in COUNTS of what a server counts of these samples; a copy has those of all servers."""
+    return samples + _APART * server
+
+
+def sample_of(key: int) -> int:
+    """The sample of an id in COUNTS."""
+    return key % _APART
+
+
+def few_ids(samples: Ids) -> Ids:
+    """The ids in FEW of these samples."""
+    return np.unique(samples % 60)
 
 
 def own_sample(worker: int, step: int) -> Ids:

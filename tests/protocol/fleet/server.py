@@ -26,6 +26,7 @@ from psfleet.shard.events import (
 )
 from psfleet.shard.membership_view import InstallView, PrepareView
 from psfleet.shard.shard import Shard
+from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision, Heartbeat, Outcome
@@ -52,7 +53,8 @@ from tests.protocol.fleet.calls import (
     Told,
     Took,
 )
-from tests.protocol.fleet.job import COUNTS, ROWS, Job
+from tests.protocol.fleet.followed import Followed
+from tests.protocol.fleet.job import COUNTS, FEW, ROWS, Job, sample_of
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.fleet.snapshots import Snapshots
 from tests.protocol.scheduler import (
@@ -89,6 +91,7 @@ class Server:
         self._primary = Primary(self)
         self._snapshots = Snapshots(self, disk) if job.snapshots and index == 0 else None
         self.shard = None if index is None else Shard(index, job.servers, job.workers)
+        self._followed = Followed(self) if job.followers and index is not None else None
         hosts = index is None or (index == 0 and not job.apart)
         self.coordinator = Coordinator(job.workers, job.servers, DEAD_AFTER) if hosts else None
         self._now = 0.0
@@ -144,6 +147,8 @@ class Server:
             self.shard.validate()
         if self._snapshots is not None:
             self._snapshots.handle(event)
+        if self._followed is not None:
+            self.out += self._followed.handle(event)
         return self._primary.hold(self.out)
 
     def _receive(self, source: str, message: Any) -> None:
@@ -252,6 +257,8 @@ class Server:
                     self._reply(call, self._finished(number, cut))
                 case BeginCut(cutting):  # marks are the shard's, not the message's
                     self._event(BeginCut(replace(cutting, marks={}, addressed={})), call)
+                case ChangesRequest() | RowsRequest():
+                    pass  # see Followed
                 case Register() | Arrival() | Depart() | AssignData():
                     assert self.coordinator is not None
                     self._coordinate(self.coordinator, call, content)
@@ -323,7 +330,9 @@ class Server:
 
 def taken_of(frozen: FrozenShard) -> Taken:
     """What a snapshot would have of a shard."""
-    found: dict[int, dict[int, np.ndarray[Any, Any]]] = {ROWS.key: {}, COUNTS.key: {}}
+    found: dict[int, dict[int, np.ndarray[Any, Any]]] = {
+        spec.key: {} for spec in (ROWS, COUNTS, FEW)
+    }
     for table in frozen.tables:
         for page in table.pages():
             rows = found[table.spec.key]
@@ -334,6 +343,9 @@ def taken_of(frozen: FrozenShard) -> Taken:
         frozen.round,
         dict(frozen.pushes),
         frozenset(frozen.state.consistency.rounds.left),
-        {key: row.tobytes() for key, row in found[ROWS.key].items()},
-        {key: float(row[0]) for key, row in found[COUNTS.key].items()},
+        {
+            spec.name: {key: row.tobytes() for key, row in found[spec.key].items()}
+            for spec in (ROWS, COUNTS, FEW)
+        },
+        {sample_of(key): float(row[0]) for key, row in found[COUNTS.key].items()},
     )

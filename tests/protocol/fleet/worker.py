@@ -46,12 +46,15 @@ from tests.protocol.fleet import calls
 from tests.protocol.fleet.asked import Asked, Pulled, Script, seated
 from tests.protocol.fleet.job import (
     COUNTS,
+    FEW,
     IDS,
     ROWS,
     Ids,
     Job,
     Phase,
     Rows,
+    count_ids,
+    few_ids,
     own_sample,
     places,
     slopes,
@@ -65,12 +68,18 @@ __all__ = ["Pushes", "Script", "Worker"]
 class Pushes(dict[tuple[int, int, int], Ids]):
     """By worker, incarnation and sequence the samples that a push brings.
 
-    `sent`: Likewise the servers to which it was sent.
+    `sent`: Likewise the servers to which it was sent. `acknowledged`: server, worker, incarnation and
+    sequence of those that a server in a mode without rounds has acknowledged, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: dict[tuple[int, int, int], frozenset[int]] = {}
+        self.acknowledged: list[tuple[int, int, int, int]] = []
+
+    def again(self, samples: Ids) -> bool:
+        """Whether one of the samples of a push came with another one, too."""
+        return sum(bool(np.isin(samples, other).any()) for other in self.values()) > 1
 
 
 class Worker:
@@ -151,6 +160,10 @@ class Worker:
         else:
             self.queues[name].popleft()
             asked.reply, asked.is_answered = content, True
+            push = asked.request.content
+            if isinstance(push, Push) and self.session.mode != "sync":
+                acknowledged = int(name[1:]), push.worker, push.incarnation, push.sequence
+                self.pushes.acknowledged.append(acknowledged)
             self._send(name)
             self._go_on()
 
@@ -315,7 +328,8 @@ class Worker:
                 send.sequence,
                 (
                     Gradient(ROWS.key, values[owned[server]], IDS[owned[server]], 0.1),
-                    Gradient(COUNTS.key, uses, samples, 1.0),
+                    Gradient(COUNTS.key, uses, count_ids(samples, server), 1.0),
+                    *self._few(server),
                 ),
                 len(samples),
                 clock=session.clock + 1,
@@ -328,6 +342,14 @@ class Worker:
         }
         if not send.lingers:
             self._send_waiting()
+
+    def _few(self, server: int) -> list[Gradient]:
+        """A server's part of the gradient of the table whose rows go."""
+        if not self.job.followers or not len(self._samples):
+            return []
+        ids = few_ids(self._samples)
+        ids = ids[owned_by(ids, server, self.job.servers)]
+        return [Gradient(FEW.key, np.ones((len(ids), 1), np.float32), ids, 0.1)]
 
     def position(self) -> tuple[int, int] | None:
         """What the next push says of the worker's data."""
@@ -402,7 +424,7 @@ class Worker:
         """Register, join, and make the tables."""
         yield from self.run(self.session.start())
         self.stream.begin()
-        for spec in (ROWS, COUNTS):
+        for spec in (ROWS, COUNTS, FEW) if self.job.followers else (ROWS, COUNTS):
             yield self.ask_all(calls.CreateTable(spec, self.seat))
 
     def end(self) -> Script:

@@ -1,0 +1,159 @@
+"""What followers rest on, and what their cuts are without it."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psfleet.serving import following
+from psfleet.serving.following import Following
+from psfleet.serving.row_source import ServedRows
+from psfleet.serving.weight_copy import AskChanges, Filling, WeightCopy
+from psfleet.tables.change_log import ChangeLog
+from psfleet.wire.change_messages import NO_IDS
+from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
+from psfleet_server.engine.followers import Followers
+from tests.protocol.fleet.calls import Response
+from tests.protocol.fleet.followed import Followed
+from tests.protocol.fleet.follower import Changes
+from tests.protocol.fleet.mutants import replaced, without
+from tests.protocol.fleet.primary import Primary
+from tests.protocol.scheduler import Instruction, Send
+
+_LATE = 5  # events
+
+
+@without("F1: changes are sent when the log has what they rest on", "sync followers@52")
+@without("F1: changes are sent when the log has what they rest on", "async followers@11")
+def _send_before_the_log(patch: pytest.MonkeyPatch) -> None:
+    """Logs are written a few events late, and all answers wait for that but those of followers."""
+    hold = Primary.hold
+
+    def hasty(primary: Primary, out: list[Instruction]) -> list[Instruction]:
+        late: deque[list[Instruction]] = primary.__dict__.setdefault("late", deque())
+        ahead, rest = _apart(out)
+        late.append(hold(primary, rest))
+        return [*(late.popleft() if len(late) > _LATE else []), *ahead]
+
+    patch.setattr(Primary, "hold", hasty)
+
+
+@without(
+    "F2: changes are sent when the standby has what they rest on",
+    "sync standbys followers@48",
+    "async standbys followers@13",
+)
+def _send_before_the_standby(patch: pytest.MonkeyPatch) -> None:
+    hold = Primary.hold
+
+    def hasty(primary: Primary, out: list[Instruction]) -> list[Instruction]:
+        ahead, rest = _apart(out)
+        return [*hold(primary, rest), *ahead]
+
+    patch.setattr(Primary, "hold", hasty)
+
+
+def _apart(out: list[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
+    """The answers to followers, and all else."""
+    ahead = [one for one in out if _is_changes(one)]
+    return ahead, [one for one in out if not _is_changes(one)]
+
+
+def _is_changes(one: Instruction) -> bool:
+    message = one.message if isinstance(one, Send) else None
+    return isinstance(message, Response) and isinstance(message.content, Changes)
+
+
+@without("F3: ids whose rows have gone are named", "sync followers@0", "async followers@5")
+def _forget_removed(patch: pytest.MonkeyPatch) -> None:
+    change = Followers._change
+    patch.setattr(
+        Followers, "_change", lambda *given: replace(change(*given), removed=NO_IDS.copy())
+    )
+
+
+@without("F4: each change raises the version", "sync followers@0", "async followers@0")
+def _keep_the_version(patch: pytest.MonkeyPatch) -> None:
+    add = ChangeLog.add
+
+    def flat(log: ChangeLog, *change: Any) -> None:
+        log.version -= log.is_kept
+        add(log, *change)
+
+    patch.setattr(ChangeLog, "add", flat)
+
+
+without("F5: a cut is of one round", "sync followers@6", "sync standbys followers@12")(
+    lambda patch: patch.setattr(following, "_are_one_cut", lambda replies: True)
+)
+
+
+@without(
+    "F6: versions of another server process mean nothing", "sync followers@26", "async followers@11"
+)
+@without("F6: versions of another server process mean nothing", "async standbys followers@0")
+def _take_any_process(patch: pytest.MonkeyPatch) -> None:
+    changes = Followers._changes
+
+    def lenient(followers: Followers, request: ChangesRequest) -> ChangesReply:
+        other = ChangesRequest()
+        other.CopyFrom(request)
+        other.boot = followers._boot if request.boot else 0
+        return changes(followers, other)
+
+    patch.setattr(Followers, "_changes", lenient)
+
+
+@without("F7: who asks for changes that are kept no more is told so", "async followers@3")
+def _hide_gaps(patch: pytest.MonkeyPatch) -> None:
+    since = ChangeLog.since
+
+    def blind(log: ChangeLog, version: int) -> Any:
+        if version and log.is_kept:
+            log._floor = min(log._floor, version)
+        return since(log, version)
+
+    patch.setattr(ChangeLog, "since", blind)
+
+
+@without("F8: changes since the begin of a copy make it exact", "async followers@0")
+def _begin_behind_the_pages(patch: pytest.MonkeyPatch) -> None:
+    fill = WeightCopy.fill
+
+    def careless(copy: WeightCopy, replies: Sequence[ChangesReply]) -> Filling:
+        yield from fill(copy, replies)
+        for reply in (yield AskChanges([ChangesRequest(parts=1) for _ in replies])):
+            copy._reached[reply.server] = reply.boot, reply.version
+
+    patch.setattr(WeightCopy, "fill", careless)
+
+
+@without("F9: a snapshot is known by its own checksum", "async snapshots followers@7")
+def _take_any_snapshot(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Followed, "_number_of", lambda followed, sha: max(followed._server.parts, default=0)
+    )
+
+
+without("F10: pushes of incarnations that are over count on", "async followers@11")(
+    replaced(Following, "_count", lambda way, cut: sum(n for own in cut for _, n in own.values()))
+)
+
+
+@without("F11: what has changed since a snapshot is applied to it", "async snapshots followers@2")
+def _take_the_snapshot_alone(patch: pytest.MonkeyPatch) -> None:
+    begin = WeightCopy.begin
+
+    def careless(copy: WeightCopy, rows: ServedRows) -> None:
+        begin(copy, rows)
+
+        def reach(replies: Sequence[ChangesReply]) -> int:
+            copy._reached |= {reply.server: (reply.boot, reply.version) for reply in replies}
+            del copy.__dict__["apply"]
+            return 0
+
+        copy.__dict__["apply"] = reach
+
+    patch.setattr(WeightCopy, "begin", careless)
