@@ -1,7 +1,7 @@
 """What a step with a small batch costs: pull and push 8 ids of one table and a dense one of 64 values.
 
 Dim 16, Adam, tensors in shared memory; async with one worker and 1 to 8 servers, and sync with 2 workers
-and 2 servers. CPU is that of servers and workers together.
+and 1 and 2 servers. CPU is that of servers and workers together.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def main() -> None:
     report = Report("small_steps", f"Steps of {IDS} ids and 64 dense values")
     steps = options.steps or (200 if options.short else 1000)
     fleets = [("async", int(servers), 1) for servers in options.servers.split(",")]
-    for mode, servers, workers in (*fleets, ("sync", 2, 2)):
+    for mode, servers, workers in (*fleets, ("sync", 1, 2), ("sync", 2, 2)):
         with contextlib.ExitStack() as stack:
             crews = [
                 stack.enter_context(

@@ -67,6 +67,7 @@ def measure(
         ]
         peers = [
             attendance.torch(f"w2-{kind}", workers),
+            attendance.torch(f"w2-{kind}", workers, over_tcp=True),
             attendance.tensorflow("w2", workers, kind),
             attendance.paddle("w2", workers, kind),
         ]

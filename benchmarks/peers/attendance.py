@@ -31,9 +31,16 @@ class Peer:
     crew: Callable[[str], AbstractContextManager[Crew]]
 
 
-def torch(workload: str, workers: int) -> Peer:
-    """torch.distributed.rpc: w1, w2-sgd, w2-adam, w3 or w3-bf16."""
-    return Peer("torch rpc", "torch", lambda name: torch_crew(name, workload, workers))
+def torch(workload: str, workers: int, *, over_tcp: bool = False) -> Peer:
+    """torch.distributed.rpc: w1, w2-sgd, w2-adam, w3 or w3-bf16.
+
+    over_tcp: Tensors travel as between hosts; else it reads them out of the other process's memory.
+    """
+    return Peer(
+        "torch rpc over TCP" if over_tcp else "torch rpc",
+        "torch",
+        lambda name: torch_crew(name, workload, workers, over_tcp=over_tcp),
+    )
 
 
 def tensorflow(workload: str, workers: int, rule: str) -> Peer:

@@ -17,8 +17,11 @@ _SERVERS = 2
 
 
 @contextlib.contextmanager
-def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
-    """Servers and workers of `workload`: w1, w2-sgd, w2-adam, w3 or w3-bf16."""
+def torch_crew(name: str, workload: str, workers: int, *, over_tcp: bool = False) -> Iterator[Crew]:
+    """Servers and workers of `workload`: w1, w2-sgd, w2-adam, w3 or w3-bf16.
+
+    over_tcp: Tensors travel as between hosts, not from memory to memory.
+    """
     with contextlib.ExitStack() as stack:
         processes = []
         [port] = free_ports(1)
@@ -26,6 +29,7 @@ def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
             own = environment(
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=str(port),
+                TENSORS_OVER_TCP=str(over_tcp),
                 TP_SOCKET_IFNAME="lo",
                 GLOO_SOCKET_IFNAME="lo",
             )

@@ -210,11 +210,13 @@ def main() -> None:
     serves = rank < count
     # Of itself it takes shared memory, which it polls without a pause: idle processes then use each
     # core that is free, their CPU time says how long they waited, and the next contender has no core.
+    # Tensors it reads out of the other process's memory (CMA), unless they are to go as between hosts.
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=8,
         rpc_timeout=300,
         init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}",
         _transports=["uv"],
+        _channels=["basic"] if os.environ["TENSORS_OVER_TCP"] == "True" else None,
     )
     rpc.init_rpc(
         f"server{rank}" if serves else f"worker{rank - count}",
