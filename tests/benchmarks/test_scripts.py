@@ -111,6 +111,8 @@ def test_small_steps(tmp_path: Path) -> None:
     assert [(row["fleet"], row["contender"]) for row in rows] == [
         ("async, 1 x 1", "http2, rows on all"),
         ("async, 1 x 1", "grpcio, rows on all"),
+        ("sync, 1 x 2", "http2, rows on all"),
+        ("sync, 1 x 2", "grpcio, rows on all"),
         ("sync, 2 x 2", "http2, rows on all"),
         ("sync, 2 x 2", "grpcio, rows on all"),
     ]

@@ -27,6 +27,7 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.tensor_memory import WorkerMemory
 from psfleet_worker.session.retries import Patience
+from psfleet_worker.stream import pending
 from tests.trainings import same_bits
 from tests.waiting import until
 
@@ -206,16 +207,34 @@ def test_a_push_does_not_wait_for_company_for_long(server: Server) -> None:
     runtime.close()
 
 
-def test_no_exchange_in_sync_mode(server: Server) -> None:
-    """In sync mode a pull must not come before every server holds the push; the server refuses."""
+@pytest.mark.parametrize(("servers", "commit"), [(2, 1), (1, 0)])
+def test_no_exchange_before_every_server_holds_the_push(servers: int, commit: int) -> None:
+    """In sync mode a server refuses a pull with the push before it, unless it is the only one and is told
+    that they belong together."""
+    with LocalFleet(servers, 1, in_process=True) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "sync")
+        incarnation = runtime._fleet.session.incarnation
+        header = Header(worker=0, incarnation=incarnation, sequence=1, commit=commit)
+        call = runtime._fleet.clients[0].start("Shard/Exchange", frame.encode(header))
+        until(lambda: call.ended)
+        assert isinstance(call.error, ProtocolError)
+        assert "push first, then pull" in str(call.error)
+        runtime.close()
+
+
+def test_with_one_server_a_sync_step_is_one_call(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push leaves with the next pull, which commits it; the bits are those of two servers."""
+    monkeypatch.setattr(pending, "LINGER", 60.0)
     runtime = connect(server, "sync")
-    client = runtime._fleet.clients[0]
-    header = Header(worker=0, incarnation=runtime._fleet.session.incarnation, sequence=1)
-    call = client.start("Shard/Exchange", frame.encode(header))
-    until(lambda: call.ended)
-    assert isinstance(call.error, ProtocolError)
-    assert "push first, then pull" in str(call.error)
+    found = train(runtime, 5)
     runtime.close()
+    assert sum(server.host.latencies.shown["exchange"].times.counts) == 4
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "sync")
+        same_bits(found, train(runtime, 5))
+        runtime.close()
 
 
 def test_a_call_is_taken_once(server: Server) -> None:

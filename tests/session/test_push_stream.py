@@ -54,9 +54,9 @@ def wanted(program: Program[Any]) -> list[Instruction]:
 
 
 def sent(number: int, cut: tuple[int, int], lingers: bool, behind: bool) -> SendPush:
-    """The push of this number to both servers, after the one before."""
+    """The push of this number to both servers, after the one before. A round's may not wait."""
     last = number - 1
-    return SendPush(number, cut, lingers, behind, (last, last), (number, number))
+    return SendPush(number, cut, lingers, not lingers, behind, (last, last), (number, number))
 
 
 def test_a_round_is_committed_when_every_server_holds_its_push() -> None:
@@ -67,6 +67,17 @@ def test_a_round_is_committed_when_every_server_holds_its_push() -> None:
     assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
     assert (stream.open, session.view) == (0, 7)
     assert wanted(stream.pull()) == [AwaitPushes(), SendPull()]  # no push is awaited twice
+
+
+def test_where_one_server_holds_all_a_push_waits_for_the_pull_that_commits_it() -> None:
+    """Sync, one server: what that holds every server holds, so the push may come with its commit."""
+    _, stream = stream_in("sync")
+    push = stream.push()
+    assert next(push) == LayOutPush(1, 1)
+    assert push.send((True,)) == SendPush(1, (0, 0), True, True, False, (0,), (1,))
+    with pytest.raises(StopIteration):
+        push.send(None)
+    assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
 
 
 def test_two_pushes_without_a_pull_are_two_rounds() -> None:

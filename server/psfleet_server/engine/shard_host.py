@@ -234,15 +234,18 @@ class ShardHost:
         """Take a push, then the pull that came with it, whose reply may have to wait.
 
         Raises:
-            ProtocolError: The mode has rounds, where a pull has to wait until every server holds the push.
+            ProtocolError: The mode has rounds, and the pull does not commit the push, or there are servers
+                that may not hold it.
         """
-        if self.shard.consistency.declared.has_rounds:
+        rounds = self.shard.consistency.declared.has_rounds
+        # All that could be wrong with the pull, before the push is applied.
+        if rounds and (self.shard.servers > 1 or pull.commit != push.sequence):
             raise ProtocolError(
                 f"the fleet runs in mode {self.shard.mode!r}, in which a pull cannot travel with "
-                "the push before it; push first, then pull"
+                "the push before it unless one server has all and it commits that push; push first, "
+                "then pull"
             )
-        # All that could be wrong with the pull, before the push is applied.
-        if pull.commit:
+        if pull.commit and not rounds:
             raise ProtocolError(
                 f"the pull of an exchange commits round {pull.commit}; only sync mode has rounds"
             )

@@ -1,6 +1,6 @@
 """The methods of the service Shard: bytes in, checked; bytes out."""
 
-import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +52,9 @@ class ShardService:
     def push(self, request: bytes) -> bytes:
         header, call = self._open(request)
         self._host.bytes.push += len(request)
-        tensors = call.asked
-        if tensors.reads:
+        if call.asked.reads:
             raise FrameError("the frame of a push has a read; make an exchange of it")
-        if call.room is not None and self._host.shard.consistency.declared.has_rounds:
-            # The push is held for its round; its places go back to the worker with the answer.
-            tensors = dataclasses.replace(tensors, gradients=[*map(_kept, tensors.gradients)])
-        reply = self._host.ask(self._push(header, tensors))
+        reply = self._host.ask(self._push(header, call))
         assert reply.outcome is not None
         return push_response(OUTCOMES[reply.outcome])
 
@@ -79,7 +75,7 @@ class ShardService:
         header, call = self._open(request)
         self._host.bytes.exchange += len(request)
         reply.response = None if call.room is None else call.room.again()
-        self._host.exchange(self._push(header, call.asked), _pull(header, call.asked), reply)
+        self._host.exchange(self._push(header, call), _pull(header, call.asked), reply)
 
     def attach(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.AttachRequest, request)
@@ -116,12 +112,17 @@ class ShardService:
             self._host.bytes.push += call.asked.gradient_bytes
         return header, call
 
-    def _push(self, header: Header, asked: TensorRequest) -> Push:
-        for gradient in asked.gradients:
+    def _push(self, header: Header, call: CallLayout) -> Push:
+        gradients: Iterable[Gradient] = call.asked.gradients
+        if call.room is not None and self._host.shard.consistency.declared.has_rounds:
+            # The push is held for its round; its places may go back to the worker before.
+            gradients = map(_kept, gradients)
+        gradients = tuple(gradients)
+        for gradient in gradients:
             if gradient.ids is not None:
                 _refuse_repeats(gradient.ids, self._tables[gradient.table].spec)
         cut = (header.cut, header.cut_after) if header.cut else None
-        return read_push(header, tuple(asked.gradients), cut)
+        return read_push(header, gradients, cut)
 
     def join(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.JoinRequest, request)

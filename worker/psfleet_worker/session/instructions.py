@@ -126,7 +126,8 @@ class SendPull:
     Answered with an object whose `view` is the newest view that a server has reported.
 
     Attributes:
-        commit: Sync mode: every server holds the push of this round, which is waited for; 0: none.
+        commit: Sync mode: every server holds the push of this round, which is waited for, or the only
+            server gets it with the pull; 0: none.
         ahead: Do not wait for the answers.
         own: Read what the caller wants; else nothing, and only wait for the round.
     """
@@ -154,6 +155,7 @@ class SendPush:
     Attributes:
         cut: The last snapshot that the worker has marked, and its last push in it.
         lingers: It may wait.
+        is_held: Servers hold it for a round.
         behind: It waits for the answers of what is read ahead, too.
         before: By server the last push before it that was sent there.
         addressed: By server the last push up to it that is.
@@ -162,6 +164,7 @@ class SendPush:
     sequence: int
     cut: tuple[int, int]
     lingers: bool
+    is_held: bool
     behind: bool
     before: tuple[int, ...]
     addressed: tuple[int, ...]

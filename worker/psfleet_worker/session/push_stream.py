@@ -2,7 +2,8 @@
 
 In a mode with rounds every server holds a push; the next pull or flush commits it and waits for the round to
 close. In other modes pushes leave in order, a few at a time; a pull comes after the pushes before it,
-and takes the last one with it. Snapshots cut the stream between two pushes.
+and takes the last one with it. So it does in rounds where there is one server: what that holds every server
+holds. Snapshots cut the stream between two pushes.
 
 Pure: its programs say what is to be done; the arrays are with whoever runs them
 (`psfleet_worker.stream.transfers`).
@@ -136,7 +137,10 @@ class Stream:
                 sequence if to_it else last for to_it, last in zip(sent, before, strict=True)
             )
         self._begun, self._begun_to = sequence, addressed
-        ticket = yield SendPush(sequence, self.cut, not is_held, self._ahead, before, addressed)
+        lingers = not is_held or len(sent) == 1
+        ticket = yield SendPush(
+            sequence, self.cut, lingers, is_held, self._ahead, before, addressed
+        )
         self._addressed = addressed
         self._overtaken, self._left = self._ahead, True
         session.sequence, session.clock = sequence, clock

@@ -1,8 +1,8 @@
 """Pulls and pushes under way: pushes in order, a few at a time, in company of the next pull if it can be.
 
-A call costs as much CPU as half a megabyte of tensors. In every mode but sync a push therefore waits
-a moment for the pull that mostly follows it, and travels in the same call. If none comes it leaves
-alone. Behind a pull that is read ahead it waits for the answer too: it could not leave before that,
+A call costs as much CPU as half a megabyte of tensors. So a push waits a moment for the pull that mostly
+follows it, and travels in the same call; not in sync mode, unless there is one server. If none comes it
+leaves alone. Behind a pull that is read ahead it waits for the answer too: it could not leave before that,
 and whoever has read ahead will do so again.
 """
 

@@ -250,13 +250,15 @@ class Transfers:
         seconds = fleet.patience.wait if timeout is None else timeout
         with pushes.lock:
             ticket = pushes.take()
+            progress = self._session.progress.text() if read.commit else ""
             if ticket is None:
-                progress = self._session.progress.text() if read.commit else ""
                 requests = self._empty(
                     clock=self._session.clock, commit=read.commit, progress=progress
                 )
             else:
                 requests = ticket.requests
+                if read.commit:
+                    requests[0].say(commit=read.commit, progress=progress)
                 for lane in fleet.lanes:
                     lane.held()  # it was laid out while a server was at work: look for memory now
             asked = []
@@ -268,7 +270,8 @@ class Transfers:
                 if request.reads or read.commit or pushed:
                     method = "Shard/Pull"
                     if pushed:
-                        method = "Shard/Exchange" if request.reads else "Shard/Push"
+                        is_exchange = request.reads or read.commit
+                        method = "Shard/Exchange" if is_exchange else "Shard/Push"
                     fleet.clients[server].send(request, method, seconds, ahead=read.ahead)
                     called.append(server)
             if ticket is not None:
@@ -341,5 +344,6 @@ class Transfers:
         if self._trace is not None:
             self._trace.calls = sum(goes_to)
         behind = self._ahead if send.behind else None
-        is_held = not send.lingers
-        return self._pushes.add(requests, goes_to, linger=lingers, is_held=is_held, behind=behind)
+        return self._pushes.add(
+            requests, goes_to, linger=lingers, is_held=send.is_held, behind=behind
+        )
