@@ -27,7 +27,7 @@ from tests.protocol.fleet.job import (
     places,
     slopes,
 )
-from tests.protocol.fleet.worker import Pushes
+from tests.protocol.fleet.pushes import Pushes
 from tests.protocol.scheduler import Broken, Disk
 
 Round = dict[int, Ids]

@@ -11,11 +11,12 @@ from tests.protocol.fleet.checks import check, check_cuts, check_snapshot
 from tests.protocol.fleet.follower import Cuts, Follower
 from tests.protocol.fleet.job import Job, Phase, job_of
 from tests.protocol.fleet.places import Place
+from tests.protocol.fleet.pushes import Pushes
 from tests.protocol.fleet.server import Server
 from tests.protocol.fleet.snapshots import published
 from tests.protocol.fleet.standby import Standby
 from tests.protocol.fleet.wisher import Wisher
-from tests.protocol.fleet.worker import Pushes, Worker
+from tests.protocol.fleet.worker import Worker
 from tests.protocol.scheduler import Boot, Broken, Chances, Disk, Machine, Scheduler
 
 _LONG = 200.0  # seconds of silence after which also a worker that has never come is given up

@@ -19,7 +19,7 @@ from psfleet.tables.sparse import SparseTable
 from psfleet.wire.v1.follower_pb2 import ChangesReply
 from tests.protocol.fleet.calls import Published, Request, Response, Taken
 from tests.protocol.fleet.job import COUNTS, FEW, IDS, ROWS, Job, Rows, count_ids
-from tests.protocol.fleet.worker import Pushes
+from tests.protocol.fleet.pushes import Pushes
 from tests.protocol.scheduler import Boot, Broken, Instruction, Received, Send, Tick
 
 Content = Mapping[str, Mapping[int, bytes]]
