@@ -116,6 +116,11 @@ class NotReady(ProtocolError):
     """The server does not know the caller yet; try again shortly."""
 
 
+def rows_move(server: int) -> NotReady:
+    """Return the error of a server whose rows may not change now."""
+    return NotReady(f"server {server} hands over rows to another number of servers; send it again")
+
+
 class Later(ProtocolError):
     """The server takes this push a moment later; send the same again."""
 

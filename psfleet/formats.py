@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,66 @@ def read_reply(folder: Path) -> int:
     except FileNotFoundError:
         return 0
     return int(number)
+
+
+SCALE = "scale.json"
+"""Wanted number of servers, for the launcher."""
+
+SCALE_READY = "scale.ready"
+"""The servers that the job is to have, which have started, for server 0."""
+
+SCALED = "scale.done"
+"""Outcome of the last request: the servers that the job has now, or why it has the same as before."""
+
+_SCALE = Format("request of servers")
+_SCALE_READY = Format("servers to move to")
+_SCALED = Format("servers moved to")
+
+
+def write_scale(folder: Path, servers: int) -> int:
+    """Request a number of servers; the number of the request, which grows."""
+    number = read_scale(folder)[0] + 1
+    _SCALE.write(folder / SCALE, number=number, servers=servers)
+    return number
+
+
+def read_scale(folder: Path) -> tuple[int, int]:
+    """Number of the last request and the wanted number of servers; (0, 0): there is none that can be read."""
+    try:
+        number, servers = _SCALE.read(folder / SCALE, number=int, servers=int)
+    except (FileNotFoundError, FrameError):
+        return 0, 0
+    return number, servers
+
+
+def write_scale_ready(folder: Path, number: int, endpoints: Sequence[str]) -> None:
+    """The servers of a request have started."""
+    _SCALE_READY.write(folder / SCALE_READY, number=number, endpoints=[*endpoints])
+
+
+def read_scale_ready(folder: Path) -> tuple[int, tuple[str, ...]]:
+    """Number and servers of the last request whose servers have started.
+
+    Raises:
+        FileNotFoundError: There is none.
+        FrameError: It is damaged or of another version.
+    """
+    number, endpoints = _SCALE_READY.read(folder / SCALE_READY, number=int, endpoints=list)
+    return number, tuple(map(str, endpoints))
+
+
+def write_scaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:
+    """Decide a request: the job has these servers, or for that reason the same as before."""
+    _SCALED.write(folder / SCALED, number=number, endpoints=[*endpoints], why=why)
+
+
+def read_scaled(folder: Path) -> tuple[int, tuple[str, ...], str]:
+    """Number of the last decided request (0: none), the servers since then, and why there is no change."""
+    try:
+        number, endpoints, why = _SCALED.read(folder / SCALED, number=int, endpoints=list, why=str)
+    except FileNotFoundError:
+        return 0, (), ""
+    return number, tuple(map(str, endpoints)), why
 
 
 _READY_FORMAT = Format("ready server")

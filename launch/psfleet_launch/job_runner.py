@@ -38,6 +38,7 @@ from psfleet_launch.supervision.job_events import (
     StopRequested,
 )
 from psfleet_launch.supervision.job_phases import Phase
+from psfleet_launch.supervision.scaling_requests import MOST, ScalingRequests
 from psfleet_launch.supervision.supervisor import Supervisor
 
 Taker = Callable[[Event | Shown | Action, float], None]
@@ -86,6 +87,7 @@ class JobRunner:
         self._generation = 0
         self._resume = job.request.resume
         self._notice = StandbyNotice()
+        self._scaling = ScalingRequests(job.logs, self._too_many, engine.asked_endpoint)
 
     def run(self) -> int:
         """Start the job, see it through and return its exit code; nothing is left running."""
@@ -109,6 +111,7 @@ class JobRunner:
         if self._chaos is not None:
             self._make(self._chaos)
         if self._supervisor.phase is Phase.TRAINING:
+            self._scale()
             standbys = self._supervisor.standbys
             if standbys and (line := self._notice.look(standbys, time.monotonic())):
                 self._screen.say(line)
@@ -160,8 +163,13 @@ class JobRunner:
                     self._codes[member] = code
                     self._answering.discard(member)
                 case ServerReady(member, endpoint):
-                    self.endpoints[member.rank] = endpoint
                     self._answering.add(member)
+                    if not self._scaling.is_new(member):
+                        self.endpoints[member.rank] = endpoint
+            if isinstance(event, ProcessExited | ServerReady) and self._scaling.is_new(
+                event.member
+            ):
+                self._scaling.take(event)
         return [*stops, *self._show(events)]
 
     def _tell(self, item: Event | Shown | Action) -> None:
@@ -261,6 +269,60 @@ class JobRunner:
                 case FinishJob(code):
                     self._exit_code = code
 
+    # -- another number of servers ----------------------------------------------------------------
+
+    def _too_many(self, servers: int) -> str:
+        """Why the job cannot have so many servers; empty: it can."""
+        request = self._job.request
+        if not 1 <= servers <= MOST:
+            return f"{servers} servers are wanted; ask for 1 to {MOST}"
+        if not self._engine.scales:
+            return (
+                f"--engine {self._engine.name} starts no further servers; use one of this machine"
+            )
+        if request.keeps_log or request.replicas:
+            return (
+                "its servers keep logs or have standbys; end the job with SIGUSR1 and start it with "
+                f"--servers {servers} --resume"
+            )
+        if self._chaos is not None:
+            return "--chaos counts pushes by server; leave it out"
+        if request.port and request.port + servers > 65536:
+            return f"--port is {request.port}, and {servers} servers from there on have no ports"
+        return ""
+
+    def _scale(self) -> None:
+        """Do what there is to be done for another number of servers."""
+        try:
+            step = self._scaling.step(self.endpoints)
+        except OSError as error:
+            self._screen.say(
+                f"the request for another number of servers cannot be answered: {error}"
+            )
+            return
+        for member in step.start:
+            endpoints = self._scaling.endpoints(self.endpoints)
+            self._engine.spawn(member, Told(endpoints))
+        if step.servers is not None:
+            self.endpoints[:] = step.endpoints
+            self._perform(self._supervisor.rescale(step.servers))
+            self._publish()
+            self._screen.follow(self.endpoints)
+        for member in step.end:
+            self._engine.send(member, signal.SIGTERM)
+        if step.said:
+            said = Said(None, step.said)
+            self._tell(said)
+            self._show([said])
+        for event in step.events:
+            self._perform(self._supervisor.handle(event, time.monotonic()))
+
+    def _publish(self) -> None:
+        """Tell readers where the servers are."""
+        known = self._job.known_at(self.endpoints, self._engine.spans_machines)
+        with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
+            write_running_job(self._job.logs, known)
+
     def _left_alone(self) -> str:
         """Why a silent server is not killed."""
         if self._job.request.keeps_log:
@@ -276,9 +338,7 @@ class JobRunner:
             self.ended_at.pop(member, None)
             self._engine.spawn(member, self._told(member))
         if members == self._supervisor.workers:
-            known = self._job.known_at(self.endpoints, self._engine.spans_machines)
-            with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
-                write_running_job(self._job.logs, known)
+            self._publish()
             self._screen.servers_ready(self.endpoints)
             self.on_training()
 

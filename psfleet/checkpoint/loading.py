@@ -33,11 +33,12 @@ from psfleet.tables.row_data import (
     TableClock,
     candidate_group,
     column_groups,
+    furthest,
     row_group,
 )
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
-from psfleet.wire.table_messages import furthest, read_clock
+from psfleet.wire.table_messages import read_clock
 
 _MOST = 2**62
 

@@ -49,6 +49,7 @@ __all__ = [
     "run_server",
     "save_inference_model",
     "save_persistables",
+    "scale_servers",
     "server_endpoints",
     "server_index",
     "server_num",
@@ -90,6 +91,7 @@ adopt = _fleet.adopt
 decide_by(adopt)
 distributed_optimizer = _fleet.distributed_optimizer
 set_mode = _fleet.set_mode
+scale_servers = _fleet.scale_servers
 dataset = _fleet.dataset
 shard = _fleet.shard
 metrics = MetricSums(_fleet.metrics, util)

@@ -19,7 +19,7 @@ from psfleet.fleet.roles import RoleMaker, check_no_collective, environment_of
 from psfleet.fleet.worker_sums import Util
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
-from psfleet.mode_runtimes.switch import change, check_mode, connect
+from psfleet.mode_runtimes.switch import change, check_mode, connect, scale
 from psfleet.observability.logged_values import NEWEST
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate
@@ -245,6 +245,18 @@ class Fleet(FleetCallbacks):
         dataclasses.replace(self.settings(), consistency=mode_settings.consistency)
         change(active(), mode_settings.consistency)
         invalidate()
+
+    def scale_servers(self, servers: PositiveInt) -> None:
+        """Ask for another number of servers, in a job of psfleet-launch; one worker calls it.
+
+        The launcher starts those that are missing. All workers go on with the new number after one of their
+        next collectives, in sync mode with the same bits; `server_num` says it. A request that cannot be
+        met changes nothing, and the launcher says why. Embedded it does nothing.
+
+        Raises:
+            ConfigError: No launcher has started the servers.
+        """
+        scale(active(), servers)
 
     def dataset(
         self,

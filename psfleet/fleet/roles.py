@@ -142,11 +142,12 @@ class FleetRole:
         return self._environment.workers
 
     def server_num(self) -> int:
-        """Return the number of servers; 0 embedded."""
-        return len(self._environment.servers)
+        """Return the number of servers as this process knows them now; 0 embedded."""
+        now = current().server_num
+        return len(self._environment.servers) if now is None else now
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """The servers' endpoints, as a list or joined by commas."""
+        """The endpoints of the servers that there were when this process started, or joined by commas."""
         return _listed(self._environment.servers, to_string)
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:

@@ -209,7 +209,10 @@ class FleetMetrics:
         size = sum(metric.sums.size for _, metric in self._metrics())
         digest = hashlib.blake2b(layout.encode(), digest_size=8).digest()
         self._sums = SumTable(
-            f"{OWN}metrics/{name}", size, int.from_bytes(digest, "little") >> 1, runtime.server_num
+            f"{OWN}metrics/{name}",
+            size,
+            int.from_bytes(digest, "little") >> 1,
+            lambda: int(self._runtime.server_num),
         )
         self._join(name)
         for (_, metric), sums in zip(self._metrics(), self._parts(self._sums.pending), strict=True):

@@ -2,7 +2,7 @@
 
 import base64
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class SumTable:
         name: Name of the table.
         size: Number of sums.
         layout: Digest of what they mean; a table of that name with another one is refused.
-        servers: Number of servers of the fleet; 0: none.
+        servers: Returns the number of servers of the fleet now; 0: none.
 
     Attributes:
         spec: The table's definition.
@@ -40,14 +40,15 @@ class SumTable:
         lock: Held while `pending` changes.
     """
 
-    def __init__(self, name: str, size: int, layout: int, servers: int) -> None:
+    def __init__(self, name: str, size: int, layout: int, servers: Callable[[], int]) -> None:
         rule, zero = make_rule("exact_sum", {}), InitializerSpec("constant", 0.0)
         self.spec = TableSpec(name, "sparse", (_WIDTH,), rule, initializer=zero, seed=layout)
         self.lock = threading.Lock()
         rows = -(-size // _WIDTH)
         self._rows = np.zeros((rows, _WIDTH))
         self.pending = self._rows.reshape(-1)[:size]
-        self._ids = _ids_on_one_server(2 * rows, self.spec.key, servers or 1)
+        self._servers = servers
+        self._ids, self._dealt = np.zeros(2 * rows, np.int64), 0
         self._left: tuple[Ids, Floats] | None = None
 
     # -- a PushCounter -------------------------------------------------------------------------
@@ -79,6 +80,9 @@ class SumTable:
         large = values.astype(np.float32)
         small = (values - large).astype(np.float32)
         inexact = small.any(axis=1)
+        if (servers := self._servers() or 1) != self._dealt:
+            self._ids = _ids_on_one_server(len(self._ids), self.spec.key, servers)
+            self._dealt = servers
         ids = np.concatenate([self._ids[2 * rows], self._ids[2 * rows[inexact] + 1]])
         return Gradient(self.spec.key, np.concatenate([large, small[inexact]]), ids, 1.0)
 

@@ -38,6 +38,9 @@ class ClusterLike(Runtime, Protocol):
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
         """The mode in which the last barrier lets all workers go on; None: unchanged."""
 
+    def scale(self, servers: int) -> None:
+        """Ask for another number of servers."""
+
     def abandon(self) -> None:
         """Let go of everything as if this process had died."""
 
@@ -129,6 +132,10 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._cluster.abandon()
         self._release()
 
+    def scale(self, servers: int) -> None:
+        """Ask for another number of servers, from one of the next collectives on."""
+        self._cluster.scale(servers)
+
 
 def change(runtime: Runtime, consistency: ConsistencySettings) -> None:
     """Let the runtime go on in another mode, if it is one of a cluster; embedded all modes are one.
@@ -141,6 +148,19 @@ def change(runtime: Runtime, consistency: ConsistencySettings) -> None:
         runtime.set_mode(consistency)
     elif isinstance(runtime, ReadOnlyRuntime):
         runtime.refuse("be put into another mode")
+
+
+def scale(runtime: Runtime, servers: int) -> None:
+    """Ask for another number of servers, if the runtime is one of a cluster; embedded there are none.
+
+    Raises:
+        ConfigError: Nobody would start them.
+        UsageError: The runtime only reads.
+    """
+    if isinstance(runtime, ModeSwitchRuntime):
+        runtime.scale(servers)
+    elif isinstance(runtime, ReadOnlyRuntime):
+        runtime.refuse("ask for servers")
 
 
 def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:

@@ -68,6 +68,11 @@ class ProcessRuntime:
         found: tuple[str, int] | None = getattr(self._runtime, "newest_snapshot", None)
         return found
 
+    @property
+    def server_num(self) -> int | None:
+        """Number of servers of the runtime; None: there is none."""
+        return None if self._runtime is None else self._runtime.server_num
+
     def provide(self, make: Callable[[Parts], Runtime] | None) -> None:
         """Set how the next active runtime is made; None: embedded.
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import NoRoom, PsfleetError
+from psfleet.errors import NoRoom, PsfleetError, rows_move
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import (
@@ -13,7 +13,6 @@ from psfleet.shard.events import (
     CreateTable,
     EndCut,
     Event,
-    Evict,
     Expire,
     FrozenShard,
     Instruction,
@@ -43,14 +42,7 @@ from psfleet.shard.shard_state import ConsistencyState, ShardState
 from psfleet.shard.shard_tables import DeltaBases, ShardCounters, ShardTables
 from psfleet.shard.snapshot_cuts import CutState, PendingCut
 from psfleet.shard.staleness import StalenessHistogram
-from psfleet.shard.updates import (
-    StaleGradients,
-    check_push_room,
-    find_surplus,
-    reserve_room,
-    take,
-    update,
-)
+from psfleet.shard.updates import StaleGradients, check_push_room, make_room, take, update
 from psfleet.shard.workers import Workers
 from psfleet.tables.assigned_weights import check_room, refill
 
@@ -67,6 +59,7 @@ class Shard:
         waits_for_room: A round is complete whose close could not be kept; the event Retry tries again.
         counters, staleness, recent: For displays and errors; not part of its state.
         replaying: Events are records of an earlier process, see psfleet.shard.journal_replay.
+        moving: Rows are on their way to another number of servers: nothing may change them.
     """
 
     def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
@@ -84,6 +77,7 @@ class Shard:
         self.staleness = StalenessHistogram()
         self.stale_gradients = StaleGradients()
         self.replaying = False
+        self.moving = False
         self.recent = RecentEvents()
         self._waiting: dict[Call, Pull] = {}
 
@@ -105,6 +99,8 @@ class Shard:
         """Take one event; an error becomes a refusal of its call and changes nothing."""
         self.recent.add(event)
         try:
+            if self.moving and not isinstance(event, Expire | EndCut | MarkCut):
+                raise rows_move(self.index)
             match event:
                 case Push():
                     return self._push(event, call)
@@ -209,21 +205,11 @@ class Shard:
             if push.correction is not None and self.consistency.declared.corrects_late:
                 staleness = self.staleness.age(push.worker)
                 push = self.stale_gradients.correct(push, staleness, self.tables)
-            self._make_room(push)
+            make_room(self.tables, push, self.rounds.held if holds else None, self._record)
             self._record(push)
             self._accept(push)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
-
-    def _make_room(self, push: Push) -> None:
-        held: list[Push] = []
-        if self.consistency.declared.has_rounds:
-            held = [other for other in self.rounds.held.values() if other.worker != push.worker]
-            reserve_room(self.tables, [*held, push])
-        for key, ids in find_surplus(self.tables, push.gradients, held):
-            self._record(Evict(key, ids))
-            self.tables.evict(key, ids)
-        check_push_room(self.tables, push.gradients, held)
 
     def _accept(self, push: Push) -> None:
         if self.consistency.declared.has_rounds:
@@ -293,6 +279,8 @@ class Shard:
         """
         if self.tables.has(spec):
             return False
+        if self.moving:
+            raise rows_move(self.index)
         made = self.tables.make(spec, value, may_refuse=not self.replaying)
         self._record(CreateTable(spec, value, maker))
         self.tables[spec.key] = made

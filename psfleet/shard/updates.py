@@ -17,7 +17,7 @@ A push is corrected before it is recorded, so a replay or a standby needs neithe
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import OWN
-from psfleet.shard.events import Correction, PartState, Push
+from psfleet.shard.events import Correction, Evict, PartState, Push
 from psfleet.shard.shard_tables import ShardTables, Table
 from psfleet.tables.assigned_weights import add_rows, add_values
 from psfleet.tables.dense import DenseTable
@@ -125,7 +125,30 @@ def check_push_room(
         table.check_room(ids, written=written)
 
 
-def find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> list[tuple[int, Ids]]:
+def make_room(
+    tables: ShardTables,
+    push: Push,
+    held: Mapping[int, Push] | None,
+    record: Callable[[Evict], None],
+) -> None:
+    """Let rows go that a push leaves no room for, each table's after `record` has it.
+
+    `held`: pushes of the open round by seat; None: the mode has no rounds.
+
+    Raises:
+        UsageError: There is no room for the push.
+    """
+    others: list[Push] = []
+    if held is not None:
+        others = [other for other in held.values() if other.worker != push.worker]
+        _reserve_room(tables, [*others, push])
+    for key, ids in _find_surplus(tables, push.gradients, others):
+        record(Evict(key, ids))
+        tables.evict(key, ids)
+    check_push_room(tables, push.gradients, others)
+
+
+def _find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> list[tuple[int, Ids]]:
     """Find the rows to evict where memory is short, by table, of tables that may evict rows.
 
     Raises:
@@ -143,7 +166,7 @@ def find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> lis
     return [(table.spec.key, gone) for table, _, gone in surplus if len(gone)]
 
 
-def reserve_room(tables: ShardTables, pushes: Sequence[Push]) -> None:
+def _reserve_room(tables: ShardTables, pushes: Sequence[Push]) -> None:
     """Take memory for pushes that wait for their round, the newest last.
 
     Raises:

@@ -4,7 +4,7 @@ What a new one holds of each row comes from row_data.py and packed_rows.py. docs
 columns for people. A change is a new version of the format (psfleet/checkpoint/manifest.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -76,6 +76,13 @@ class TableClock:
     step: int = 0
     shrinks: tuple[int, ...] = ()
     ticks: tuple[tuple[float, int], ...] = ()
+
+
+def furthest(clocks: Iterable[TableClock]) -> TableClock:
+    """Return the furthest of a table's clocks on several servers: by updates, then by shrinks, then by
+    time.
+    """
+    return max(clocks, key=lambda clock: (clock.step, clock.shrinks, clock.ticks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from psfleet.errors import ServerUnavailable, UsageError
-from psfleet.formats import read_ready
+from psfleet.formats import read_ready, read_scaled, write_scale_ready
 from psfleet.mode_runtimes.switch import connect
 from psfleet.platform.sockets import make_private_folder
 from psfleet.runtime.interface import Runtime
@@ -105,6 +105,7 @@ class LocalFleet:
         self._deadly: dict[int, str] = {}  # where the present process of a server is to die
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[Any] = []
+        self._move = 0
         self._folder = Path()
         self._end_check: EndCheck | None = None
         self._end: weakref.finalize[..., LocalFleet] | None = None
@@ -203,6 +204,32 @@ class LocalFleet:
         process.send_signal(signal.SIGKILL)
         process.wait()  # not for the one that `reviving` may have put in its place
 
+    def scale(self, servers: int) -> None:
+        """Start the servers that are missing, and ask for this number; workers go on with it after their next
+        collective. Call `settle` then.
+        """
+        self._move += 1
+        more = range(self.servers, servers)
+        self.endpoints = (*self.endpoints, *map(self._asked, more))
+        self.processes += [self.spawn(index) for index in more]
+        started = tuple(self._endpoint(index) for index in more)
+        wanted = (*self.endpoints[: self.servers], *started)[:servers]
+        self.endpoints = self.endpoints[: self.servers]
+        write_scale_ready(self._folder, self._move, wanted)
+
+    def settle(self) -> str:
+        """End the servers that are not in the fleet after a move; why there was none, or nothing."""
+        number, endpoints, why = read_scaled(self._folder)
+        if number != self._move:
+            raise UsageError("no move is over; let all workers come to a collective")
+        self.endpoints = endpoints or self.endpoints
+        self.servers = len(self.endpoints)
+        for process in self.processes[self.servers :]:
+            process.terminate()
+            process.wait(10)
+        del self.processes[self.servers :]
+        return why
+
     @contextlib.contextmanager
     def reviving(self) -> Iterator[None]:
         """Within, a server that is killed is started again, as a launcher would."""
@@ -264,10 +291,7 @@ class LocalFleet:
 
     def _variables(self, index: int, standby: int, follows: bool) -> dict[str, str]:
         """Return the environment variables of a server."""
-        asked = self.endpoints or [
-            f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
-            for number in range(self.servers)
-        ]
+        asked = self.endpoints or [*map(self._asked, range(self.servers))]
         # What this process has settled for its own gRPC is not for the servers.
         inherited = {name: said for name, said in os.environ.items() if name != "GRPC_VERBOSITY"}
         return {
@@ -290,6 +314,9 @@ class LocalFleet:
             "PSFLEET_RESUME": self.resume,
             "PSFLEET_RULES": ",".join(self.rules),
         }
+
+    def _asked(self, index: int) -> str:
+        return f"unix:{self._folder}/{index}.sock" if self.transport == "unix" else "127.0.0.1:0"
 
     def _endpoint(self, index: int) -> str:
         """Return the endpoint of the server, once it is printed."""

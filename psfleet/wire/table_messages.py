@@ -1,6 +1,5 @@
 """Between the definitions of psfleet and their protobuf messages."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -115,13 +114,6 @@ def read_clock(said: Any) -> TableClock:
     if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
         raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")
     return TableClock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))
-
-
-def furthest(clocks: Iterable[TableClock]) -> TableClock:
-    """Return the furthest of a table's clocks on several servers: by updates, then by shrinks, then by
-    time.
-    """
-    return max(clocks, key=lambda clock: (clock.step, clock.shrinks, clock.ticks))
 
 
 CLOCK = Converter(TableClock, log_pb2.TableClock)

@@ -4,7 +4,7 @@ import faulthandler
 import functools
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,12 @@ from psfleet.wire.connections.channel import server_options
 from psfleet.wire.v1.membership_pb2 import HeartbeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.mode_requests import ModeRequestFile
+from psfleet_server.coordinator.scaling import ScaleRequestFile
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import Journal, go_on_from, open_log
 from psfleet_server.engine.memory_budget import spare, table_limit
+from psfleet_server.engine.row_moves import RowMoves
+from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.engine.ticker import ServerHeartbeat, Ticker
 from psfleet_server.engine.view_changes import ViewInstaller
@@ -47,6 +50,7 @@ from psfleet_server.server_metrics import ServerMetrics, standby_metrics
 from psfleet_server.services.method_handlers import handlers, tensor_methods
 from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
+from psfleet_server.services.scaling_service import scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.signals import LivenessPipe, stops_on_signals
 from psfleet_server.snapshots.snapshot_folder import RestoredStates, SnapshotFolder
@@ -100,7 +104,9 @@ class Server:
         self.host.parts.tell = self.host.worker_reports.tell = self._tell
         self.host.tracing = self.host.feed.tracing = open_tracing(environment)
         if environment.snapshot_folder:
-            self.host.mode_requests = ModeRequestFile(Path(environment.snapshot_folder).parent)
+            folder = Path(environment.snapshot_folder).parent
+            self.host.mode_requests = ModeRequestFile(folder)
+            self.host.scale_file = ScaleRequestFile(folder)
         self._snapshots = None if coordinator is None else self._make_runner()
         self._schedule = self._make_schedule()
         self._ticker = Ticker(self.host)
@@ -108,6 +114,7 @@ class Server:
             self._heartbeat, environment.heartbeat_seconds, self._access
         )
         self.views = ViewInstaller(self.host, self._access, environment.heartbeat_seconds)
+        self._scaling = self._make_scaling()
         self._connection_limit = (
             ConnectionLimit(environment.limits) if is_tcp(self.endpoint) else None
         )
@@ -207,6 +214,8 @@ class Server:
         """Add the services that need this server's endpoint, once it is known."""
         server.add_generic_rpc_handlers(handlers(self.host))
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
+        moves = RowMoves(self.host, self._access)
+        server.add_generic_rpc_handlers([scaling_handler(self.host, moves)])
         metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._connection_limit)
         server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
         if self.environment.replicas:
@@ -296,6 +305,21 @@ class Server:
             tell=self._tell,
         )
 
+    def _make_scaling(self) -> ServerScaling:
+        folder = self.environment.snapshot_folder
+        return ServerScaling(
+            self.host,
+            self._access,
+            Path(folder).parent if folder else None,
+            lambda: self.views.endpoints,
+            self._moved,
+        )
+
+    def _moved(self, endpoints: Sequence[str]) -> None:
+        self.views.move_to(endpoints)
+        if self._snapshots is not None:
+            self._snapshots.learn(endpoints)
+
     def _make_runner(self) -> SnapshotRunner:
         path = self.environment.snapshot_folder
         folder = SnapshotFolder(Path(path)) if path else None
@@ -318,6 +342,8 @@ class Server:
         self.host.poke, self.host.find = self.views.poke, self.views.aim
         self.views.aim(self.environment.servers)
         self.views.start()
+        self.host.scale = self._scaling.poke
+        self._scaling.start()
 
     def _heartbeat(self) -> HeartbeatRequest:
         return HeartbeatRequest(
@@ -343,6 +369,7 @@ class Server:
         if self._schedule is not None:
             self._schedule.stop()
         self._ticker.stop()
+        self._scaling.stop()
         self.views.stop()
         self.host.feed.close()
         if self.standby is not None:

@@ -29,6 +29,7 @@ THREADS: dict[str, tuple[str, ...]] = {
     "http2 connection": (),
     "lanes": (),
     "metrics": PAIR,
+    "scaling": (),
     "takeover_commands": PAIR,
     "liveness": (),
     "signals": (),

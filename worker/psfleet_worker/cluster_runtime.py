@@ -403,6 +403,10 @@ class ClusterRuntime:
             for reply in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
         ]
 
+    def scale(self, servers: int) -> None:
+        """Ask for another number of servers: workers go on with it after one of their next collectives."""
+        self._fleet.scale(servers)
+
     def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
         """The way to the other stages of this worker; it is open until this runtime is closed."""
         from psfleet_worker.stages.stage_links import StageLinks  # loads zmq

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -122,15 +122,27 @@ class ReaderRuntime(ReadOnlyRuntime):
             for server in called:
                 self._clients[server].send(requests[server], "Shard/Pull")
             values = FleetPull(requests, called, split_reads, asked, spec_of).wait()
-        names = [spec.name for spec in specs]
-        return values, _version([requests[server] for server in called], names, asked, requests)
+        names, answered = [spec.name for spec in specs], [requests[server] for server in called]
+        self._check_number({request.servers for request in answered})
+        return values, _version(answered, names, asked, requests)
+
+    def _check_number(self, found: Iterable[int]) -> None:
+        """Refuse what servers have told that are not as many as this reader knows: it is of other ids."""
+        for servers in found:
+            if servers not in (0, len(self._clients)):
+                raise ServerUnavailable(
+                    f"{self.source} has {servers} servers by now, and this process knows "
+                    f"{len(self._clients)}; connect again, with the folder of the job's logs"
+                )
 
     def read_table(self, table: int) -> TableState:
         """Return the whole content of a table. It is read page by page during training, so pages may differ
         in age.
         """
         with self._said():
-            return self._tables.read(table)
+            state = self._tables.read(table)
+        self._check_number(status.servers for status in self._statuses())
+        return state
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
         """Return up to `limit` evictions of a table from each server, starting at its position."""
@@ -159,7 +171,9 @@ class ReaderRuntime(ReadOnlyRuntime):
             for client, request in zip(self._clients, requests, strict=True)
             if request is not None
         ]
-        return [read_reply(reply) for reply in wait_all(calls)]
+        replies = [read_reply(reply) for reply in wait_all(calls)]
+        self._check_number(reply.servers for reply in replies)
+        return replies
 
     def read_rows(self, server: int, request: RowsRequest) -> RowsReply:
         """Ask a server for a page of rows."""
@@ -236,11 +250,12 @@ class _ReadRequest(ServerRequest):
     """Reads from one server without a seat.
 
     Attributes:
+        servers: Number of servers as that one knows it.
         round: The last round that was closed there.
         steps: Number of updates of its table on that server, for each read.
     """
 
-    round = 0
+    round = servers = 0
     steps: Sequence[int] = ()
 
     @override
@@ -248,6 +263,7 @@ class _ReadRequest(ServerRequest):
         """Return the values that the server has read, and keep their version."""
         header, _ = frame.decode(message)
         self.round, self.steps = header.round, list(header.steps)
+        self.servers = header.servers
         return super().values_of(message, spec_of)
 
 

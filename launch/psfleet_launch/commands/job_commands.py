@@ -1,4 +1,4 @@
-"""The commands about a job that was launched before: jobs, stop, logs, report, top and mode."""
+"""The commands about a job that was launched before: jobs, stop, logs, report, top, mode and scale."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -15,12 +15,14 @@ from rich.live import Live
 
 from psfleet.consistency import MODES
 from psfleet.errors import ConfigError, FrameError
-from psfleet.formats import DONE, read_reply, read_request, write_request
+from psfleet.formats import DONE, read_reply, read_request, read_scaled, write_request, write_scale
 from psfleet.settings.kinds import one_of
 from psfleet_launch.job.job_folder import HISTORY, claimed_by, is_claimed
 from psfleet_launch.observability.job_figures import job_object, job_view
 from psfleet_launch.observability.job_history import PastJob, read_history
 from psfleet_launch.observability.job_report import write_report
+
+T = TypeVar("T")
 
 
 def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,12 +198,43 @@ def mode(log_dir: Path, job: str, wait: float, wanted: str) -> int:
     number = _number(folder) + 1
     (folder / DONE).unlink(missing_ok=True)
     write_request(folder, number, part)
-    if not _told(folder, number, wait):
+    if _awaited(lambda: read_reply(folder), lambda told: told == number, folder, wait) is None:
         raise ConfigError(
             f"the workers of {job!r} have met at no barrier within {wait:g} s; the wish for "
             f"{wanted!r} stays, and they follow it at their next one"
         )
     click.echo(f"the workers of {job} have met and were told to go on in mode {wanted}")
+    return 0
+
+
+@click.command()
+@job_argument
+@click.option("--servers", type=int, required=True, help="How many servers the job is to have.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait until it has them; the request stays in force after that.",
+)
+def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
+    """Give the running JOB another number of servers at the next collective of its workers.
+
+    Rows move between the servers while the workers wait there: at fleet.barrier_worker(), an all-reduce, or
+    the end of a fleet.shard loop. In sync mode training keeps its bits, and in no mode a push is lost.
+    """
+    folder = job_folder(log_dir, job)
+    _check_running(folder)
+    number = write_scale(folder, servers)
+    outcome = _awaited(lambda: read_scaled(folder), lambda found: found[0] >= number, folder, wait)
+    if outcome is None:
+        raise ConfigError(
+            f"the workers of {job!r} have come to no collective within {wait:g} s; the wish for {servers} "
+            "servers stays, and they follow it at their next one"
+        )
+    if not outcome[1]:
+        raise ConfigError(f"job {job!r} has as many servers as before: {outcome[2]}")
+    click.echo(f"job {job} has {len(outcome[1])} servers")
     return 0
 
 
@@ -230,14 +263,17 @@ def _number(folder: Path) -> int:
 
 def _check_running(folder: Path) -> None:
     if not is_claimed(folder):
-        raise ConfigError(f"job {folder.name!r} is not running; only one that does has a mode")
+        raise ConfigError(f"job {folder.name!r} is not running; only one that does can change")
 
 
-def _told(folder: Path, number: int, wait: float) -> bool:
+def _awaited(
+    read: Callable[[], T], is_it: Callable[[T], bool], folder: Path, wait: float
+) -> T | None:
+    """What is read once it is the right one; None: it was not within so many seconds."""
     deadline = time.monotonic() + wait
-    while read_reply(folder) != number:
+    while not is_it(found := read()):
         if time.monotonic() > deadline:
-            return False
+            return None
         _check_running(folder)
         time.sleep(_LOOK)
-    return True
+    return found

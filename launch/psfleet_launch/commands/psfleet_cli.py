@@ -16,7 +16,7 @@ from psfleet.rules import import_rules
 from psfleet.settings.environment import read_environment
 from psfleet_launch.commands.export_command import export
 from psfleet_launch.commands.inspection import ckpt, log
-from psfleet_launch.commands.job_commands import jobs, logs, mode, report, stop, top
+from psfleet_launch.commands.job_commands import jobs, logs, mode, report, scale, stop, top
 from psfleet_launch.commands.machine_commands import agent, certs, doctor
 from psfleet_launch.commands.options import (
     USAGE_EXIT,
@@ -51,6 +51,7 @@ psfleet.add_command(mode)
 psfleet.add_command(models)
 psfleet.add_command(predict)
 psfleet.add_command(report)
+psfleet.add_command(scale)
 psfleet.add_command(serve)
 psfleet.add_command(stop)
 psfleet.add_command(top)

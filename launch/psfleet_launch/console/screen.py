@@ -249,8 +249,7 @@ class Screen:
         self.say(f"servers   ready in {taken:.1f} s   (logs: {self._job.logs}/)")
         if not self._progress:
             return
-        self._poller = ProgressPoller(endpoints, environment=self._job.reader)
-        self._poller.start()
+        self.follow(endpoints)
         if self._console.is_terminal:
             self._live = Live(
                 console=self._console,
@@ -260,6 +259,15 @@ class Screen:
                 redirect_stderr=False,
             )
             self._live.start()
+
+    def follow(self, endpoints: Sequence[str]) -> None:
+        """Show the progress of these servers, if progress is shown."""
+        if not self._progress:
+            return
+        if self._poller is not None:
+            self._poller.stop()
+        self._poller, self._pictures = ProgressPoller(endpoints, environment=self._job.reader), 0
+        self._poller.start()
 
     def refresh(self) -> None:
         """Show the newest picture: at once on a terminal, else a line every few seconds."""

@@ -75,6 +75,7 @@ class Engine(abc.ABC):
         programs: Programs that it calls on the launcher's machine.
         timeouts: Time limits for starting, leaving and stopping.
         spans_machines: Servers listen on TCP, since workers run on other machines.
+        scales: It starts further servers for a running job.
         job: Job whose processes these are.
         selector: Woken by what the engine registers.
         launch: Settings of this launch, such as the machines.
@@ -85,6 +86,7 @@ class Engine(abc.ABC):
     programs: ClassVar[Sequence[str]] = ()
     timeouts: ClassVar[Timeouts] = Timeouts()
     spans_machines: ClassVar[bool] = False
+    scales: ClassVar[bool] = False
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
@@ -134,6 +136,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def endpoints(self) -> list[str]:
         """Return the requested endpoints of the servers, in order of rank; port 0 stands for any."""
+
+    def asked_endpoint(self, rank: int) -> str:
+        """Return the requested endpoint of a further server; only where `scales`."""
+        raise AssertionError(f"engine {self.name} starts no further servers")
 
     @abc.abstractmethod
     def spawn(self, member: Member, told: Told) -> None:

@@ -20,6 +20,7 @@ from psfleet_launch.job.job_plan import (
     child_environment,
     command,
     needed,
+    requested_endpoint,
     requested_endpoints,
 )
 from psfleet_launch.job.job_request import Launch, Resources
@@ -44,6 +45,7 @@ class LocalEngine(Engine):
     """Processes of this machine, which die with the launcher."""
 
     name = "local"
+    scales = True
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
@@ -79,6 +81,9 @@ class LocalEngine(Engine):
 
     def endpoints(self) -> list[str]:
         return requested_endpoints(self.job)
+
+    def asked_endpoint(self, rank: int) -> str:
+        return requested_endpoint(self.job, rank)
 
     def host(self, member: Member) -> str:
         return "local"

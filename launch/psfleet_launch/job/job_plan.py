@@ -193,10 +193,15 @@ def job_name(request: JobRequest) -> str:
 
 def requested_endpoints(job: Job) -> list[str]:
     """Return the requested endpoints of the servers, in order of rank."""
+    return [requested_endpoint(job, member.rank) for member in job.servers]
+
+
+def requested_endpoint(job: Job, rank: int) -> str:
+    """Return the requested endpoint of a server."""
     port = job.request.port
     if port is None:
-        return [f"unix:{job.folder}/server.{member.rank}" for member in job.servers]
-    return [f"127.0.0.1:{port + rank if port else 0}" for rank in range(job.request.servers)]
+        return f"unix:{job.folder}/server.{rank}"
+    return f"127.0.0.1:{port + rank if port else 0}"
 
 
 def command(job: Job, member: Member) -> list[str]:

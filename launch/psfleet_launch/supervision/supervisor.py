@@ -114,6 +114,15 @@ class Supervisor:
             case ClockTick():
                 return self._overdue(at) if at >= self.deadline else self._give_up_hung()
 
+    def rescale(self, servers: tuple[Member, ...]) -> list[Action]:
+        """The job has these servers from now on; those that it has no more are asked to end."""
+        gone = tuple(member for member in self.servers if member not in servers)
+        self.alive = self.alive - set(gone) | set(servers[len(self.servers) :])
+        for member in gone:
+            self._parting(member)
+        self.servers = servers
+        return [SendSignal(gone, signal.SIGTERM)] if gone else []
+
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
         assert self.awaited <= self.alive

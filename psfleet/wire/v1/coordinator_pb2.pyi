@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 8705b87c8c18e4338564d348c09fdd485f01429cb40052b478f01e90fe1b4328
+# From protos/psfleet/v1/coordinator.proto, SHA-256 5b64dfe7ad2a5f46e9d71ec8794715ff319527a3ff390b0ebff0a3b81343defa
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
@@ -21,7 +21,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., workers: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "first", "view", "completed", "switches", "mode", "staleness", "last", "progress", "mode_settings")
+    __slots__ = ("incarnation", "first", "view", "completed", "switches", "mode", "staleness", "last", "progress", "mode_settings", "servers")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class RegisterReply(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MODE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     first: int
     view: int
@@ -42,7 +43,8 @@ class RegisterReply(_message.Message):
     last: int
     progress: str
     mode_settings: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., completed: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ..., progress: _Optional[str] = ..., mode_settings: _Optional[_Iterable[int]] = ...) -> None: ...
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., completed: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ..., progress: _Optional[str] = ..., mode_settings: _Optional[_Iterable[int]] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number")
@@ -55,10 +57,12 @@ class BarrierRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("mode_request",)
+    __slots__ = ("mode_request", "servers")
     MODE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     mode_request: RequestedMode
-    def __init__(self, mode_request: _Optional[_Union[RequestedMode, _Mapping]] = ...) -> None: ...
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode_request: _Optional[_Union[RequestedMode, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RequestedMode(_message.Message):
     __slots__ = ("mode", "settings")
@@ -102,7 +106,19 @@ class AllReduceRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., mode: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., value: _Optional[bytes] = ..., round: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ..., change: _Optional[int] = ...) -> None: ...
 
 class AllReduceReply(_message.Message):
-    __slots__ = ("value",)
+    __slots__ = ("value", "servers")
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     value: bytes
-    def __init__(self, value: _Optional[bytes] = ...) -> None: ...
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, value: _Optional[bytes] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: int
+    def __init__(self, servers: _Optional[int] = ...) -> None: ...
+
+class ScaleReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

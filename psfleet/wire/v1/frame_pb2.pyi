@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 228e43ce8f6334232fa32b33f16eebbc391fe019fd28ff5f9411d9ec876a48dc
+# From protos/psfleet/v1/frame.proto, SHA-256 cabe918629ab2bd0c779756970dd7a5ad62bf036f41802d8c8745ed2b8a419dc
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -57,7 +57,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation", "traceparent", "skipped", "addressed", "seatless", "round", "steps", "withdrawn")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation", "traceparent", "skipped", "addressed", "seatless", "round", "steps", "withdrawn", "servers")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class Header(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -108,7 +109,8 @@ class Header(_message.Message):
     round: int
     steps: _containers.RepeatedScalarFieldContainer[int]
     withdrawn: bool
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ..., seatless: bool = ..., round: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ..., withdrawn: bool = ...) -> None: ...
+    servers: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ..., seatless: bool = ..., round: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ..., withdrawn: bool = ..., servers: _Optional[int] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("generation", "turn")

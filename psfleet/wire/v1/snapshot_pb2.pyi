@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 e2b7562d1086375e0f660b8377b2ec6ac1788bfd725caa3be9d8504219b0abd4
+# From protos/psfleet/v1/snapshot.proto, SHA-256 771913f05a177d968dd8db5dc6fb67b267c414a445eb28e63545ba96957de5c8
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BeginCutRequest(_message.Message):
-    __slots__ = ("number", "folder", "hold", "at_round", "round", "members", "since", "remember")
+    __slots__ = ("number", "folder", "hold", "at_round", "round", "members", "since", "remember", "servers")
     class MembersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class BeginCutRequest(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     REMEMBER_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     number: int
     folder: str
     hold: bool
@@ -31,7 +32,8 @@ class BeginCutRequest(_message.Message):
     members: _containers.ScalarMap[int, int]
     since: int
     remember: bool
-    def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ..., hold: bool = ..., at_round: bool = ..., round: _Optional[int] = ..., members: _Optional[_Mapping[int, int]] = ..., since: _Optional[int] = ..., remember: bool = ...) -> None: ...
+    servers: int
+    def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ..., hold: bool = ..., at_round: bool = ..., round: _Optional[int] = ..., members: _Optional[_Mapping[int, int]] = ..., since: _Optional[int] = ..., remember: bool = ..., servers: _Optional[int] = ...) -> None: ...
 
 class BeginCutReply(_message.Message):
     __slots__ = ("mode", "closed", "incarnations", "delta_bases")

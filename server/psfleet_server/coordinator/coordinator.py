@@ -6,10 +6,10 @@ shell (psfleet_server.engine.view_changes) sends what is `due` to the servers an
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from psfleet.datasets.assignment import Range, RoundPlan
-from psfleet.errors import ConfigError, Fenced, Gap, NoRoom, NotReady, PsfleetError
+from psfleet.errors import Fenced, Gap, NoRoom, NotReady, PsfleetError
 from psfleet.shard.events import Call, SendError
 from psfleet.shard.membership_view import PrepareView, ViewReport
 from psfleet.shard.recent_events import RecentEvents, remembers_calls
@@ -39,8 +39,8 @@ from psfleet_server.coordinator.data_dispatch import (
     SeatPosition,
 )
 from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
+from psfleet_server.coordinator.scaling import Scaling
 
-_MOST_SEATS = 1 << 16
 _START = 120.0  # seconds, at least, for a worker to come for the first time
 _CHANGES = 32  # bits of a view's number for the changes since the coordinator has started
 
@@ -60,6 +60,7 @@ class Coordinator:
         waits_for_room: A collective is complete that could not be kept; `retry` tries again.
         worker_requests: Requests to all workers; callers set it.
         heartbeats: The last one of each worker (False, seat) and server (True, index), and when it came.
+        scaling: Another number of servers.
     """
 
     def __init__(self, workers: int, servers: int = 1, dead_after: float = 0.0) -> None:
@@ -74,6 +75,7 @@ class Coordinator:
         self.heartbeats: dict[tuple[bool, int], tuple[Heartbeat, float]] = {}
         self.journal: Callable[[Decision], None] | None = None
         self.waits_for_room = False
+        self.scaling = Scaling()
         self._changes = 0  # since this process has started
         self._boots: dict[int, int] = {}
         self._change: ViewChange | None = None
@@ -125,7 +127,7 @@ class Coordinator:
         started for is added; one that another process has is taken over.
         """
         try:
-            seat = self._seat_for(worker, boot, workers)
+            seat = self.members.seat_for(worker, boot, workers, self.workers)
         except PsfleetError as error:
             return [SendError(call, error)]
         if seat is not None and boot == seat.boot and seat.present is not None:
@@ -145,21 +147,6 @@ class Coordinator:
             self._joining[worker] = boot
             self._wanted = True
         return replaced
-
-    def _seat_for(self, worker: int, boot: int, workers: int) -> Seat | None:
-        if not 0 <= worker < min(max(workers, self.workers), _MOST_SEATS):
-            raise ConfigError(
-                f"worker {worker} is unknown; the fleet has workers 0 to {self.workers - 1}"
-            )
-        if worker < self.workers != workers:
-            raise ConfigError(
-                f"worker {worker} was started for {workers} workers, "
-                f"the servers were started for {self.workers}"
-            )
-        seat = self.members.seats.get(worker)
-        if seat is not None and boot in seat.earlier:
-            raise Fenced(f"a later process has taken the seat of worker {worker}")
-        return seat
 
     def _seated(self) -> list[Outcome]:
         """Answer those whose incarnations every server knows."""
@@ -218,8 +205,7 @@ class Coordinator:
         waited = self._uninstalled
         if self._change is not None:
             waited = set(range(self.servers)) - self._change.reports.keys()
-        names = " and ".join(f"server {server}" for server in sorted(waited))
-        return names or "a change of members"
+        return " and ".join(f"server {one}" for one in sorted(waited)) or "a change of members"
 
     def take_heartbeat(self, heartbeat: Heartbeat, at: float) -> WorkerRequests:
         """Note a liveness signal that came at time `at`; what is wanted of whoever gave it.
@@ -292,7 +278,7 @@ class Coordinator:
 
     def rebooted(self, server: int, boot: int) -> None:
         """Note the process of a server. A new one has to install the view."""
-        if self._boots.get(server) == boot:
+        if self._boots.get(server) == boot or server >= self.servers:
             return
         known = self._boots.get(server)
         self._boots[server] = boot
@@ -310,15 +296,15 @@ class Coordinator:
 
     def due(self) -> list[PendingMessage]:
         """Return the messages to send; each is sent again until it is answered."""
+        if self.scaling.moving is not None:
+            return []
         if self._wanted and self._change is None:
             self._begin_change()
         if self._change is not None:
             freeze = PrepareView(self._change.view, self._change.ended)
             waiting = set(range(self.servers)) - self._change.reports.keys()
-            boots = self._boots
-            return [
-                PendingMessage(server, boots.get(server, 0), freeze) for server in sorted(waiting)
-            ]
+            boot = self._boots.get
+            return [PendingMessage(server, boot(server, 0), freeze) for server in sorted(waiting)]
         install = self.members.install()
         # Server 0 last: it ends with a view that has no members, and no other process sends views.
         return [
@@ -382,6 +368,14 @@ class Coordinator:
             self._uninstalled.discard(server)
         return [*self._seated(), *self._complete()]
 
+    def scaled(self, endpoints: tuple[str, ...], boots: Mapping[int, int]) -> list[Outcome]:
+        """Rows have moved to these servers, whose processes have these numbers; empty: none has moved."""
+        self.scaling.end(endpoints)
+        if endpoints:
+            self.servers, self._boots = len(endpoints), dict(boots)
+            self.heartbeats = {k: b for k, b in self.heartbeats.items() if k < (True, self.servers)}
+        return self._complete()
+
     # -- decisions -----------------------------------------------------------------------------
 
     def _decide(self, decision: Decision) -> list[Outcome]:
@@ -441,8 +435,12 @@ class Coordinator:
         completed = self.collectives.complete(
             self.members.present(), self.worker_requests.mode_request
         )
-        if completed is None or (completed.switch is not None and self.is_busy):
-            return []  # the mode is not changed while who is in the fleet is not known everywhere
+        if completed is None or self.scaling.moving is not None:
+            return []
+        if (completed.switch is not None or self.scaling.is_due) and self.is_busy:
+            return []  # neither changes while who is in the fleet is not known everywhere
+        if self.scaling.is_due:
+            return self.scaling.begin()
         try:
             return self._decide(completed)
         except NoRoom:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from psfleet.consistency import find_mode
 from psfleet.datasets.assignment import LOOKAHEAD
+from psfleet.errors import ConfigError, Fenced
 from psfleet.shard.membership_view import Incarnation, InstallView, SeatView, ViewReport, member
+
+_MOST_SEATS = 1 << 16
 
 
 @dataclass
@@ -111,6 +114,32 @@ class Membership:
             for index, incarnation in incarnations.items()
             if incarnation is not None
         }
+
+    def seat_for(self, worker: int, boot: int, workers: int, started: int) -> Seat | None:
+        """The seat that a process wants, which was started for a fleet of `workers`; None: it is a new one.
+
+        Args:
+            worker: Number of the seat.
+            boot: Number of the process.
+            workers: Number of workers that it knows.
+            started: Number of workers that the servers were started for.
+
+        Raises:
+            PsfleetError: It cannot have the seat.
+        """
+        if not 0 <= worker < min(max(workers, started), _MOST_SEATS):
+            raise ConfigError(
+                f"worker {worker} is unknown; the fleet has workers 0 to {started - 1}"
+            )
+        if worker < started != workers:
+            raise ConfigError(
+                f"worker {worker} was started for {workers} workers, "
+                f"the servers were started for {started}"
+            )
+        seat = self.seats.get(worker)
+        if seat is not None and boot in seat.earlier:
+            raise Fenced(f"a later process has taken the seat of worker {worker}")
+        return seat
 
     def counts_in(self, index: int, number: int) -> bool:
         """Return whether a seat is a member of a round."""

@@ -11,8 +11,11 @@ from psfleet_server.coordinator.coordinator_messages import Outcome, Registratio
 from psfleet_server.rpc.deferred_reply import DeferredReply
 
 
-def release(outcomes: Sequence[Outcome]) -> None:
-    """Reply to the calls of these outcomes. All calls of a collective get one message, encoded once."""
+def release(outcomes: Sequence[Outcome], servers: Sequence[str]) -> None:
+    """Reply to the calls of these outcomes. All calls of a collective get one message, encoded once.
+
+    `servers`: where all servers are, if their number has changed.
+    """
     last: CollectiveReply | None = None
     message = b""
     for outcome in outcomes:
@@ -23,13 +26,13 @@ def release(outcomes: Sequence[Outcome]) -> None:
                 reply.fail(outcome.error)
             case CollectiveReply(value=value, mode_request=request):
                 if last is None or last.value is not value or last.mode_request is not request:
-                    last, message = outcome, _collective_reply(outcome)
+                    last, message = outcome, _collective_reply(outcome, servers)
                 reply.complete(message)
             case Registration():
-                reply.complete(_seated(outcome))
+                reply.complete(_seated(outcome, servers))
 
 
-def _seated(seating: Registration) -> bytes:
+def _seated(seating: Registration, servers: Sequence[str]) -> bytes:
     switch, changed = seating.switch, {}
     if switch is not None:
         changed = {"switches": switch.number, "last": switch.last, **mode_fields(switch.mode)}
@@ -39,15 +42,16 @@ def _seated(seating: Registration) -> bytes:
         view=seating.view,
         completed=seating.completed,
         progress=seating.progress,
+        servers=servers,
         **changed,
     )
     return bytes(reply.SerializeToString())
 
 
-def _collective_reply(release: CollectiveReply) -> bytes:
-    reply: Any = coordinator_pb2.BarrierReply()
+def _collective_reply(release: CollectiveReply, servers: Sequence[str]) -> bytes:
+    reply: Any = coordinator_pb2.BarrierReply(servers=servers)
     if release.value is not None:
-        reply = coordinator_pb2.AllReduceReply(value=release.value.tobytes())
+        reply = coordinator_pb2.AllReduceReply(value=release.value.tobytes(), servers=servers)
     elif release.mode_request is not None:
         reply.mode_request.mode = release.mode_request.mode
         reply.mode_request.settings.update(release.mode_request.settings)

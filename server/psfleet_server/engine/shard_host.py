@@ -37,6 +37,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.data_dispatch import DataDispatch
 from psfleet_server.coordinator.mode_requests import ModeRequestFile
+from psfleet_server.coordinator.scaling import ScaleRequestFile
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.records import TORN_STEP, server_state
 from psfleet_server.durability.recovery import Journal
@@ -78,6 +79,7 @@ class ShardHost:
         boot: Number of this process's start.
         followers: Requests of followers.
         mode_requests: Requests for another mode, from outside the job's scripts.
+        scale_file, scale: Requests for another number of servers, and what carries them out.
         poke: Called when the coordinator may have something for the servers.
         aim: Called with the endpoint of the coordinator.
         find: Called with the endpoints of all servers, as a worker knows them.
@@ -108,6 +110,8 @@ class ShardHost:
         self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is no process
         self.followers = Followers(shard, self.boot, lambda sha256: self.parts.files.get(sha256, 0))
         self.mode_requests = ModeRequestFile(None)
+        self.scale_file = ScaleRequestFile(None)
+        self.scale: Callable[[], None] = lambda: None
         self.poke: Callable[[], None] = lambda: None
         self.aim: Callable[[str], None] = lambda endpoint: None
         self.find: Callable[[Sequence[str]], None] = lambda endpoints: None
@@ -266,8 +270,7 @@ class ShardHost:
 
     def _values(self, serve: SendValues, reply: DeferredReply) -> bytes:
         """The message with the current values of the reads, or with word that they are in place."""
-        tables, view = self.shard.tables, self.shard.workers.view
-        response = reply.response
+        tables, view, response = self.shard.tables, self.shard.workers.view, reply.response
         if response is None:
             header = Header(outcome=reply.outcome, view=view)
             response = lay_out(header, serve.reads, tables.shape_of)
@@ -291,11 +294,12 @@ class ShardHost:
         """
         has_rounds = self.shard.consistency.declared.has_rounds
         with self.mutating() if has_rounds else contextlib.nullcontext():
-            tables, closed = self.shard.tables, self.shard.rounds.closed
+            tables = self.shard.tables
             header = Header(
-                round=closed if has_rounds else 0,
+                round=self.shard.rounds.closed if has_rounds else 0,
                 steps=[tables[read.table].step for read in reads],
                 view=self.shard.workers.view,
+                servers=tables.servers,
             )
             response = lay_out(header, reads, tables.shape_of)
             tables.read_into(reads, response.values)
@@ -339,10 +343,12 @@ class ShardHost:
         with self.mutating(), explained(coordinator.recent):
             outcomes = step(coordinator)
             explain_refusals(outcomes, coordinator.recent)
-            busy = coordinator.is_busy
-        release(outcomes)
+            busy, scales = coordinator.is_busy, coordinator.scaling.moving is not None
+        release(outcomes, coordinator.scaling.endpoints)
         if busy:
             self.poke()
+        if scales:
+            self.scale()
         if reply is not None and not reply.done:
             reply.park(self._deadlines, lambda: self._expire_collective(coordinator, reply))
 
@@ -413,7 +419,7 @@ class ShardHost:
     def _expire_collective(self, coordinator: Coordinator, reply: DeferredReply) -> None:
         with self.lock:
             outcomes = coordinator.expire(reply)
-        release(outcomes)
+        release(outcomes, ())
 
     def _perform(self, instructions: Sequence[Reply]) -> None:
         for instruction in instructions:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from psfleet.errors import NoRoom, PsfleetError
+from psfleet.errors import NoRoom, NotReady, PsfleetError
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import Tick
@@ -60,7 +60,7 @@ class Ticker:
             now = self._clock()
             evictions.look(now)
             if passed := timer.due(every, now):
-                with contextlib.suppress(NoRoom):  # the time goes on to count
+                with contextlib.suppress(NoRoom, NotReady):  # the time goes on to count
                     self._host.ask(Tick(passed))
                     timer.told(now)
             with contextlib.suppress(NoRoom):

@@ -63,6 +63,18 @@ class ViewInstaller:
                 self._endpoints = tuple(endpoints)
                 self._changed.notify()
 
+    @property
+    def endpoints(self) -> Sequence[str]:
+        """Where the servers are; empty: it is not known yet."""
+        return self._endpoints
+
+    def move_to(self, endpoints: Sequence[str]) -> None:
+        """The fleet has these servers now; nothing is due to any until that is settled."""
+        before, self._peers = self._peers, self._peers_at(endpoints)
+        self._endpoints = tuple(endpoints)
+        for peer in before:
+            peer.close()
+
     def poke(self) -> None:
         """There may be something to do."""
         with self._changed:
@@ -92,10 +104,7 @@ class ViewInstaller:
     def _run(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._endpoints or self._over)
-            self._peers = [
-                Peer(f"server {index} at {endpoint}", endpoint, self._access)
-                for index, endpoint in enumerate(self._endpoints)
-            ]
+            self._peers = self._peers_at(self._endpoints)
         pause = _PAUSE
         while not self._over:
             due = self._look()
@@ -108,6 +117,12 @@ class ViewInstaller:
                 pause = min(2 * pause, _LONGEST)
         for peer in self._peers:
             peer.close()
+
+    def _peers_at(self, endpoints: Sequence[str]) -> list[Peer]:
+        return [
+            Peer(f"server {index} at {endpoint}", endpoint, self._access)
+            for index, endpoint in enumerate(endpoints)
+        ]
 
     def _look(self) -> list[PendingMessage]:
         with self._changed:

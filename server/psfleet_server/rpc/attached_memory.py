@@ -126,6 +126,12 @@ class AttachedMemory:
                     shared.layouts.clear()
                 shared.layouts[layout] = made
 
+    def forget_layouts(self) -> None:
+        """Tables have other shapes here: calls with the same bytes are laid out anew."""
+        with self._lock:
+            for shared in self._shared.values():
+                shared.layouts.clear()
+
     def drop(self, worker: int, before: int | None = None) -> None:
         """The worker (in its incarnations before `before`) shares nothing any more.
 

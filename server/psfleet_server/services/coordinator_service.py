@@ -80,12 +80,13 @@ class CoordinatorService:
     def barrier(self, request: bytes, reply: DeferredReply) -> None:
         message = parsed(coordinator_pb2.BarrierRequest, request)
         arrival = Arrival(message.worker, message.incarnation, message.number)
-        mode_request = self._host.mode_requests.look()
+        mode_request, scale_request = self._host.mode_requests.look(), self._host.scale_file.look()
 
         def arrive(coordinator: Coordinator) -> Sequence[Outcome]:
             coordinator.worker_requests.mode_request = (
                 mode_request or coordinator.worker_requests.mode_request
             )
+            coordinator.scaling.request = scale_request or coordinator.scaling.request
             return coordinator.arrive(arrival, reply)
 
         self._host.meet(arrive, reply)
@@ -111,7 +112,17 @@ class CoordinatorService:
             message.round,
             (message.leases, message.samples),
         )
-        self._host.meet(lambda c: c.arrive(arrival, reply), reply)
+        scale_request = self._host.scale_file.look()
+
+        def arrive(coordinator: Coordinator) -> Sequence[Outcome]:
+            coordinator.scaling.request = scale_request or coordinator.scaling.request
+            return coordinator.arrive(arrival, reply)
+
+        self._host.meet(arrive, reply)
+
+    def scale(self, request: bytes) -> bytes:
+        self._host.scale_file.ask(parsed(coordinator_pb2.ScaleRequest, request).servers)
+        return encoded(coordinator_pb2.ScaleReply())
 
     def take_heartbeat(self, request: bytes) -> bytes:
         message = parsed(membership_pb2.HeartbeatRequest, request)

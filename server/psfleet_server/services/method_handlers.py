@@ -125,6 +125,7 @@ def _coordinator_methods(host: ShardHost) -> tuple[Method, ...]:
         WaitingMethod("AllReduce", coordinator.all_reduce),
         PromptMethod("Heartbeat", coordinator.take_heartbeat),
         PromptMethod("AssignData", coordinator.assign_data),
+        PromptMethod("Scale", coordinator.scale),
     )
 
 

@@ -47,7 +47,6 @@ class ShardService:
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
-        self._tables = host.shard.tables
 
     def push(self, request: bytes) -> bytes:
         header, call = self._open(request)
@@ -120,7 +119,7 @@ class ShardService:
         gradients = tuple(gradients)
         for gradient in gradients:
             if gradient.ids is not None:
-                _refuse_repeats(gradient.ids, self._tables[gradient.table].spec)
+                _refuse_repeats(gradient.ids, self._host.shard.tables[gradient.table].spec)
         cut = (header.cut, header.cut_after) if header.cut else None
         return read_push(header, gradients, cut)
 
@@ -268,7 +267,7 @@ class ShardService:
         return encoded(shard_pb2.TransportReply(port=port, path=path))
 
     def _spec_of(self, key: int) -> TableSpec:
-        return self._tables[key].spec
+        return self._host.shard.tables[key].spec
 
 
 def _pull(header: Header, asked: TensorRequest) -> Pull:

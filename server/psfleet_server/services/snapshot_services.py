@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from psfleet.errors import FrameError, PsfleetError
+from psfleet.errors import CheckpointError, FrameError, PsfleetError
 from psfleet.shard.events import BeginCut, EndCut, MarkCut
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.mode_messages import write_mode
@@ -69,6 +69,8 @@ class _SnapshotService:
             cutting.round = message.round
         elif not message.hold:
             cutting.members = dict(message.members)
+        if message.servers not in (0, self._host.shard.servers):
+            raise CheckpointError("the number of servers has changed; take the snapshot again")
         self._host.parts.expect(message.number, message.folder)
         reply = self._host.ask(BeginCut(cutting))
         self._host.parts.start(message.number)

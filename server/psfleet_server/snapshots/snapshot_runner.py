@@ -304,7 +304,7 @@ class SnapshotRunner:
     def _ask(self, peer: Peer, ask: Ask) -> Any:
         match ask:
             case BeginCuts(folder, cutting):
-                return self._begin(peer, _begin_request(folder, cutting))
+                return self._begin(peer, _begin_request(folder, cutting, len(self._peers)))
             case AwaitParts(number, cut):
                 return self._await_part(peer, number, cut)
             case SettleCuts():
@@ -333,7 +333,7 @@ class SnapshotRunner:
         return None if cut else _part(number, snapshot_pb2.FinishReply.FromString(reply).part)
 
 
-def _begin_request(folder: str, cutting: PendingCut) -> bytes:
+def _begin_request(folder: str, cutting: PendingCut, servers: int) -> bytes:
     return snapshot_pb2.BeginCutRequest(
         number=cutting.number,
         folder=folder,
@@ -343,6 +343,7 @@ def _begin_request(folder: str, cutting: PendingCut) -> bytes:
         members=cutting.members or {},
         since=cutting.since,
         remember=cutting.remember,
+        servers=servers,
     ).SerializeToString()
 
 

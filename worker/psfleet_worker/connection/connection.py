@@ -72,6 +72,8 @@ class FleetConnection:
         lock: Held while a state machine takes a step.
         process: The process that has connected.
         metrics: Metrics of this worker; heartbeats carry them to server 0 on request.
+        clients, lanes: By server; the lists stay the same when the number of servers changes.
+        on_move: Called after the number of servers has changed, with nothing under way.
     """
 
     def __init__(
@@ -91,19 +93,21 @@ class FleetConnection:
         self.patience = patience
         changed = threading.Condition()
         self.access = Access.of(environment)
-        self.clients = [
-            ServerClient(
-                index, endpoint, patience, changed, meddle, self.access, environment.transport
-            )
-            for index, endpoint in enumerate(environment.servers)
-        ]
+        self._client_at = functools.partial(
+            ServerClient,
+            patience=patience,
+            changed=changed,
+            meddle=meddle,
+            access=self.access,
+            transport=environment.transport,
+        )
+        self.clients: list[ServerClient] = []
+        self.lanes: list[Lane] = []
         self.lane_memory = environment.lane_memory
-        self._memories = WorkerMemory(len(self.clients), environment.lane_memory)
-        memories = self._memories if environment.lane == "auto" else None
-        self.lanes = [
-            Lane(memories, functools.partial(self._attach, client), client)
-            for client in self.clients
-        ]
+        self._memories = WorkerMemory(environment.lane_memory)
+        self._shared = self._memories if environment.lane == "auto" else None
+        self.on_move: list[Callable[[], None]] = []
+        self._reach(environment.servers)
         self.heartbeats = WorkerHeartbeat(
             functools.partial(self.clients[0].attempt, "Coordinator/Heartbeat"),
             self._heartbeat,
@@ -128,8 +132,40 @@ class FleetConnection:
         self.heartbeats.start()
         self.stream.begin()
 
+    def _reach(self, endpoints: Sequence[str]) -> None:
+        """Connect to servers that are not reached yet, and let go of those that are not among these."""
+        kept = 0
+        for client, endpoint in zip(self.clients, endpoints, strict=False):
+            if client.endpoint != endpoint:
+                break
+            kept += 1
+        gone, lanes = self.clients[kept:], self.lanes[kept:]
+        clients = [self._client_at(i, endpoints[i]) for i in range(kept, len(endpoints))]
+        self._memories.servers = len(endpoints)
+        self.lanes[kept:] = [
+            Lane(self._shared, functools.partial(self._attach, client), client)
+            for client in clients
+        ]
+        self.clients[kept:] = clients
+        for lane in lanes:
+            lane.close()
+        for client in gone:
+            client.close()
+
+    def _move_to(self, endpoints: Sequence[str]) -> None:
+        """Go on with these servers. Nothing is under way; no endpoints: the number has not changed."""
+        if not endpoints or [client.endpoint for client in self.clients] == [*endpoints]:
+            return
+        with self.lock:
+            self._reach(endpoints)
+            self.stream.reroute()
+        _log.info(f"worker {self.worker} goes on with {len(endpoints)} servers")
+        for listener in self.on_move:
+            listener()
+
     def _heartbeat(self) -> HeartbeatRequest:
-        for client in self.clients:  # a push that is lost while nobody waits for it is made again
+        # A push that is lost while nobody waits for it is made again.
+        for client in [*self.clients]:
             client.take_unread()
         session, watch = self.session, self.metrics.watch
         nonfinite, at = (None if watch is None else watch.first) or ("", 0.0)
@@ -205,6 +241,7 @@ class FleetConnection:
                 f"worker {self.worker} has asked for its seat: {error}; look at the log of server 0"
             ) from None
         reply = coordinator_pb2.RegisterReply.FromString(response)
+        self._move_to(reply.servers)
         return SeatGranted(
             reply.incarnation,
             reply.first,
@@ -242,7 +279,9 @@ class FleetConnection:
         if value is None:
             request: Any = coordinator_pb2.BarrierRequest(**identity)
             response = self._meet("Coordinator/Barrier", request, timeout)
-            mode_request = coordinator_pb2.BarrierReply.FromString(response).mode_request
+            released = coordinator_pb2.BarrierReply.FromString(response)
+            self._move_to(released.servers)
+            mode_request = released.mode_request
             return CollectiveResult(
                 None,
                 (mode_request.mode, dict(mode_request.settings)) if mode_request.mode else None,
@@ -259,10 +298,16 @@ class FleetConnection:
             samples=arrive.reached[1],
         )
         response = self._meet("Coordinator/AllReduce", request, timeout)
-        combined = coordinator_pb2.AllReduceReply.FromString(response).value
-        found = np.frombuffer(combined, value.dtype).copy()
+        combined = coordinator_pb2.AllReduceReply.FromString(response)
+        self._move_to(combined.servers)
+        found = np.frombuffer(combined.value, value.dtype).copy()
         # Others may want a mode with more settings: then what all bring is longer.
         return CollectiveResult(found if found.size != value.size else found.reshape(value.shape))
+
+    def scale(self, servers: int) -> None:
+        """Ask for another number of servers."""
+        request = coordinator_pb2.ScaleRequest(servers=servers)
+        wait_all([self.clients[0].start("Coordinator/Scale", request.SerializeToString())])
 
     def _meet(self, method: str, request: Any, timeout: float | None) -> bytes:
         seconds = self.patience.wait if timeout is None else timeout

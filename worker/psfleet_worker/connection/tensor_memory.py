@@ -194,13 +194,13 @@ class WorkerMemory:
     """The memory of a worker: made when first needed, larger when too small, again when lost.
 
     Args:
-        servers: Number of servers that share it.
         most: Bytes that it and the one before it take, unless four steps of this worker need more.
+        servers: Number of servers that share it.
     """
 
-    def __init__(self, servers: int, most: int) -> None:
+    def __init__(self, most: int, servers: int = 1) -> None:
         self.latest: LaneMemory | None = None
-        self._servers = servers
+        self.servers = servers
         self._most = most
 
     def renew(self) -> LaneMemory | None:
@@ -221,7 +221,7 @@ class WorkerMemory:
     def _make(self, before: LaneMemory | None) -> LaneMemory | None:
         size = _FIRST_SIZE
         if before is not None:
-            step = before.largest * self._servers + before.lent
+            step = before.largest * self.servers + before.lent
             most = min(max(self._most - len(before), _SPARE * step), _LARGEST)
             size = min(len(before) + _SPARE * before.missing, most)
             if before.missing and not before.lost and len(before) >= size:

@@ -73,6 +73,10 @@ class Stream:
         if self._session.declared.has_rounds:
             self.open = self._session.sequence
 
+    def reroute(self) -> None:
+        """The number of servers has changed, with nothing under way: all of them know all pushes."""
+        self._addressed = self._begun_to = ()
+
     # -- pulls -------------------------------------------------------------------------------------
 
     @property

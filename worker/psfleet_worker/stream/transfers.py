@@ -83,6 +83,10 @@ class Transfers:
         self._goes_to: list[bool] = []  # whether it is sent to each server
         self._begin_trace = begin_trace
         self._trace: PushTrace | None = None  # of the push that is laid out
+        fleet.on_move.append(self._reroute)
+
+    def _reroute(self) -> None:
+        self._plans = RoutingPlans(len(self._fleet.clients))
 
     def _newest(self) -> dict[str, NDArray[np.int64]]:
         return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}

@@ -1,0 +1,144 @@
+"""Another number of servers for a running job: starts the new ones, and follows what server 0 decides.
+
+A request is a file in the folder of the job's logs. When the new servers are ready, another file tells
+server 0 where they are. It moves the rows at the workers' next collective and writes down the outcome: until
+then a new server is none of the job's, and its death gives the move up.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from psfleet.errors import FrameError
+from psfleet.formats import SCALE_READY, read_scale, read_scaled, write_scale_ready, write_scaled
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.job_events import Event, ProcessExited, ServerReady
+
+MOST = 1024
+"""Servers of a job; more would have less than a virtual shard each."""
+
+
+@dataclass
+class ScalingStep:
+    """What is to be done now.
+
+    Attributes:
+        start: New servers, and where all servers are going to be, as far as that is known.
+        end: Servers that the job has no more, or never had.
+        servers: The job has these servers from now on; None: it has what it had.
+        endpoints: Where those are.
+        events: Happened to new servers before they were the job's.
+        said: A line for the user.
+    """
+
+    start: tuple[Member, ...] = ()
+    end: tuple[Member, ...] = ()
+    servers: tuple[Member, ...] | None = None
+    endpoints: tuple[str, ...] = ()
+    events: list[Event] = field(default_factory=list)
+    said: str = ""
+
+
+class ScalingRequests:
+    """Requests for another number of servers, one after the other.
+
+    Args:
+        folder: Of the job's logs.
+        refusal: Says why the job cannot have so many servers; empty: it can.
+        asked: Where a new server is asked to listen.
+    """
+
+    def __init__(
+        self, folder: Path, refusal: Callable[[int], str], asked: Callable[[int], str]
+    ) -> None:
+        self._folder = folder
+        self._refusal = refusal
+        self._asked = asked
+        self._number = 0  # of the last request that was begun
+        self._under_way = False
+        self._told = False  # server 0 knows where the new servers are
+        self._new: dict[Member, str] = {}  # where they are; empty: not ready
+        self._ended: dict[Member, ProcessExited] = {}
+
+    def is_new(self, member: Member) -> bool:
+        """Return whether the member is a new server that is none of the job's yet."""
+        return member in self._new
+
+    def endpoints(self, present: Sequence[str]) -> list[str]:
+        """Where the servers are going to be, for a new one."""
+        return [*present, *(found or self._asked(new.rank) for new, found in self._new.items())]
+
+    def take(self, event: Event) -> None:
+        """Something has happened to a new server."""
+        match event:
+            case ServerReady(member, endpoint):
+                self._new[member] = endpoint
+            case ProcessExited(member):
+                self._ended[member] = event
+
+    def step(self, present: Sequence[str]) -> ScalingStep:
+        """Look at the files, for a job whose servers are there."""
+        if not self._under_way:
+            return self._begin(present)
+        if not self._told:
+            return self._wait_for_servers(present)
+        return self._wait_for_decision()
+
+    def _begin(self, present: Sequence[str]) -> ScalingStep:
+        number, servers = read_scale(self._folder)
+        if number <= self._number:
+            return ScalingStep()
+        self._number = number
+        if refused := self._refusal(servers):
+            return self._refused(refused)
+        if servers == len(present):
+            write_scaled(self._folder, number, present)
+            return ScalingStep()
+        self._under_way = True
+        self._new = {Member("server", rank): "" for rank in range(len(present), servers)}
+        if not self._new:
+            self._tell(present[:servers])
+        return ScalingStep(start=tuple(self._new))
+
+    def _refused(self, why: str) -> ScalingStep:
+        write_scaled(self._folder, self._number, (), why)
+        return ScalingStep(said=f"the number of servers stays as it is: {why}")
+
+    def _tell(self, endpoints: Sequence[str]) -> None:
+        write_scale_ready(self._folder, self._number, endpoints)
+        self._told = True
+
+    def _wait_for_servers(self, present: Sequence[str]) -> ScalingStep:
+        if self._ended:
+            member, *_ = self._ended
+            refused = self._refused(f"{member} ended before it was ready; look at its log")
+            return self._over(refused)
+        if all(self._new.values()):
+            self._tell([*present, *self._new.values()])
+        return ScalingStep()
+
+    def _wait_for_decision(self) -> ScalingStep:
+        try:
+            number, endpoints, why = read_scaled(self._folder)
+        except FrameError as error:
+            return self._over(ScalingStep(said=str(error)))
+        if number != self._number:
+            return ScalingStep()
+        if not endpoints:
+            return self._over(ScalingStep(said=f"the number of servers stays as it is: {why}"))
+        servers = tuple(Member("server", rank) for rank in range(len(endpoints)))
+        step = ScalingStep(
+            servers=servers,
+            endpoints=endpoints,
+            events=[*self._ended.values()],
+            said=f"servers   {len(endpoints)} from now on",
+        )
+        self._new = {}
+        return self._over(step)
+
+    def _over(self, step: ScalingStep) -> ScalingStep:
+        step.end = tuple(member for member in self._new if member not in self._ended)
+        self._under_way = self._told = False
+        self._new, self._ended = {}, {}
+        (self._folder / SCALE_READY).unlink(missing_ok=True)
+        return step

@@ -1,0 +1,75 @@
+# From protos/psfleet/v1/scaling.proto, SHA-256 e193a5b9c765452acfb508b4856cbd2508b382f06b9ab76c3da18023315946b8
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenMoveRequest(_message.Message):
+    __slots__ = ("number", "servers")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    servers: int
+    def __init__(self, number: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
+
+class OpenMoveReply(_message.Message):
+    __slots__ = ("boot",)
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    boot: int
+    def __init__(self, boot: _Optional[int] = ...) -> None: ...
+
+class SendRowsRequest(_message.Message):
+    __slots__ = ("number", "servers")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SendRowsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FillRowsRequest(_message.Message):
+    __slots__ = ("number", "records")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    records: _containers.RepeatedCompositeFieldContainer[MovedRecord]
+    def __init__(self, number: _Optional[int] = ..., records: _Optional[_Iterable[_Union[MovedRecord, _Mapping]]] = ...) -> None: ...
+
+class MovedRecord(_message.Message):
+    __slots__ = ("kind", "body")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    kind: int
+    body: bytes
+    def __init__(self, kind: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class FillRowsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AdoptRowsRequest(_message.Message):
+    __slots__ = ("number", "state")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    state: bytes
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
+
+class AdoptRowsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AbandonMoveRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class AbandonMoveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,154 @@
+"""This server's part in a move of rows to another number of servers: it sends, takes, and then holds.
+
+What it takes lies beside what it holds until server 0 says how the move ends, so a move that is given up has
+changed nothing.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+
+from psfleet.errors import ConfigError, ProtocolError
+from psfleet.schema.table import TableSpec
+from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
+from psfleet.wire.connections.access import Access
+from psfleet.wire.server_state import read_state
+from psfleet.wire.v1 import scaling_pb2
+from psfleet_server.durability.log_shipping import joined
+from psfleet_server.durability.records import decode, encode
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.peer import Peer
+
+_CHUNK = 4 << 20  # bytes of one message, about
+_PATIENCE = 120.0  # seconds for a server to take one
+
+
+class RowMoves:
+    """Moves of rows, one after the other, as server 0 asks for them.
+
+    Args:
+        host: Around the shard.
+        access: With what this process proves itself to other servers.
+    """
+
+    def __init__(self, host: ShardHost, access: Access) -> None:
+        self._host = host
+        self._access = access
+        self._lock = threading.Lock()  # of what is taken
+        self._number = 0
+        self._taken: DealtShard | None = None
+
+    def open(self, number: int, servers: int) -> None:
+        """A move begins; one that had begun before is given up.
+
+        Raises:
+            ConfigError: This server cannot take part in any.
+        """
+        self._check()
+        shard = self._host.shard
+        with self._lock:
+            self._number = number
+            self._taken = DealtShard(shard, servers) if shard.index < servers else None
+        with self._host.lock:
+            cut = shard.cuts.under_way
+            shard.moving = True
+            shard.cuts.give_up()
+        if cut is not None:
+            self._host.parts.forget(cut.number)
+
+    def _check(self) -> None:
+        if self._host.journal is not None or self._host.feed.enabled:
+            raise ConfigError(
+                "the number of servers cannot change in a job whose servers keep a log or have standbys; "
+                "end it with SIGUSR1 and start it with --resume and the other number"
+            )
+        if self._host.shard.tables.choice.folder:
+            raise ConfigError(
+                "the number of servers cannot change in a job with --server-disk; end it with SIGUSR1 and "
+                "start it with --resume and the other number"
+            )
+
+    def fill(self, number: int, records: Iterable[scaling_pb2.MovedRecord]) -> None:
+        """Take records of another server."""
+        with self._lock:
+            taken = self._of(number)
+            for record in records:
+                found = decode(record.kind, memoryview(record.body), self._spec_of)
+                taken.take(found)  # type: ignore[arg-type]  # whatever else it is, it does not take
+
+    def _of(self, number: int) -> DealtShard:
+        if number != self._number or self._taken is None:
+            raise ProtocolError(f"server {self._host.shard.index} takes part in no move {number}")
+        return self._taken
+
+    def _spec_of(self, key: int) -> TableSpec:
+        assert self._taken is not None
+        return self._taken.shard.tables[key].spec
+
+    def send(self, number: int, endpoints: Sequence[str]) -> None:
+        """Send all that this server holds to whom it is going to belong.
+
+        Raises:
+            PsfleetError: A server did not take its part.
+        """
+        shard = self._host.shard
+        with self._host.lock:
+            if number != self._number:
+                raise ProtocolError(f"server {shard.index} takes part in no move {number}")
+            frozen = shard.freeze()
+        with contextlib.ExitStack() as opened:
+            opened.callback(frozen.close)
+            ways: list[_Way] = []
+            for server, endpoint in enumerate(endpoints):
+                peer = Peer(f"server {server} at {endpoint}", endpoint, self._access)
+                opened.callback(peer.close)
+                ways.append(_Way(peer, number))
+            for server, record in dealt(frozen, len(endpoints)):
+                if server == shard.index:
+                    with self._lock:
+                        self._of(number).take(record)
+                else:
+                    ways[server].put(record)
+            for way in ways:
+                way.flush()
+
+    def adopt(self, number: int, state: bytes) -> None:
+        """Hold what was taken. Asked again, it holds it already."""
+        with self._lock, self._host.lock:
+            if number == self._number and self._taken is None:
+                return
+            taken, shard = self._of(number), self._host.shard
+            taken.replace(shard, read_state(memoryview(state)).shard if shard.index else None)
+            self._taken = None
+            self._host.lanes.forget_layouts()
+
+    def abandon(self, number: int) -> None:
+        """Go on with what this server holds."""
+        with self._lock, self._host.lock:
+            if number == self._number:
+                self._taken, self._host.shard.moving = None, False
+
+
+class _Way:
+    """Records on their way to one server, several in a message."""
+
+    def __init__(self, peer: Peer, number: int) -> None:
+        self._peer = peer
+        self._request = scaling_pb2.FillRowsRequest(number=number)
+        self._bytes = 0
+
+    def put(self, record: Dealt) -> None:
+        """Send a record, now or with later ones."""
+        kind, parts = encode(record)
+        body = joined(parts)
+        self._request.records.add(kind=kind, body=body)
+        self._bytes += len(body)
+        if self._bytes >= _CHUNK:
+            self.flush()
+
+    def flush(self) -> None:
+        """Return when everything is taken."""
+        if self._request.records:
+            self._peer.call("Scaling/Fill", self._request.SerializeToString(), _PATIENCE)
+            del self._request.records[:]
+            self._bytes = 0

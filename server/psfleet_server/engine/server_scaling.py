@@ -1,0 +1,155 @@
+"""The hands of server 0 for another number of servers: moves the rows, decides, and tells everybody.
+
+Until the decision any error gives the move up, and the fleet goes on with the servers that it has. The
+decision is the file that the launcher reads: from then on the new servers are the fleet's, and each is told
+until it has answered. All workers wait at a collective meanwhile.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from psfleet.errors import PsfleetError, UsageError
+from psfleet.formats import write_scaled
+from psfleet.platform.atomic_files import reason
+from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
+from psfleet.wire.connections.access import Access
+from psfleet.wire.server_state import write_state
+from psfleet.wire.v1 import scaling_pb2
+from psfleet_server.coordinator.scaling import ScaleRequest
+from psfleet_server.durability.log_shipping import joined
+from psfleet_server.durability.records import server_state
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.peer import Peer
+
+_log = log_of(__name__)
+
+_REPLY = 10.0  # seconds for a server to answer a call without rows
+_MOVED = 600.0  # seconds for a server to send its rows
+_PAUSE = 0.05
+
+
+class ServerScaling:
+    """Carries out what the coordinator's `scaling` is to do.
+
+    Args:
+        host: Of server 0.
+        access: With what this server proves itself to the others.
+        folder: The job's folder; None: nobody asks for another number of servers.
+        present: Returns where the servers are now.
+        moved: Called with the endpoints of the new servers, once they are in force.
+    """
+
+    def __init__(
+        self,
+        host: ShardHost,
+        access: Access,
+        folder: Path | None,
+        present: Callable[[], Sequence[str]],
+        moved: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._host = host
+        self._access = access
+        self._folder = folder
+        self._present = present
+        self._moved = moved
+        self._wanted = threading.Event()
+        self._over = threading.Event()
+        self._thread = ServiceThread(self._run, "scaling")
+
+    def start(self) -> None:
+        """Be ready to move rows."""
+        self._thread.start()
+
+    def poke(self) -> None:
+        """There is something to carry out."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._wanted.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            coordinator = self._host.coordinator
+            assert coordinator is not None
+            with self._host.lock:
+                request = coordinator.scaling.moving
+            if request is not None and not self._over.is_set():
+                self._carry_out(request)
+
+    def _carry_out(self, request: ScaleRequest) -> None:
+        before = [*self._present()]
+        endpoints: Sequence[str] = request.endpoints
+        boots: Mapping[int, int] = {}
+        with contextlib.ExitStack() as opened:
+            peers = []
+            for server, endpoint in enumerate([*before, *endpoints[len(before) :]]):
+                peers.append(Peer(f"server {server} at {endpoint}", endpoint, self._access))
+                opened.callback(peers[-1].close)
+            try:
+                boots = self._move(request, peers, len(before))
+                self._decide(request)
+            except PsfleetError as error:
+                self._give_up(request, peers, error)
+                endpoints = ()
+            else:
+                self._tell(request, peers[: len(endpoints)])
+                self._moved(endpoints)
+        self._host.meet(lambda c: c.scaled(tuple(endpoints), boots))
+
+    def _move(self, request: ScaleRequest, peers: Sequence[Peer], before: int) -> dict[int, int]:
+        """Have all rows taken by those to whom they are going to belong; the processes of these."""
+        count = len(request.endpoints)
+        open_move = scaling_pb2.OpenMoveRequest(number=request.number, servers=count)
+        message = open_move.SerializeToString()
+        boots = {}
+        for server, peer in enumerate(peers):
+            reply = peer.call("Scaling/Open", message, _REPLY)
+            boots[server] = scaling_pb2.OpenMoveReply.FromString(reply).boot
+        send = scaling_pb2.SendRowsRequest(number=request.number, servers=request.endpoints)
+        message = send.SerializeToString()
+        with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
+            for _ in senders.map(lambda p: p.call("Scaling/Send", message, _MOVED), peers[:before]):
+                pass
+        return {server: boot for server, boot in boots.items() if server < count}
+
+    def _decide(self, request: ScaleRequest) -> None:
+        if self._folder is None:
+            raise UsageError("the job has no folder for the decision")
+        try:
+            write_scaled(self._folder, request.number, request.endpoints)
+        except OSError as error:
+            raise UsageError(f"the decision cannot be written: {reason(error)}") from None
+
+    def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
+        _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")
+        abandon = scaling_pb2.AbandonMoveRequest(number=request.number).SerializeToString()
+        for peer in peers:
+            with contextlib.suppress(PsfleetError):  # it is one that has ended
+                peer.call("Scaling/Abandon", abandon, _REPLY)
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                write_scaled(self._folder, request.number, (), str(error))
+
+    def _tell(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
+        """Bring the decision to every server. One that has died ends the job, and with it this process."""
+        with self._host.lock:
+            state = joined(write_state(server_state(self._host.shard.state(), None)))
+        adopt = scaling_pb2.AdoptRowsRequest(number=request.number, state=state).SerializeToString()
+        for peer in peers:
+            while not self._over.is_set():
+                try:
+                    peer.call("Scaling/Adopt", adopt, _REPLY)
+                    break
+                except PsfleetError as error:
+                    _log.warning(f"{peer.name} has not heard of the new servers: {error}")
+                    self._over.wait(_PAUSE)

@@ -1,0 +1,54 @@
+"""The methods of the service Scaling: rows on their way to another number of servers."""
+
+import grpc
+
+from psfleet.wire.v1 import scaling_pb2
+from psfleet_server.engine.row_moves import RowMoves
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.deferred_reply import immediate
+from psfleet_server.services.protobuf_messages import encoded, parsed
+
+
+def scaling_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler[object, object]":
+    """Return the handler of calls about another number of servers."""
+    service = _ScalingService(host, moves)
+    return grpc.method_handlers_generic_handler(
+        "psfleet.v1.Scaling",
+        {
+            "Open": immediate(service.open),
+            "Send": immediate(service.send),
+            "Fill": immediate(service.fill),
+            "Adopt": immediate(service.adopt),
+            "Abandon": immediate(service.abandon),
+        },
+    )
+
+
+class _ScalingService:
+    def __init__(self, host: ShardHost, moves: RowMoves) -> None:
+        self._host = host
+        self._moves = moves
+
+    def open(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.OpenMoveRequest, request)
+        self._moves.open(message.number, message.servers)
+        return encoded(scaling_pb2.OpenMoveReply(boot=self._host.boot))
+
+    def send(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.SendRowsRequest, request)
+        self._moves.send(message.number, message.servers)
+        return encoded(scaling_pb2.SendRowsReply())
+
+    def fill(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.FillRowsRequest, request)
+        self._moves.fill(message.number, message.records)
+        return encoded(scaling_pb2.FillRowsReply())
+
+    def adopt(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.AdoptRowsRequest, request)
+        self._moves.adopt(message.number, message.state)
+        return encoded(scaling_pb2.AdoptRowsReply())
+
+    def abandon(self, request: bytes) -> bytes:
+        self._moves.abandon(parsed(scaling_pb2.AbandonMoveRequest, request).number)
+        return encoded(scaling_pb2.AbandonMoveReply())

@@ -1,0 +1,218 @@
+"""Another number of servers while workers train: rows move at a collective, and nothing else changes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
+from psfleet.schema.entry import CountFilterEntry
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.settings.mode_names import Mode
+from psfleet.strategy import Settings
+from psfleet.testing.local_fleet import LocalFleet
+from tests.pools import started_pool
+
+WORKERS, STEPS = 2, 9
+WIDE = TableSpec("wide", "dense", (90_001,), make_rule("adam", {}))
+BIAS = TableSpec("bias", "dense", (7, 3), make_rule("lamb", {}))
+ROWS = TableSpec(
+    "rows",
+    "sparse",
+    (5,),
+    make_rule("adam", {}),
+    initializer=InitializerSpec("uniform", -0.1, 0.1),
+    seed=7,
+)
+RARE = TableSpec(
+    "rare", "sparse", (2,), make_rule("adagrad", {}), entry=CountFilterEntry(4), servers=1
+)
+TABLES = (WIDE, BIAS, ROWS, RARE)
+
+
+def train(runtime: Runtime, fleet: LocalFleet, moves: Sequence[int]) -> list[TableState]:
+    """One worker's steps, whose gradients depend on all that was pulled; after every third one a barrier,
+    before which worker 0 asks for another number of servers."""
+    for spec in TABLES:
+        runtime.create(spec, None if spec.kind == "sparse" else np.ones(spec.shape, np.float32))
+    for step in range(STEPS):
+        dice = np.random.default_rng((runtime.worker_index, step))
+        ids = np.unique(dice.integers(-300, 300, 200))
+        pulled = runtime.pull([Read(spec.key, ids_of(spec, ids)) for spec in TABLES])
+        runtime.push(
+            [
+                Gradient(spec.key, values * np.float32(0.3) - 1, ids_of(spec, ids), 0.01)
+                for spec, values in zip(TABLES, pulled, strict=True)
+            ]
+        )
+        if step % 3 == 2:
+            move = moves[step // 3] if moves else 0
+            meet(runtime, fleet, move if runtime.worker_index == 0 else 0)
+    runtime.barrier()
+    return [runtime.read_table(spec.key) for spec in TABLES]
+
+
+def ids_of(spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The ids of a read or a push of a table."""
+    return ids if spec.kind == "sparse" else None
+
+
+def meet(runtime: Runtime, fleet: LocalFleet, servers: int) -> None:
+    """Come to a barrier, at which the fleet gets that many servers unless it is 0."""
+    if servers:
+        fleet.scale(servers)
+    runtime.barrier()
+    if servers:
+        assert not fleet.settle()
+        assert runtime.server_num == fleet.servers == servers
+
+
+def trained(mode: Mode, moves: Sequence[int], workers: int = WORKERS) -> list[TableState]:
+    """What the tables hold after training with these numbers of servers."""
+    with LocalFleet(2, workers, in_process=True) as fleet, started_pool(workers) as pool:
+
+        def work(worker: int) -> list[TableState]:
+            runtime = fleet.connect(worker, mode)
+            try:
+                return train(runtime, fleet, moves)
+            finally:
+                runtime.close()
+
+        return next(iter(pool.map(work, range(workers))))
+
+
+def assert_same(one: list[TableState], other: list[TableState]) -> None:
+    """Both are the same in every bit."""
+    for left, right in zip(one, other, strict=True):
+        assert left.step == right.step
+        assert [a.tobytes() for a in left.values] == [a.tobytes() for a in right.values]
+        for name in ("ids", "touched", "scores"):
+            mine, theirs = getattr(left, name), getattr(right, name)
+            assert (mine is None) == (theirs is None)
+            assert mine is None or mine.tobytes() == theirs.tobytes()
+
+
+def test_sync_mode_keeps_its_bits() -> None:
+    """A job whose servers become four, then three, then one ends with the bits of one that stays as it is:
+    dense tables that are cut anew, rows, ids that wait for theirs, and what rules remember."""
+    assert_same(trained("sync", (4, 3, 1)), trained("sync", ()))
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp", "geo"])
+def test_one_worker_has_the_same_bits_in_every_mode(mode: Mode) -> None:
+    """Where one worker decides the order, no update is lost or counted twice in other modes either."""
+    assert_same(trained(mode, (4, 1, 3), 1), trained(mode, (), 1))
+
+
+COUNTS = TableSpec(
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
+)
+
+
+@pytest.mark.parametrize("mode", ["async", "half-async"])
+def test_every_push_counts_once(mode: Mode) -> None:
+    """Two workers push counts in their own time while the number of servers goes up and down."""
+    ids, moves, each = np.arange(500), (3, 5, 2), 20
+    with LocalFleet(2, 2, in_process=True) as fleet, started_pool(2) as pool:
+
+        def work(worker: int) -> TableState:
+            runtime = fleet.connect(worker, mode)
+            runtime.create(COUNTS)
+            for servers in (*moves, 0):
+                for _ in range(each):
+                    runtime.pull([Read(COUNTS.key, ids)])
+                    runtime.push(
+                        [Gradient(COUNTS.key, np.full((500, 1), -1, np.float32), ids, 1.0)]
+                    )
+                meet(runtime, fleet, servers if worker == 0 else 0)
+            state = runtime.read_table(COUNTS.key)
+            runtime.close()
+            return state
+
+        [counts, _] = pool.map(work, range(2))
+    assert counts.ids is not None
+    assert list(counts.ids) == list(ids)
+    merged = mode == "half-async"  # which pushes the mean of several steps
+    assert np.all(counts.values[0] == 2 * each * 4) or merged
+    assert len(set(counts.values[0].reshape(-1))) == 1
+
+
+def test_snapshots_before_and_after(tmp_path: Path) -> None:
+    """Snapshots are of the servers that there were, and both load; a delta after a move holds everything."""
+    before, after = str(tmp_path / "before"), str(tmp_path / "after")
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(ROWS)
+        runtime.push([Gradient(ROWS.key, np.ones((40, 5), np.float32), np.arange(40), 0.1)])
+        runtime.save(before, base=True)
+        kept = {before: [runtime.read_table(ROWS.key)]}
+        meet(runtime, fleet, 3)
+        runtime.push([Gradient(ROWS.key, np.ones((40, 5), np.float32), np.arange(20, 60), 0.1)])
+        runtime.save(after, delta=True)
+        kept[after] = [runtime.read_table(ROWS.key)]
+        runtime.close()
+    for path, states in kept.items():
+        with LocalFleet(4, 1, in_process=True, resume=path) as fleet:
+            runtime = fleet.connect(0, "async")
+            runtime.create(ROWS)
+            assert_same([runtime.read_table(ROWS.key)], states)
+            runtime.close()
+
+
+def test_a_new_server_that_is_gone_changes_nothing() -> None:
+    """A move to a server that has died is given up, with the reason; training goes on with those that there
+    are, and the next request is carried out."""
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        runtime = fleet.connect(0, "sync")
+        runtime.create(COUNTS)
+        ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        fleet.scale(3)
+        fleet.processes[2].terminate()
+        fleet.processes[2].wait(10)
+        runtime.barrier()
+        assert "server 2" in fleet.settle()
+        assert runtime.server_num == fleet.servers == 2
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        meet(runtime, fleet, 3)
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        assert np.all(runtime.read_table(COUNTS.key).values[0] == 3)
+        runtime.close()
+
+
+def test_a_worker_that_starts_again_learns_of_the_servers() -> None:
+    """A worker that was started with the old servers gets a seat, passes the barriers that are over and goes
+    on with the new ones."""
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        stale = fleet.environment(0)
+        runtime = fleet.connect(0, "async")
+        runtime.create(COUNTS)
+        ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        meet(runtime, fleet, 4)
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)]).wait()
+        cast(ModeSwitchRuntime, runtime).abandon()
+        again = connect(stale, Settings.from_parts({"consistency": {"mode": "async"}}).consistency)
+        assert again.server_num == 4
+        again.create(COUNTS)
+        again.barrier()
+        for _ in range(2):
+            again.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        again.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        assert np.all(again.read_table(COUNTS.key).values[0] >= 3)
+        again.close()
+
+
+def test_servers_with_logs_refuse() -> None:
+    """Servers that keep a log keep their number; the sentence says what to do instead."""
+    with LocalFleet(1, 1, in_process=True, durability="log") as fleet:
+        runtime = fleet.connect(0, "sync")
+        fleet.scale(2)
+        runtime.barrier()
+        assert "keep a log" in fleet.settle()
+        runtime.close()

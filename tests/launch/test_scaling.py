@@ -1,0 +1,121 @@
+"""psfleet scale: a running job gets another number of servers."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from psfleet_launch.commands.psfleet_cli import main
+from tests.launch.conftest import Launch, Launcher, digest
+
+SCRIPT = str(Path(__file__).with_name("scaling.py"))
+TWO = ("--servers", "2", "--workers", "2", "--no-progress")
+
+
+def start(launch: Launch, folder: Path, *more: str, moves: str = "") -> Launcher:
+    """A job of two servers, at its first barrier."""
+    job = launch(*TWO, *more, "--job", "j", SCRIPT, "12", str(folder), moves)
+    job.until(lambda: (folder / "runs.1").exists(), "a first barrier")
+    return job
+
+
+def go_on(folder: Path) -> None:
+    """Let the job train to its end."""
+    (folder / "go").touch()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> tuple[str, str]:
+    """Where jobs have their logs, for commands."""
+    return "--log-dir", str(tmp_path / "psfleet-logs")
+
+
+@pytest.mark.timeout(300)
+def test_a_running_job_gets_more_and_fewer_servers(
+    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers are started and ended, all workers go on with them, and the rows in the end have the bits of a
+    job that has kept its two servers; numbers that cannot be are refused with the reason."""
+    job = start(launch, tmp_path)
+    for servers, says in ((0, "1 to 1024"), (-2, "1 to 1024"), (5000, "5000 servers are wanted")):
+        assert main(["scale", "j", "--servers", str(servers), *logs]) == 2
+        assert says in capsys.readouterr().err
+    for servers in (4, 3, 1, 1, 2, 5):
+        assert main(["scale", "j", "--servers", str(servers), "--wait", "120", *logs]) == 0
+        assert capsys.readouterr().out == f"job j has {servers} servers\n"
+        assert job.pid_of("server", servers - 1)
+    go_on(tmp_path)
+    code, out, err = job.ends(120)
+    assert code == 0, err
+    assert "servers   5 from now on" in err
+    assert (tmp_path / "servers.0").read_text() == "5"
+    (tmp_path / "runs.1").unlink()
+    plain = start(launch, tmp_path)
+    assert digest(plain.ends(120)[1]) == digest(out)
+
+
+@pytest.mark.timeout(300)
+def test_a_script_asks_for_servers(launch: Launch, tmp_path: Path) -> None:
+    """fleet.scale_servers of one worker is followed by all, and ends with the same bits."""
+    job = start(launch, tmp_path, moves="3")
+    job.until(lambda: "3 from now on" in "".join(_histories(tmp_path)), "three servers")
+    go_on(tmp_path)
+    code, out, err = job.ends(120)
+    assert code == 0, err
+    assert (tmp_path / "servers.1").read_text() == "3"
+    assert digest(out)
+
+
+def _histories(folder: Path) -> list[str]:
+    return [path.read_text() for path in folder.glob("psfleet-logs/*/history.jsonl")]
+
+
+@pytest.mark.timeout(300)
+def test_a_new_server_that_is_killed(
+    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new server that dies before the rows have moved gives the move up; the job trains on with its two
+    servers, and can be asked again. One that dies later ends the job as any server does."""
+    job = start(launch, tmp_path)
+    (tmp_path / "hold").touch()
+    job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
+    assert main(["scale", "j", "--servers", "3", "--wait", "0", *logs]) == 2
+    job.until(lambda: (tmp_path / "psfleet-logs/j/scale.ready").exists(), "a third server")
+    os.kill(job.pid_of("server", 2), signal.SIGKILL)
+    (tmp_path / "hold").unlink()
+    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+    assert "server 2" in job.log("serverlog.0")
+    capsys.readouterr()
+    os.kill(job.pid_of("server", 2), signal.SIGKILL)
+    code, _, err = job.ends(120)
+    assert code == 128 + signal.SIGKILL
+    assert "server 2" in err
+
+
+@pytest.mark.timeout(300)
+def test_jobs_that_keep_their_servers(
+    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job whose servers keep logs refuses, and trains on."""
+    job = start(launch, tmp_path, "--durability", "log")
+    assert main(["scale", "j", "--servers", "3", *logs]) == 2
+    assert "keep logs" in capsys.readouterr().err
+    go_on(tmp_path)
+    assert job.ends(120)[0] == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed(
+    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that dies and starts again takes part in the next move, and knows the servers of the last."""
+    job = start(launch, tmp_path, "--restart-workers", "3")
+    assert main(["scale", "j", "--servers", "4", "--wait", "120", *logs]) == 0
+    os.kill(job.pid_of("worker", 1), signal.SIGKILL)
+    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+    go_on(tmp_path)
+    code, out, err = job.ends(120)
+    assert code == 0, err
+    assert (tmp_path / "servers.1").read_text() == "3"
+    assert digest(out)
