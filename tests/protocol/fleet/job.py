@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from psfleet.consistency import ConsistencyMode, SspMode, find_mode
 from psfleet.datasets.assignment import Range
+from psfleet.kernels.hashing import owned_by
 from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import CapacityEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode_names import Mode
@@ -183,9 +185,11 @@ def sample_of(key: int) -> int:
     return key % _APART
 
 
-def few_ids(samples: Ids) -> Ids:
-    """The ids in FEW of these samples."""
-    return np.unique(samples % 60)
+def few_gradients(samples: Ids, server: int, job: Job) -> list[Gradient]:
+    """A server's part of a push to FEW that these samples bring."""
+    ids = np.unique(samples % 60)
+    ids = ids[owned_by(ids, server, job.servers)]
+    return [Gradient(FEW.key, np.ones((len(ids), 1), np.float32), ids, 0.1)] if len(samples) else []
 
 
 def own_sample(worker: int, step: int) -> Ids:

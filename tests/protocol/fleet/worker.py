@@ -54,7 +54,7 @@ from tests.protocol.fleet.job import (
     Phase,
     Rows,
     count_ids,
-    few_ids,
+    few_gradients,
     own_sample,
     places,
     slopes,
@@ -313,7 +313,7 @@ class Worker:
                 (
                     Gradient(ROWS.key, values[owned[server]], IDS[owned[server]], 0.1),
                     Gradient(COUNTS.key, uses, count_ids(samples, server), 1.0),
-                    *self._few(server),
+                    *(few_gradients(samples, server, self.job) if self.job.followers else ()),
                 ),
                 len(samples),
                 clock=session.clock + 1,
@@ -326,14 +326,6 @@ class Worker:
         }
         if not send.lingers:
             self._send_waiting()
-
-    def _few(self, server: int) -> list[Gradient]:
-        """A server's part of the gradient of the table whose rows go."""
-        if not self.job.followers or not len(self._samples):
-            return []
-        ids = few_ids(self._samples)
-        ids = ids[owned_by(ids, server, self.job.servers)]
-        return [Gradient(FEW.key, np.ones((len(ids), 1), np.float32), ids, 0.1)]
 
     def position(self) -> tuple[int, int] | None:
         """What the next push says of the worker's data."""
