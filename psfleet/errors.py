@@ -147,3 +147,10 @@ class NoRoom(LogError):
 
 class CheckpointError(PsfleetError):
     """A snapshot is missing, incomplete or damaged."""
+
+
+def not_installed(use: str, package: str, extra: str) -> ConfigError:
+    """Return the error of a use, such as "Kafka topics need", of a package that an extra brings."""
+    return ConfigError(
+        f"{use} {package}, which is not installed; run: pip install '.[{extra}]' in psfleet's checkout"
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import monotonic, sleep
 from typing import Any
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import ConfigError, UsageError, not_installed
 from psfleet.platform.logs import log_of
 
 _log = log_of(__name__)
@@ -15,10 +15,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "confluent_kafka":
         raise
-    raise ConfigError(
-        "Kafka topics need confluent-kafka, which is not installed; run: "
-        "pip install '.[kafka]' in psfleet's checkout"
-    ) from None
+    raise not_installed("Kafka topics need", "confluent-kafka", "kafka") from None
 
 _WAIT = 0.1  # seconds until an interrupt is noticed
 _AT_ONCE = 1000  # messages that are taken at once

@@ -15,7 +15,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, not_installed
 from psfleet.validation.annotations import checked
 
 Parse = Callable[[bytes], Any]
@@ -36,10 +36,7 @@ def avro(schema: Any) -> Parse:
     try:
         import fastavro
     except ModuleNotFoundError:
-        raise ConfigError(
-            "Avro messages need fastavro, which is not installed; run: "
-            "pip install '.[avro]' in psfleet's checkout"
-        ) from None
+        raise not_installed("Avro messages need", "fastavro", "avro") from None
 
     def parsed(one: Any) -> Any:
         try:

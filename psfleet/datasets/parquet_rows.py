@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.datasets.sample_batch import chosen_columns, joined_columns
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import UsageError, not_installed
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Input, Number
 from psfleet.feature_sets.jagged import Jagged
 from psfleet.feature_sets.value_types import typed
@@ -56,10 +56,7 @@ def _fsspec() -> Any:
     try:
         import fsspec
     except ModuleNotFoundError:
-        raise ConfigError(
-            "files at an URL need fsspec, which is not installed; run: "
-            "pip install '.[parquet]' in psfleet's checkout"
-        ) from None
+        raise not_installed("files at a URL need", "fsspec", "parquet") from None
     return fsspec
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import ConfigError, UsageError, not_installed
 from psfleet.settings.kinds import local_path
 
 
@@ -27,9 +27,8 @@ class EventFile:
         try:
             from tensorboardX.event_file_writer import EventsWriter
         except ImportError:
-            raise ConfigError(
-                f"--tensorboard is {str(folder)!r}, which needs tensorboardX; "
-                "pip install '.[tensorboard]' in psfleet's checkout"
+            raise not_installed(
+                f"--tensorboard {folder} needs", "tensorboardX", "tensorboard"
             ) from None
         try:
             folder.mkdir(parents=True, exist_ok=True)

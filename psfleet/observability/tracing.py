@@ -3,7 +3,7 @@
 import importlib.util
 from typing import TYPE_CHECKING
 
-from psfleet.errors import ConfigError
+from psfleet.errors import not_installed
 from psfleet.settings.environment import Environment
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ def check_tracing(url: str) -> None:
     except ModuleNotFoundError:  # not even what holds them
         is_missing = True
     if is_missing:
-        raise ConfigError(
-            f"--trace is {url!r}, which needs OpenTelemetry; pip install '.[trace]' in psfleet's checkout"
-        )
+        raise not_installed(f"--trace {url} needs", "OpenTelemetry", "trace")
 
 
 def open_tracing(environment: Environment) -> "Tracing | None":

@@ -1,6 +1,6 @@
 """pyarrow, which Parquet files need and which may be missing: then importing this raises ConfigError."""
 
-from psfleet.errors import ConfigError
+from psfleet.errors import not_installed
 
 try:
     import pyarrow as pa
@@ -10,9 +10,6 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "pyarrow":
         raise
-    raise ConfigError(
-        "Parquet files need pyarrow, which is not installed; run: "
-        "pip install '.[parquet]' in psfleet's checkout"
-    ) from None
+    raise not_installed("Parquet files need", "pyarrow", "parquet") from None
 
 __all__ = ["pa", "pc", "pcsv", "pq"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from psfleet.errors import CheckpointError, ConfigError
+from psfleet.errors import CheckpointError, ConfigError, not_installed
 from psfleet.settings.kinds import local_path, shown_url, url_of
 
 T = TypeVar("T")
@@ -41,10 +41,7 @@ class ObjectStore:
         try:
             import fsspec
         except ModuleNotFoundError:
-            raise ConfigError(
-                f"{self.name!r} is a URL, which needs fsspec; run: pip install '.[objects]' in psfleet's "
-                "checkout"
-            ) from None
+            raise not_installed(f"the URL {self.name!r} needs", "fsspec", "objects") from None
         try:
             self._system, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
-from psfleet.errors import ConfigError
+from psfleet.errors import not_installed
 from psfleet.formats import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, regular, replace, sync
 from psfleet.rules.momentum import SGD
@@ -57,9 +57,7 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise ConfigError(
-            "files of the format torch need PyTorch: pip install 'psfleet[torch]'"
-        ) from None
+        raise not_installed("files of the format torch need", "PyTorch", "torch") from None
 
 
 def _write_torch(where: Path, arrays: Arrays) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.errors import CheckpointError, ConfigError
+from psfleet.errors import CheckpointError, ConfigError, not_installed
 from psfleet.execution.inference import copy_operations
 from psfleet.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.platform.atomic_files import reason
@@ -146,7 +146,7 @@ def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
     try:
         faiss: Any = importlib.import_module("faiss")
     except ImportError:
-        raise ConfigError("an index needs faiss: pip install 'psfleet[faiss]'") from None
+        raise not_installed("an index needs", "faiss", "faiss") from None
     inputs = list(tower.features or ())
     only = inputs[0] if len(inputs) == 1 else None
     if not isinstance(only, Feature) or only.hashed or only.transform:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, not_installed
 from psfleet.execution.inference import Loaded
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
@@ -50,7 +50,7 @@ def onnx_module() -> Any:
     try:
         return importlib.import_module("onnx")
     except ImportError:
-        raise ConfigError("ONNX files need onnx: pip install 'psfleet[onnx]'") from None
+        raise not_installed("ONNX files need", "onnx", "onnx") from None
 
 
 class OnnxGraph:

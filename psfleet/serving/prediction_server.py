@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import grpc
 
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, not_installed
 from psfleet.platform.threads import ServiceThread
 from psfleet.serving.batching import Batcher
 from psfleet.serving.grpc_service import GrpcPrediction, TokenGate
@@ -36,9 +36,7 @@ def _serving_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ConfigError(
-            f"a prediction service needs {name}: pip install 'psfleet[serve]'"
-        ) from None
+        raise not_installed("a prediction service needs", name, "serve") from None
 
 
 @checked

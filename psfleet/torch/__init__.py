@@ -13,7 +13,7 @@ torch itself is imported when one of these names is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from psfleet.errors import ConfigError
+from psfleet.errors import not_installed
 
 if TYPE_CHECKING:
     from psfleet.torch.conversion import convert
@@ -52,10 +52,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ConfigError(
-            f"psfleet.torch.{name} needs PyTorch, which is not installed; "
-            "run: pip install '.[torch]' in psfleet's checkout"
-        ) from None
+        raise not_installed(f"psfleet.torch.{name} needs", "PyTorch", "torch") from None
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

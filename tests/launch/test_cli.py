@@ -86,9 +86,13 @@ def test_bad_input_is_one_sentence(
         (
             "opentelemetry.sdk.trace",
             ["--trace", "http://127.0.0.1:4318"],
-            "--trace is 'http://127.0.0.1:4318', which needs OpenTelemetry; pip install '.[trace]'",
+            "--trace http://127.0.0.1:4318 needs OpenTelemetry, which is not installed; run: pip install",
         ),
-        ("ray", ["--engine", "ray"], "--engine ray needs Ray; pip install '.[ray]'"),
+        (
+            "ray",
+            ["--engine", "ray"],
+            "--engine ray needs Ray, which is not installed; run: pip install '.[ray]'",
+        ),
     ],
 )
 def test_what_is_not_installed_is_missed_at_once(

@@ -118,7 +118,9 @@ def test_a_missing_package_and_a_bad_folder_are_named(
     with pytest.raises(ConfigError, match=r"--tensorboard is '.*file', which cannot be written to"):
         EventFile(tmp_path / "file")
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
-    with pytest.raises(ConfigError, match=r"needs tensorboardX; pip install '\.\[tensorboard\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs tensorboardX, .*: pip install '\.\[tensorboard\]'"
+    ):
         EventFile(tmp_path)
 
 

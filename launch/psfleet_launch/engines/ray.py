@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, not_installed
 from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards, own_address
 from psfleet_launch.engines.remote.agent_starter import AgentStarter
@@ -70,7 +70,7 @@ class RayEngine(RemoteEngine):
         cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
     ) -> int | None:
         if not launch.dry_run and importlib.util.find_spec("ray") is None:
-            raise ConfigError("--engine ray needs Ray; pip install '.[ray]' in psfleet's checkout")
+            raise not_installed("--engine ray needs", "Ray", "ray")
         return None
 
     def machines(self) -> Sequence[str]:
