@@ -214,6 +214,24 @@ def over_grpc(address: str) -> Ask:
     return ServingClient(address).predict
 
 
+def over_grpcio(address: str) -> Ask:
+    """The same with gRPC's own client, as other languages have it."""
+    import grpc
+
+    from psfleet.serving.serving_client import _message
+    from psfleet.wire.v1 import serving_pb2 as messages
+
+    channel = grpc.insecure_channel(address)
+    ask = channel.unary_unary("/psfleet.v1.Prediction/Predict")
+
+    def predict(batch: Any) -> Any:
+        request = messages.PredictRequest()
+        request.inputs.extend(_message(name, value) for name, value in batch.items())
+        return ask(request.SerializeToString(), timeout=60)
+
+    return predict
+
+
 def bodies(size: int) -> list[bytes]:
     """Inputs as JSON."""
     return [
@@ -230,6 +248,7 @@ def services(folder: Path, sizes: list[int], runs: int, calls: int) -> dict[str,
             "starlette + torch, JSON": (peer[0], over_http(peer[1]), bodies),
             "psfleet, JSON": (own[0], over_http(own[1]), bodies),
             "psfleet, gRPC": (own[0], over_grpc(own[2]), batches),
+            "psfleet, gRPC, client of grpcio": (own[0], over_grpcio(own[2]), batches),
         }
         for size in sizes:
             for name in list(contenders) * runs:

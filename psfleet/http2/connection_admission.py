@@ -14,14 +14,43 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Network
+from typing import Protocol
 
-from psfleet.http2.call_errors import ConnectionBroken
-from psfleet.http2.server_connection import ServerConnection, ServerSettings
+from psfleet.http2.call_errors import ConnectionBroken, ErrorCode
+from psfleet.http2.server_connection import ServerSettings
 from psfleet.http2.socket_transport import Transport
 
 _LOOK = 0.02  # seconds
 _BATCH = 128  # connections that are accepted in one go
 _REST = 3  # while strangers are too many: as many times what was just spent on them, in seconds
+
+
+class ServedConnection(Protocol):
+    """The server's end of a connection, as a thread serves it.
+
+    Attributes:
+        transport: Its bytes.
+        is_authenticated: True if a permitted call has come.
+    """
+
+    transport: Transport
+    is_authenticated: bool
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a call waits for its answer."""
+
+    def run(self) -> None:
+        """Serve until the connection ends, which is a ConnectionBroken."""
+
+    def tick(self) -> None:
+        """Called about twice a second while nothing comes; ends the connection by raising."""
+
+    def newest(self) -> int:
+        """The number of the last call."""
+
+    def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
+        """Tell the client that calls up to this one are taken, and no more."""
 
 
 @dataclass(eq=False)
@@ -43,7 +72,7 @@ class OpenConnection:
     address: str
     since: float
     transport: Transport | None = None
-    connection: ServerConnection | None = None
+    connection: ServedConnection | None = None
     is_shut: bool = False
 
     @property

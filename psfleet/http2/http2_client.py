@@ -131,10 +131,16 @@ class Http2Client:
         """End the connections; calls under way fail. Safe to call twice."""
         with self._lock:
             self._closed = True
-            idle, self.idle = self.idle, []
-            self._open.difference_update(idle)
+        self.forget_idle()
+        with self._lock:
             for connection in self._open:
                 connection.transport.shut()
+
+    def forget_idle(self) -> None:
+        """End the connections that carry no call."""
+        with self._lock:
+            idle, self.idle = self.idle, []
+            self._open.difference_update(idle)
         for connection in idle:
             connection.say_goodbye(0, ErrorCode.NO_ERROR, "")
             connection.transport.close()

@@ -118,6 +118,12 @@ class Http2Connection(BufferedReader, Generic[S]):
             ends = kind in (frames.DATA, frames.HEADERS) and flags & frames.END_STREAM
             self.on_stream_error(number, error, bool(ends))
 
+    @property
+    def has_frame(self) -> bool:
+        """True if a whole frame is here that is not read yet."""
+        here = self._end - self._start - frames.HEAD_SIZE
+        return here >= 0 and frames.read_head(self._buffer, self._start)[0] <= here
+
     def _data(self, length: int, flags: int, number: int) -> None:
         size, padding = length, 0
         if flags & frames.PADDED:
@@ -383,14 +389,29 @@ class Http2Connection(BufferedReader, Generic[S]):
         self.transport.send([frames.frame(frames.HEADERS, flags, number, block)])
 
     def send_apart(
-        self, stream: StreamState, block: bytes, contents: list[bytes], trailers: bytes
+        self,
+        stream: StreamState,
+        block: bytes,
+        contents: list[bytes],
+        trailers: bytes,
+        *,
+        ends: bool = True,
     ) -> None:
-        """Send headers, and the rest as the windows allow. The lock is held; see `send_message`."""
-        self.send_headers(stream.number, block, frames.END_HEADERS)
+        """Send headers, if there are any, and the rest as the windows allow. The lock is held.
+
+        See `send_message`; `ends`: with the contents the stream ends, if there are no trailers.
+        """
+        if block:
+            self.send_headers(stream.number, block, frames.END_HEADERS)
         *first, last = contents
         self._unsent += [_Unsent(stream, memoryview(one), b"", False) for one in first]
-        self._unsent.append(_Unsent(stream, memoryview(last), trailers, not trailers))
+        self._unsent.append(_Unsent(stream, memoryview(last), trailers, ends and not trailers))
         self._send_rest()
+
+    def took_answers(self, stream: StreamState) -> bool:
+        """Return whether the other end has taken all that was sent on a stream."""
+        with self.sending:
+            return all(one.stream is not stream for one in self._unsent)
 
     def _send_rest(self) -> None:
         """Send what the windows take of what is unsent. The lock is held."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from psfleet.http2 import frames
 from psfleet.http2.call_errors import ConnectionBroken, ErrorCode
-from psfleet.http2.connection_admission import ConnectionAdmission, OpenConnection
+from psfleet.http2.connection_admission import ConnectionAdmission, OpenConnection, ServedConnection
 from psfleet.http2.inbound_limits import InboundMessages
-from psfleet.http2.server_connection import Behavior, ServerConnection, ServerSettings
+from psfleet.http2.incoming_call import Behavior, Streaming
+from psfleet.http2.server_connection import ServerConnection, ServerSettings
 from psfleet.http2.socket_transport import Part, Tick, Transport
 from psfleet.platform.threads import ServiceThread
 
@@ -25,7 +26,7 @@ class Http2Server:
     Args:
         listener: The socket; the server closes it.
         wrap: Makes a transport of an accepted socket; with TLS it shakes hands.
-        behaviors: Functions that answer calls, by path.
+        behaviors: What answers calls, by path.
         settings: Settings of the server.
         say: Gets a line for the log when connections were closed because they were too many.
         messages: Counts those that are on their way; None: they are those of this server alone.
@@ -35,7 +36,7 @@ class Http2Server:
         self,
         listener: socket.socket,
         wrap: Callable[[socket.socket], Transport],
-        behaviors: Mapping[str, Behavior],
+        behaviors: Mapping[str, Behavior | Streaming],
         settings: ServerSettings,
         say: Callable[[str], None] = lambda _: None,
         messages: InboundMessages | None = None,
@@ -44,7 +45,7 @@ class Http2Server:
         self._settings = settings
         self._messages = messages or InboundMessages(settings.incoming)
         self._lock = threading.Condition()
-        self._peers: set[_ServedConnection] = set()
+        self._peers: set[_PeerThread] = set()
         self._admission = ConnectionAdmission(
             listener, wrap, settings, self._served, self._begin, say
         )
@@ -80,7 +81,7 @@ class Http2Server:
     def _is_busy(self) -> bool:
         return any(
             peer.connection.is_authenticated
-            and (peer.connection.streams or peer.transport.is_behind)
+            and (peer.connection.is_busy or peer.transport.is_behind)
             for peer in self._peers
         )
 
@@ -92,17 +93,19 @@ class Http2Server:
         """Give a connection its thread."""
         assert accepted.transport is not None
         transport = DeferredSending(accepted.transport)
-        connection = ServerConnection(
-            transport, accepted.since, self._behaviors, self._settings, self._messages
-        )
+        connection = self._connection(transport, accepted.since)
         accepted.connection = connection
-        peer = _ServedConnection(accepted, transport, connection)
+        peer = _PeerThread(accepted, transport, connection)
         peer.thread = ServiceThread(self._serve, "http2 connection", (peer,))
         with self._lock:
             self._peers.add(peer)
         peer.thread.start()
 
-    def _serve(self, peer: "_ServedConnection") -> None:
+    def _connection(self, transport: Transport, since: float) -> ServedConnection:
+        """The server's end of a connection that was accepted at this time."""
+        return ServerConnection(transport, since, self._behaviors, self._settings, self._messages)
+
+    def _serve(self, peer: "_PeerThread") -> None:
         try:
             peer.transport.handshake(peer.connection.tick)
             peer.connection.run()
@@ -118,12 +121,12 @@ class Http2Server:
 
 
 @dataclass(eq=False)
-class _ServedConnection:
+class _PeerThread:
     """A connection and the thread that reads it."""
 
     accepted: OpenConnection
     transport: "DeferredSending"
-    connection: ServerConnection
+    connection: ServedConnection
     thread: threading.Thread = field(init=False)
 
 

@@ -1,27 +1,17 @@
 """The server's end of a connection: takes calls and sends their answers."""
 
-import contextlib
-import hmac
 import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from typing_extensions import override
 
 from psfleet.errors import LimitExceeded
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import (
-    ConnectionBroken,
-    DamagedMessage,
-    ErrorCode,
-    ProtocolViolation,
-    StreamError,
-)
+from psfleet.http2.call_errors import DamagedMessage, ErrorCode, ProtocolViolation, StreamError
 from psfleet.http2.header_blocks import (
     OK_HEADERS,
-    OK_TRAILERS,
     REQUEST,
     TEXT_HEADERS,
     TEXT_TRAILERS,
@@ -33,8 +23,8 @@ from psfleet.http2.header_blocks import (
 )
 from psfleet.http2.http2_connection import PREFIX, RENEW, Http2Connection
 from psfleet.http2.inbound_limits import InboundMessages, RateLimit
+from psfleet.http2.incoming_call import Behavior, IncomingCall, Streaming
 from psfleet.http2.socket_transport import Transport
-from psfleet.http2.stream_state import StreamState
 
 _UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
 _INVALID, _UNKNOWN = 3, 2
@@ -45,81 +35,6 @@ _TICK = 0.5  # seconds
 _MOST_LATE = 1024
 _PENALTY = 48 << 16  # bytes that are charged for a broken rule: 48 units
 _NO_GRPC = b"This port answers calls of gRPC alone: POST with content-type application/grpc.\n"
-_LONG = 86_400.0  # seconds that a call without a timeout may take
-
-
-class IncomingCall(StreamState):
-    """A call that waits for its answer. Any thread may answer, once.
-
-    It has the methods of grpc.ServicerContext that handlers use.
-
-    Attributes:
-        connection: The connection over which it comes.
-        behavior: Takes the request; None: the call is not taken.
-        deadline: Time at which the client gives it up; None: never.
-        code, details, metadata: Status of gRPC at its end, text for a person, headers after the answer.
-    """
-
-    connection: "ServerConnection"
-    behavior: "Behavior | None" = None
-    deadline: float | None = None
-    code = 0
-    details = ""
-    metadata: Mapping[str, str] = MappingProxyType({})
-    _lost: tuple[Callable[[], None], ...] = ()
-
-    def time_remaining(self) -> float:
-        """Return the seconds until the deadline."""
-        return _LONG if self.deadline is None else self.deadline - time.monotonic()
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call back when the call is lost; False: it is over."""
-        with self.connection.sending:
-            if self.closed:
-                return False
-            self._lost = (*self._lost, callback)
-            return True
-
-    def set_code(self, code: "int | object") -> None:
-        """The status: a number, or a grpc.StatusCode."""
-        self.code = code if isinstance(code, int) else code.value[0]  # type: ignore[attr-defined]
-
-    def set_details(self, details: str) -> None:
-        """Set the status text for a person."""
-        self.details = details
-
-    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None:
-        """Headers after the answer."""
-        self.metadata = dict(trailing_metadata)
-
-    def end(self, message: bytes | None) -> None:
-        """End the call with a message, or with its status. A broken connection is its reader's matter."""
-        self._lost = ()
-        with contextlib.suppress(ConnectionBroken):
-            if self.code or message is None:
-                self.connection.fail(self)
-            else:
-                self.connection.send_message(self, OK_HEADERS, message, OK_TRAILERS)
-
-    def refuse(self, code: int, details: str) -> None:
-        """End the call with this status."""
-        self.code, self.details = code, details
-        self.end(None)
-
-    def cancel(self) -> None:
-        """End the call, whose message has not come, in favor of another one."""
-        self.refuse(_EXHAUSTED, "too many messages are on their way to this server")
-
-    def lose(self) -> None:
-        """The client is gone."""
-        with self.connection.sending:
-            lost, self._lost = self._lost, ()
-        for callback in lost:
-            callback()
-
-
-Behavior = Callable[[bytes, IncomingCall], None]
-"""Takes a request and answers the call now or later. It does not raise."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +48,7 @@ class ServerSettings:
         streams: Calls that are open at once on one connection.
         incoming: Calls of one connection whose message is on its way.
         handshake: Seconds within which a connection must have made a call.
-        token: Required header `authorization`; None: anything.
+        refuse: Says why a call to this path with this header `authorization` is not taken; "": it is.
     """
 
     message: int
@@ -142,7 +57,7 @@ class ServerSettings:
     streams: int
     incoming: int
     handshake: float
-    token: str | None = None
+    refuse: Callable[[str, str], str] = lambda path, authorization: ""
 
 
 class ServerConnection(Http2Connection[IncomingCall]):
@@ -157,13 +72,14 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     Attributes:
         is_authenticated: True if a permitted call has come.
+        later: What to do once all calls are taken that have come, by this connection's thread.
     """
 
     def __init__(
         self,
         transport: Transport,
         since: float,
-        behaviors: Mapping[str, Behavior],
+        behaviors: Mapping[str, Behavior | Streaming],
         settings: ServerSettings,
         messages: InboundMessages,
     ) -> None:
@@ -177,6 +93,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self._messages = messages
         self._late: dict[int, None] = {}  # streams that were ended here and not by their clients
         self._known: dict[bytes, Behavior] = {}  # by headers of calls that were taken, no timeouts
+        self.later: list[Callable[[], None]] = []
 
     def run(self) -> None:
         """Serve until the connection ends."""
@@ -188,6 +105,8 @@ class ServerConnection(Http2Connection[IncomingCall]):
                     ErrorCode.PROTOCOL_ERROR, "the other end does not speak HTTP/2"
                 )
             while True:
+                if self.later and not self.has_frame:
+                    self._do_later()
                 if self.streams or not self._take_plain():
                     self.read()
         except ProtocolViolation as error:
@@ -197,6 +116,12 @@ class ServerConnection(Http2Connection[IncomingCall]):
             raise
         finally:
             self._lose_all()
+            self._do_later()
+
+    def _do_later(self) -> None:
+        later, self.later = self.later, []
+        for each in later:
+            each()
 
     def _lose_all(self) -> None:
         calls = [*self.streams.values()]
@@ -245,6 +170,11 @@ class ServerConnection(Http2Connection[IncomingCall]):
     @override
     def newest(self) -> int:
         return self._newest
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a call waits for its one answer."""
+        return any(not isinstance(call.behavior, Streaming) for call in [*self.streams.values()])
 
     def limit(self, length: int, is_decoded: bool) -> None:
         """See Http2Connection: until a call has come that may be made, few frames are read."""
@@ -299,11 +229,18 @@ class ServerConnection(Http2Connection[IncomingCall]):
             return
         self.is_authenticated, self.is_limited = True, False
         behavior = self._behaviors[headers[":path"]]
-        if length is None and len(self._known) < _MOST_KNOWN and self.headers.knows(block):
+        if (
+            length is None
+            and not isinstance(behavior, Streaming)
+            and len(self._known) < _MOST_KNOWN
+            and self.headers.knows(block)
+        ):
             self._known[split_timeout(block)[0]] = behavior
         self._take_call(call, behavior, seconds_of(timeout))
 
-    def _take_call(self, call: IncomingCall, behavior: Behavior, seconds: float | None) -> None:
+    def _take_call(
+        self, call: IncomingCall, behavior: Behavior | Streaming, seconds: float | None
+    ) -> None:
         call.deadline = None if seconds is None else time.monotonic() + seconds
         try:
             self._messages.enter(self, call)
@@ -333,11 +270,11 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
         """The status and words with which a call is refused before its message is taken in."""
-        limits = self._limits
-        if limits.token is not None and not _equal(headers.get("authorization", ""), limits.token):
-            return _UNAUTHENTICATED, "the call does not carry this job's token"
-        if headers[":path"] not in self._behaviors:
-            return _UNIMPLEMENTED, f"method {headers[':path']!r} is not answered here"
+        path = headers[":path"]
+        if refusal := self._limits.refuse(path, headers.get("authorization", "")):
+            return _UNAUTHENTICATED, refusal
+        if path not in self._behaviors:
+            return _UNIMPLEMENTED, f"method {path!r} is not answered here"
         try:
             seconds_of(timeout)
         except ValueError as error:
@@ -356,6 +293,9 @@ class ServerConnection(Http2Connection[IncomingCall]):
         if stream.unwanted:
             self._reply_plainly(stream)
         if stream.behavior is None or not self._messages.leave(self, stream):
+            return
+        if isinstance(stream.behavior, Streaming):
+            stream.behavior.end(stream)
             return
         if not stream.is_whole:
             stream.refuse(_INVALID, "the call ended without its message")
@@ -402,6 +342,8 @@ class ServerConnection(Http2Connection[IncomingCall]):
     def fail(self, call: IncomingCall) -> None:
         """End a call with its status."""
         block = failure_trailers(call.code or _UNKNOWN, call.details, call.metadata)
+        if call.has_opened:
+            block = block.removeprefix(OK_HEADERS)
         with self.sending:
             if call.closed:
                 return
@@ -416,7 +358,3 @@ def _is_grpc(headers: dict[str, str]) -> bool:
     return headers[":method"] == "POST" and headers.get("content-type", "").startswith(
         "application/grpc"
     )
-
-
-def _equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())

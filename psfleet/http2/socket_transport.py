@@ -173,10 +173,15 @@ class TlsTransport:
 
     OpenSSL takes one call at a time for a connection, so no thread waits inside of one: the socket does not
     block, and a thread that has to wait does so beside it.
+
+    Args:
+        sock: The socket.
+        needs_http2: The other end must say that it speaks HTTP/2.
     """
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
+    def __init__(self, sock: ssl.SSLSocket, *, needs_http2: bool = True) -> None:
         self._socket = sock
+        self._needs_http2 = needs_http2
         self._lock = threading.Lock()
         _keep_alive(sock)
         sock.setblocking(False)
@@ -201,7 +206,7 @@ class TlsTransport:
             return select.POLLOUT
         except (OSError, ValueError) as error:
             raise ConnectionBroken(f"TLS cannot be agreed on: {error}") from None
-        if self._socket.selected_alpn_protocol() != "h2":
+        if self._needs_http2 and self._socket.selected_alpn_protocol() != "h2":
             raise ConnectionBroken("the other end does not speak HTTP/2 (ALPN h2)")
         return 0
 

@@ -57,6 +57,15 @@ class StreamState:
         """True if all bytes are here."""
         return self.length >= 0 and self._filled == self.length
 
+    @property
+    def missing(self) -> int:
+        """Bytes up to the end of the message, or of what says its length; at least 1 if it is not whole."""
+        return _PREFIX - len(self._prefix) or self.length - self._filled
+
+    def begin_next(self) -> None:
+        """Take another message."""
+        self.content, self.length, self._prefix, self._place, self._filled = b"", -1, b"", None, 0
+
     def take(self, size: int, source: ByteSource) -> None:
         """Take so many bytes, the next ones of the source.
 

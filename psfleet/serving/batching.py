@@ -67,7 +67,6 @@ class PendingPrediction:
         return self.values
 
 
-@checked
 class Batcher:
     """Makes batches of the requests that wait, each by a thread that waits for its own.
 
@@ -79,6 +78,7 @@ class Batcher:
         observe: Gets the number of samples and of requests of each batch, and its seconds.
     """
 
+    @checked  # and no other method, for each request calls them
     def __init__(
         self,
         predict: Callable[[dict[str, Any]], Any],
@@ -126,6 +126,10 @@ class Batcher:
         """
         request = PendingPrediction(batch, samples)
         self.submit(request)
+        return self.settle(request)
+
+    def settle(self, request: PendingPrediction) -> Any:
+        """The predictions of a request that waits; this thread makes them, or waits for one that does."""
         with self._running:
             while not request.done:
                 self._wait()

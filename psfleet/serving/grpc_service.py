@@ -1,27 +1,45 @@
-"""Predictions and rows over gRPC."""
+"""Predictions and rows over gRPC, by psfleet's own HTTP/2."""
 
+import importlib
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from psfleet.errors import AccessDenied, PsfleetError, ShapeError
+from psfleet.errors import PsfleetError, ShapeError, UsageError, not_installed
 from psfleet.feature_sets.jagged import Jagged
-from psfleet.serving.batching import QueueFull
+from psfleet.http2.incoming_call import Behavior, IncomingCall, Streaming
+from psfleet.serving.batching import PendingPrediction, QueueFull
 from psfleet.serving.service import PredictionService
 from psfleet.serving.versions import ModelVersion
 from psfleet.wire.connections import error_status
-from psfleet.wire.connections.access import TOKEN_KEY
 from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import serving_pb2 as messages
-from psfleet.wire.v1.serving_pb2_grpc import PredictionServicer
 
 _PUSHBACK = "grpc-retry-pushback-ms"
+_MOST_WAITING = 32  # threads of calls that wait for others, or load a version
+_KINDS = {"ids": np.int64, "texts": object, "numbers": np.float32}
+_SERVICE = messages.DESCRIPTOR.services_by_name["Prediction"].full_name
 
 
-class GrpcPrediction(PredictionServicer):
-    """Implements psfleet.v1.Prediction.
+def serving_module(name: str) -> Any:
+    """A module of the extra `serve`.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise not_installed("a prediction service needs", name, "serve") from None
+
+
+class GrpcPrediction:
+    """Implements psfleet.v1.Prediction, server reflection and the health service.
 
     Args:
         service: Service whose models it offers.
@@ -29,54 +47,148 @@ class GrpcPrediction(PredictionServicer):
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
+        self._waiting = ThreadPoolExecutor(_MOST_WAITING, "prediction")
+        health, own = serving_module("grpc_health.v1.health"), ("", _SERVICE)
+        self._health_messages = serving_module("grpc_health.v1.health_pb2")
+        self._health = health.HealthServicer()
+        for name in own:
+            self._health.set(name, self._health_messages.HealthCheckResponse.SERVING)
+        reflection = serving_module("grpc_reflection.v1alpha.reflection")
+        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._reflection = reflection.ReflectionServicer(names)
+        self._reflection_messages = serving_module("grpc_reflection.v1alpha.reflection_pb2")
+        self.behaviors: dict[str, Behavior | Streaming] = {
+            f"/{_SERVICE}/Predict": self._predict,
+            f"/{_SERVICE}/LookUp": self._answering(
+                "look_up", messages.LookUpRequest, self._look_up
+            ),
+            f"/{_SERVICE}/Models": self._answering("", messages.ModelsRequest, self._models),
+            f"/{_SERVICE}/Route": self._route_apart,
+            f"/{health.SERVICE_NAME}/Check": self._guarded(self._check),
+            f"/{health.SERVICE_NAME}/Watch": Streaming(
+                self._guarded(self._watch), lambda call: None
+            ),
+            f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": Streaming(
+                self._guarded(self._reflect), IncomingCall.close
+            ),
+        }
+        """What answers calls, by path."""
 
-    def Predict(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """See serving.proto."""
-        return self._counted("predict", request, context, self._predict, messages.PredictReply)
+    def stop(self) -> None:
+        """Say to those that watch that it serves no more."""
+        self._health.enter_graceful_shutdown()
 
-    def LookUp(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """See serving.proto."""
-        return self._counted("look_up", request, context, self._look_up, messages.LookUpReply)
+    def close(self) -> None:
+        """End its threads, once no call comes any more."""
+        self._waiting.shutdown()
 
-    def Models(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """See serving.proto."""
-        return self._models()
+    def _answering(
+        self, method: str, kind: Any, handle: Callable[[Any], Any]
+    ) -> Callable[[bytes, IncomingCall], None]:
+        """Return the behavior that answers at once."""
 
-    def Route(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """See serving.proto."""
-        return self._counted("route", request, context, self._route, messages.ModelsReply)
+        def answer(content: bytes, call: IncomingCall) -> None:
+            name = ""
+            try:
+                request = _parsed(kind, content)
+                name = getattr(request, "model", "")
+                reply = handle(request).SerializeToString()
+            except Exception as error:  # of the model: the service goes on
+                self._fail(call, method, name, error)
+            else:
+                self._count(method, name, "ok")
+                call.end(reply)
 
-    def _counted(
-        self,
-        method: str,
-        request: Any,
-        context: grpc.ServicerContext,
-        handle: Callable[[Any], Any],
-        empty: Callable[[], Any],
-    ) -> Any:
-        """The reply, or none with the status of what went wrong."""
-        code = "ok"
+        return answer
+
+    def _predict(self, content: bytes, call: IncomingCall) -> None:
+        """Let a request wait for those that come with it, and answer all of them then."""
+        name = ""
         try:
-            return handle(request)
-        except Exception as error:  # of the model: the service goes on
-            code = type(error).__name__
-            _fail(context, error)
-            return empty()
-        finally:
-            models = self._service.models
-            name = request.model or next(iter(models))
-            if name in models:
-                self._service.metrics.count(name, method, code)
+            request = _parsed(messages.PredictRequest, content)
+            name = request.model
+            inputs = {each.name: _values(each) for each in request.inputs}
+            prepared = self._service.prepare(name, request.version, inputs)
+            pending = PendingPrediction(prepared.batch, prepared.samples)
+            batcher = prepared.version.batcher
+            batcher.submit(pending)
+        except Exception as error:
+            self._fail(call, "predict", name, error)
+            return
+        settle = partial(self._settle, name, prepared.version, pending, call)
+        if batcher.max_delay:
+            self._waiting.submit(settle)
+        else:
+            call.connection.later.append(settle)
 
-    def _predict(self, request: Any) -> Any:
-        inputs = {each.name: _values(each) for each in request.inputs}
-        prepared = self._service.prepare(request.model, request.version, inputs)
-        found = prepared.version.batcher.predict(prepared.batch, prepared.samples)
-        reply = messages.PredictReply(freshness=_freshness(prepared.version))
-        for name, values in found.items():
-            array = np.asarray(values, np.float32)
-            reply.outputs.add(name=name, values=array.reshape(-1).tolist(), shape=array.shape)
-        return reply
+    def _settle(
+        self, name: str, version: ModelVersion, pending: PendingPrediction, call: IncomingCall
+    ) -> None:
+        try:
+            found = version.batcher.settle(pending)
+            reply = messages.PredictReply(freshness=_freshness(version))
+            for output, values in found.items():
+                array = np.asarray(values, np.float32)
+                reply.outputs.add(name=output, values=array.reshape(-1).tolist(), shape=array.shape)
+            content = reply.SerializeToString()
+        except Exception as error:
+            self._fail(call, "predict", name, error)
+            return
+        self._count("predict", name, "ok")
+        call.end(content)
+
+    def _route_apart(self, content: bytes, call: IncomingCall) -> None:
+        """Loading a version takes long, and other calls of the connection do not wait for it."""
+        self._waiting.submit(
+            self._answering("route", messages.RouteRequest, self._route), content, call
+        )
+
+    def _count(self, method: str, model: str, code: str) -> None:
+        models = self._service.models
+        name = model or next(iter(models))
+        if method and name in models:
+            self._service.metrics.count(name, method, code)
+
+    def _fail(self, call: IncomingCall, method: str, model: str, error: Exception) -> None:
+        self._count(method, model, type(error).__name__)
+        if not isinstance(error, PsfleetError):
+            error = PsfleetError(f"the model failed: {error!r:.200}")
+        code, details, metadata = error_status.status_of(error)
+        if isinstance(error, QueueFull):
+            metadata = ((_PUSHBACK, str(max(1, round(error.seconds * 1e3)))),)
+        call.set_trailing_metadata(metadata)
+        call.refuse(code.value[0], details)
+
+    def _guarded(self, take: Behavior) -> Behavior:
+        def guarded(content: bytes, call: IncomingCall) -> None:
+            try:
+                take(content, call)
+            except Exception as error:
+                self._fail(call, "", "", error)
+
+        return guarded
+
+    def _check(self, content: bytes, call: IncomingCall) -> None:
+        """See health.proto."""
+        request = _parsed(self._health_messages.HealthCheckRequest, content)
+        call.end(self._health.Check(request, call).SerializeToString())
+
+    def _watch(self, content: bytes, call: IncomingCall) -> None:
+        """See health.proto."""
+
+        def send(status: Any) -> None:
+            if status is not None:
+                call.write(status.SerializeToString())
+                if status.status == self._health_messages.HealthCheckResponse.NOT_SERVING:
+                    call.close()  # nothing comes after it
+
+        self._health.Watch(_parsed(self._health_messages.HealthCheckRequest, content), call, send)
+
+    def _reflect(self, content: bytes, call: IncomingCall) -> None:
+        """See reflection.proto: one answer for each request of the call."""
+        request = _parsed(self._reflection_messages.ServerReflectionRequest, content)
+        for reply in self._reflection.ServerReflectionInfo(iter([request]), call):
+            call.write(reply.SerializeToString())
 
     def _look_up(self, request: Any) -> Any:
         ids = np.array(request.ids, np.int64)
@@ -87,9 +199,9 @@ class GrpcPrediction(PredictionServicer):
 
     def _route(self, request: Any) -> Any:
         self._service.model(request.model).route(request.version, request.percentage)
-        return self._models()
+        return self._models(request)
 
-    def _models(self) -> Any:
+    def _models(self, request: Any) -> Any:
         reply = messages.ModelsReply()
         for model in self._service.models.values():
             versions = reply.models.add(name=model.name).versions
@@ -102,25 +214,32 @@ class GrpcPrediction(PredictionServicer):
         return reply
 
 
+def _parsed(kind: Any, content: bytes) -> Any:
+    try:
+        return kind.FromString(content)
+    except DecodeError:
+        raise UsageError(f"the request is no {kind.DESCRIPTOR.full_name}") from None
+
+
 def _values(given: Any) -> Any:
     """The values of one input."""
-    fields = [name for name in ("ids", "texts", "numbers") if len(getattr(given, name))]
+    known = {"ids": given.ids, "texts": given.texts, "numbers": given.numbers}
+    fields = [name for name, content in known.items() if content]
     if len(fields) > 1:
         raise ShapeError(f"the input {given.name!r} has {' and '.join(fields)}; give one of them")
-    kinds = {"ids": np.int64, "numbers": np.float32, "texts": object}
     field = fields[0] if fields else "ids"
-    values = np.array(getattr(given, field), kinds[field])
+    values = np.array(known[field], _KINDS[field])
     if field == "texts":
         values = values.astype(str)
     if len(given.lengths):
         weights = np.array(given.weights, np.float32) if len(given.weights) else None
         return Jagged(values, np.array(given.lengths, np.int64), weights=weights)
-    if len(given.shape):
-        if int(np.prod(given.shape)) != len(values):
+    if shape := tuple(given.shape):
+        if math.prod(shape) != len(values):
             raise ShapeError(
-                f"the input {given.name!r} has {len(values)} values and the shape {list(given.shape)}"
+                f"the input {given.name!r} has {len(values)} values and the shape {list(shape)}"
             )
-        return values.reshape(list(given.shape))
+        return values.reshape(shape)
     return values
 
 
@@ -129,41 +248,19 @@ def _freshness(version: ModelVersion) -> Any:
     return messages.Freshness(version=version.number, cut=rows.cut, age=rows.age)
 
 
-def _fail(context: grpc.ServicerContext, error: Exception) -> None:
-    if not isinstance(error, PsfleetError):
-        error = PsfleetError(f"the model failed: {error!r:.200}")
-    error_status.failure(context, error)
-    if isinstance(error, QueueFull):
-        context.set_trailing_metadata(((_PUSHBACK, str(max(1, round(error.seconds * 1e3)))),))
-
-
-class TokenGate(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Lets calls with the token pass, and with that of readers those that change no version's part.
+def refusal(credentials: Credentials) -> Callable[[str, str], str]:
+    """Return what lets calls with the token pass, and with that of readers those that change no version.
 
     Args:
         credentials: Credentials whose token every call must carry.
     """
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Give the handler of a call, or the one that refuses it."""
-        metadata = handler_call_details.invocation_metadata or ()
-        tokens = [value for key, value in metadata if key == TOKEN_KEY]
-        reads = not handler_call_details.method.endswith("/Route")
-        if len(tokens) == 1 and self._credentials.allows(tokens[0], reads=reads):
-            return continuation(handler_call_details)
-        return self._refusal
-
-
-def _refuse(requests: Any, context: grpc.ServicerContext) -> Any:
-    error_status.failure(
-        context,
-        AccessDenied(
+    def refuse(path: str, authorization: str) -> str:
+        if credentials.allows(authorization, reads=not path.endswith("/Route")):
+            return ""
+        return (
             "the call carries no token, another one, or to change versions that of readers; use the "
             "credentials of this service"
-        ),
-    )
-    yield from ()
+        )
+
+    return refuse

@@ -1,30 +1,25 @@
-"""Predictions over HTTP and JSON: an ASGI application."""
+"""Predictions over HTTP and JSON."""
 
-import asyncio
 import importlib
 import json
 import math
 import re
-import threading
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from numpy.typing import NDArray
 
 from psfleet.errors import AccessDenied, PsfleetError, UnknownTable, UsageError
-from psfleet.serving.batching import Batcher, PendingPrediction, QueueFull
+from psfleet.http2.socket_transport import Transport
+from psfleet.serving.batching import QueueFull
+from psfleet.serving.grpc_service import serving_module
+from psfleet.serving.http_connection import LONGEST, HttpConnection, HttpRequest, Reply
 from psfleet.serving.service import PredictionService, UnknownModel
 from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.wire.connections.credentials import Credentials
 
-Reply = tuple[int, bytes, str, list[tuple[bytes, bytes]]]
-"""Status, body, type of the content, more headers."""
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-_LONGEST = 64 << 20  # bytes of a request
 _MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/([0-9]{1,18}))?(:predict)?")
-_OPEN = ("/healthz", "/readyz")
+_OPEN = (b"/healthz", b"/readyz")
 _TEXT, _JSON = "text/plain; version=0.0.4", "application/json"
 
 
@@ -60,7 +55,7 @@ _STATUS: dict[type[Exception], int] = {
 
 
 class HttpApp:
-    """ASGI application of a prediction service. One loop runs it.
+    """Requests of HTTP to a prediction service.
 
     Args:
         service: Service whose models it offers.
@@ -70,32 +65,42 @@ class HttpApp:
     def __init__(self, service: PredictionService, credentials: Credentials | None = None) -> None:
         self._service = service
         self._credentials = credentials
+        serving_module("httptools")  # before the port is open
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
+    def connection(self, transport: Transport) -> HttpConnection:
+        """The server's end of a connection."""
+        text = f"the request has more than {LONGEST:,} bytes, or long headers; send it in parts"
+        return HttpConnection(transport, self._check, self._answer, _failure(_TooLarge(text)))
+
+    def _check(self, request: HttpRequest) -> Reply | None:
+        if self._credentials is None or request.path in _OPEN:
+            return None
+        tokens = [value for name, value in request.headers if name == b"authorization"]
+        if len(tokens) == 1 and self._credentials.allows(tokens[0], reads=True):
+            return None
+        return _failure(
+            AccessDenied(
+                "the call carries no token or another one; send the header authorization: Bearer TOKEN"
+            )
+        )
+
+    def _answer(self, request: HttpRequest) -> Reply:
         try:
-            reply = await self._reply(scope, receive)
+            path = unquote(request.path.partition(b"?")[0].decode("ascii", "replace"))
+            return self._reply(path, request)
         except Exception as error:  # of the model: the service goes on
-            reply = _failure(error)
-        status, body, kind, more = reply
-        size = str(len(body)).encode()
-        headers = [(b"content-type", kind.encode()), (b"content-length", size), *more]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            return _failure(error)
 
-    async def _reply(self, scope: Mapping[str, Any], receive: Receive) -> Reply:
-        path, method = scope["path"], scope["method"]
-        if self._credentials is not None and path not in _OPEN:
-            _check_token(scope, self._credentials)
+    def _reply(self, path: str, request: HttpRequest) -> Reply:
         if (found := _MODEL.fullmatch(path)) is not None:
             name, version, verb = found.groups()
             if verb:
-                _check_method(method, "POST", path)
-                return await self._predict(name, int(version or 0), receive)
-            _check_method(method, "GET", path)
+                _check_method(request.method, "POST", path)
+                return self._predict(name, int(version or 0), request.body)
+            _check_method(request.method, "GET", path)
             return _json(status_of(self._service.model(name)))
-        _check_method(method, "GET", path)
-        if path in _OPEN:
+        _check_method(request.method, "GET", path)
+        if request.path in _OPEN:
             return 200, b"ok\n", "text/plain", []
         if path == "/metrics":
             return 200, self._service.measured(), _TEXT, []
@@ -103,15 +108,11 @@ class HttpApp:
             return _json({"models": [status_of(m) for m in self._service.models.values()]})
         raise _NoSuchPath(f"there is nothing at {path!r:.80}; POST /v1/models/NAME:predict")
 
-    async def _predict(self, name: str, version: int, receive: Receive) -> Reply:
+    def _predict(self, name: str, version: int, content: bytes) -> Reply:
         code = "ok"
         try:
-            content = await _body(receive)
-            inputs = _inputs(content)
-            prepared = self._service.prepare(name, version, inputs)
-            values = await self._predicted(
-                prepared.version.batcher, prepared.batch, prepared.samples
-            )
+            prepared = self._service.prepare(name, version, _inputs(content))
+            values = prepared.version.batcher.predict(prepared.batch, prepared.samples)
         except Exception as error:
             code = type(error).__name__
             raise
@@ -121,56 +122,6 @@ class HttpApp:
         found: Any = {key: _plain(value) for key, value in values.items()}
         found = found[""] if list(found) == [""] else found
         return _json({"predictions": found, **freshness_of(prepared.version)})
-
-    async def _predicted(self, batcher: Batcher, batch: dict[str, Any], samples: int) -> Any:
-        """The predictions, made by this loop, or by another thread that makes some just now."""
-        loop, own = asyncio.get_running_loop(), threading.get_ident()
-        done: asyncio.Future[None] = loop.create_future()
-
-        def set_done() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        def notify() -> None:
-            if threading.get_ident() == own:  # to wake the loop takes two system calls
-                set_done()
-            else:
-                loop.call_soon_threadsafe(set_done)
-
-        request = PendingPrediction(batch, samples, notify)
-        batcher.submit(request)
-        if batcher.max_delay:
-            await asyncio.wait((done,), timeout=batcher.max_delay)
-        else:
-            await asyncio.sleep(0)  # requests that came with this one go with it
-        while not request.done:
-            if batcher.turn() is None:
-                loop.run_in_executor(None, batcher.drain)
-                break
-        await done
-        return request.result()
-
-
-async def _body(receive: Receive) -> bytes:
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise UsageError("the request ended before its body was there")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > _LONGEST:
-            raise _TooLarge(f"the request has more than {_LONGEST:,} bytes; send it in parts")
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-def _check_token(scope: Mapping[str, Any], credentials: Credentials) -> None:
-    tokens = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(tokens) != 1 or not credentials.allows(tokens[0], reads=True):
-        raise AccessDenied(
-            "the call carries no token or another one; send the header authorization: Bearer TOKEN"
-        )
 
 
 def _inputs(content: bytes) -> Any:

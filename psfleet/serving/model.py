@@ -85,7 +85,8 @@ class Model:
 
 
 def _array(values: Any) -> NDArray[Any]:
-    array: NDArray[Any] = np.asarray(values)
+    # np.asarray of a tensor takes ten times as long
+    array: NDArray[Any] = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
     if array.ndim not in (1, 2):
         raise ShapeError(
             f"a prediction is of shape {array.shape}; it must be [n], [n, 1] or [n, k]"

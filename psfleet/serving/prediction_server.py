@@ -1,42 +1,40 @@
 """The prediction service of one process: gRPC, and HTTP with JSON."""
 
-import importlib
+import contextlib
 import ipaddress
 import socket
-import ssl
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
-
-from psfleet.errors import ConfigError, not_installed
+from psfleet.errors import ConfigError
+from psfleet.http2.http2_server import Http2Server
+from psfleet.http2.server_connection import ServerSettings
+from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.serving.batching import Batcher
-from psfleet.serving.grpc_service import GrpcPrediction, TokenGate
+from psfleet.serving.grpc_service import GrpcPrediction, refusal
 from psfleet.serving.http_app import HttpApp
+from psfleet.serving.http_connection import HttpServer
 from psfleet.serving.model import Model
 from psfleet.serving.service import PredictionService, ServingMetrics
 from psfleet.serving.versions import ModelVersion, ServedModel, VersionedModel
+from psfleet.settings.limits import ServerLimits
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, checked
 from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.v1 import serving_pb2
-from psfleet.wire.v1.serving_pb2_grpc import add_PredictionServicer_to_server
+from psfleet.wire.connections.http2_access import accepts
+
+_log = log_of(__name__)
 
 _MOST = 64 << 20  # bytes of a message
 _LOOK = 1.0  # seconds between two looks for new versions
-_SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Prediction"].full_name
-
-
-def _serving_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise not_installed("a prediction service needs", name, "serve") from None
+_GRACE = 5.0  # seconds that requests under way get
+_BACKLOG = 1024  # connections that wait to be accepted
+_LIMITS = ServerLimits()
 
 
 @checked
@@ -94,82 +92,44 @@ class PredictionServer:
 
         served = [_served(name, model, batched) for name, model in models.items()]
         self.service = PredictionService(served, metrics)
-        self._http, self._socket = self._http_server(host, http_port)
-        try:
-            self._grpc, bound = self._grpc_server(host, port, max_queue)
-        except BaseException:
-            self._socket.close()
-            raise
-        self.grpc_address = f"{host}:{bound}"
-        self.http_address = f"{host}:{self._socket.getsockname()[1]}"
-        self._closing = threading.Event()
-        self._threads: Sequence[ServiceThread] = [
-            ServiceThread(self._http.run, "http", ([self._socket],)),
-            *([ServiceThread(self._watch, "versions")] if follow_versions else []),
-        ]
-        self._grpc.start()
-        for thread in self._threads:
-            thread.start()
-
-    def _grpc_server(self, host: str, port: int, max_queue: int) -> tuple[grpc.Server, int]:
+        self._calls = GrpcPrediction(self.service)
         credentials = self._access.credentials
-        self._pool = ThreadPoolExecutor(max_queue + 8, "prediction")
-        server = grpc.server(
-            self._pool,
-            interceptors=[TokenGate(credentials)] if credentials else [],
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", _MOST),
-                ("grpc.max_send_message_length", -1),
-            ],
-        )
-        handlers = GrpcPrediction(self.service)
-        add_PredictionServicer_to_server(handlers, server)  # type: ignore[no-untyped-call]  # generated
-        health = _serving_module("grpc_health.v1.health")
-        status = _serving_module("grpc_health.v1.health_pb2")
-        own = _serving_module("grpc_health.v1.health_pb2_grpc")
-        self._health = health.HealthServicer()
-        for name in ("", _SERVICE):
-            self._health.set(name, status.HealthCheckResponse.SERVING)
-        own.add_HealthServicer_to_server(self._health, server)
-        reflection = _serving_module("grpc_reflection.v1alpha.reflection")
-        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-        try:
-            return server, self._access.listen(server, f"{host}:{port}")
-        except RuntimeError:
-            raise ConfigError(f"gRPC cannot listen on {host}:{port}; choose another port") from None
-
-    def _http_server(self, host: str, port: int) -> tuple[Any, socket.socket]:
-        uvicorn = _serving_module("uvicorn")
-        credentials = self._access.credentials
-        tls = (
-            {
-                "ssl_certfile": str(credentials.folder / "cert.pem"),
-                "ssl_keyfile": str(credentials.folder / "key.pem"),
-                "ssl_ca_certs": str(credentials.folder / "ca.pem"),
-                "ssl_cert_reqs": int(ssl.CERT_REQUIRED),
-            }
-            if credentials
-            else {}
-        )
         app = HttpApp(self.service, credentials)
-        config = uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
-            **tls,
+        settings = ServerSettings(
+            message=_MOST,
+            connections=_LIMITS.connections,
+            handshakes=_LIMITS.handshakes,
+            streams=_LIMITS.streams,
+            incoming=_LIMITS.incoming,
+            handshake=HANDSHAKE,
         )
-        try:
-            return uvicorn.Server(config), _listening(host, port)
-        except OSError as error:
-            raise ConfigError(
-                f"HTTP cannot listen on {host}:{port}: {error.strerror}; choose another port"
-            ) from None
+        calls = replace(settings, refuse=refusal(credentials)) if credentials else settings
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._calls.close)
+            grpc, self.grpc_address = _listening("gRPC", host, port)
+            stack.callback(grpc.close)
+            http, self.http_address = _listening("HTTP", host, http_port)
+            stack.pop_all()
+        say = _log.warning
+        self._servers = (
+            Http2Server(
+                grpc, accepts(self._access, self.grpc_address), self._calls.behaviors, calls, say
+            ),
+            HttpServer(
+                app.connection,
+                http,
+                accepts(self._access, self.http_address, "http/1.1"),
+                {},
+                settings,
+                say,
+            ),
+        )
+        self._closing = threading.Event()
+        self._watching = ServiceThread(self._watch, "versions")
+        for server in self._servers:
+            server.start()
+        if follow_versions:
+            self._watching.start()
 
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK):
@@ -179,13 +139,15 @@ class PredictionServer:
     def close(self) -> None:
         """End: requests under way are answered, then the ports are closed. Safe to call twice."""
         self._closing.set()
-        self._http.should_exit = True
-        self._health.enter_graceful_shutdown()
-        self._grpc.stop(5).wait()
-        self._pool.shutdown()
-        for thread in self._threads:
+        self._calls.stop()
+        stopping = [ServiceThread(each.stop, "stopping", (_GRACE,)) for each in self._servers]
+        for thread in stopping:
+            thread.start()
+        for thread in stopping:
             thread.join()
-        self._socket.close()
+        self._calls.close()
+        if self._watching.ident is not None:
+            self._watching.join()
 
     def __enter__(self) -> Self:
         return self
@@ -199,18 +161,16 @@ class PredictionServer:
         self.close()
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket for HTTP. asyncio sends at once on those that say they are TCP, and others wait for 40 ms."""
-    [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+def _listening(what: str, host: str, port: int) -> tuple[socket.socket, str]:
+    """A socket that listens, and its address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(1024)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
+        made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"{what} cannot listen on {host}:{port}: {error.strerror}; choose another port"
+        ) from None
+    return made, f"{host}:{made.getsockname()[1]}"
 
 
 def _served(name: str, model: Model | VersionedModel, batched: Any) -> ServedModel:

@@ -225,14 +225,16 @@ class SourceRuntime(ReadOnlyRuntime, ForwardingRuntime):
 
     @override
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        if any(read.table not in self._names for read in reads):
-            self._names = {key_of(name): name for name in self.rows.specs()}
         if len(reads) == 1:
-            return [self._pull(self._names[reads[0].table], reads[0].ids)]
+            return [self._pull(reads[0])]
         with self.rows.held():
-            return [self._pull(self._names[read.table], read.ids) for read in reads]
+            return [self._pull(read) for read in reads]
 
-    def _pull(self, name: str, ids: Ids | None) -> Floats:
+    def _pull(self, read: Read) -> Floats:
+        name, ids = self._names.get(read.table), read.ids
+        if name is None:
+            self._names = {key_of(name): name for name in self.rows.specs()}
+            name = self._names[read.table]
         if ids is None:
             return self.rows.dense(name)
         rows = self.rows.look_up(name, np.ascontiguousarray(ids.reshape(-1)))

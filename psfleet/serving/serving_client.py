@@ -8,13 +8,18 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.errors import DeadlineExceeded, ServerUnavailable
 from psfleet.feature_sets.jagged import Jagged, as_jagged
+from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.http2_client import Http2Client
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.error_status import KEY, error_named
+from psfleet.wire.connections.http2_access import connects
+from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.v1 import serving_pb2 as messages
-from psfleet.wire.v1.serving_pb2_grpc import PredictionStub
 
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _FIELDS = {"i": "ids", "u": "ids", "f": "numbers", "U": "texts", "S": "texts", "O": "texts"}
 
 
@@ -29,9 +34,10 @@ class ServingClient:
 
     def __init__(self, address: str, tls: str = "", timeout: float = 60.0) -> None:
         self._address, self._timeout = address, timeout
-        self._access = Access(Credentials.read(tls)) if tls else Access(insecure=True)
-        self._channel = self._access.channel(address, [("grpc.max_receive_message_length", -1)])
-        self._stub = PredictionStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        access = Access(Credentials.read(tls)) if tls else Access(insecure=True)
+        self._client = Http2Client(
+            connects(access, address), address, bool(tls), MAX_MESSAGE, access.metadata or ()
+        )
 
     def predict(self, inputs: Mapping[str, Any], model: str = "", version: int = 0) -> Any:
         """The predictions of a batch, as `psfleet.serving.Model` gives them.
@@ -45,7 +51,7 @@ class ServingClient:
         """
         request = messages.PredictRequest(model=model, version=version)
         request.inputs.extend(_message(name, value) for name, value in inputs.items())
-        reply = self._call(self._stub.Predict, request)
+        reply = self._call("Predict", request, messages.PredictReply)
         found = {
             each.name: np.array(each.values, np.float32).reshape(each.shape)
             for each in reply.outputs
@@ -62,17 +68,17 @@ class ServingClient:
         """
         request = messages.LookUpRequest(model=model, version=version, table=table)
         request.ids.extend(ids.tolist())
-        reply = self._call(self._stub.LookUp, request)
+        reply = self._call("LookUp", request, messages.LookUpReply)
         return np.frombuffer(reply.rows, np.float32).reshape(len(ids), reply.dim)
 
     def route(self, model: str, version: int, percentage: float) -> None:
         """Give a version this part of the requests; 100: it becomes the active one."""
         request = messages.RouteRequest(model=model, version=version, percentage=percentage)
-        self._call(self._stub.Route, request)
+        self._call("Route", request, messages.ModelsReply)
 
     def models(self) -> Any:
         """The models and their versions, as serving.proto's ModelsReply."""
-        return self._call(self._stub.Models, messages.ModelsRequest())
+        return self._call("Models", messages.ModelsRequest(), messages.ModelsReply)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each version."""
@@ -87,15 +93,34 @@ class ServingClient:
                 )
                 yield f"{model.name} {from_.version}: {loaded}"
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: str, request: Any, reply: Any) -> Any:
+        content, name = request.SerializeToString(), f"the service at {self._address}"
         try:
-            return method(request, timeout=self._timeout, metadata=self._access.metadata)
-        except grpc.RpcError as error:
-            raise error_of(error, f"the service at {self._address}") from None
+            return reply.FromString(self._answer(f"/psfleet.v1.Prediction/{method}", content))
+        except CallFailed as error:
+            code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
+            raise error_named(error.metadata.get(KEY, ""), code, error.details, name) from None
+        except DeadlinePassed:
+            raise DeadlineExceeded(
+                f"{name} does not answer within {self._timeout:g} seconds"
+            ) from None
+        except ConnectionBroken as error:
+            raise ServerUnavailable(f"{name} does not answer: {error}") from None
+
+    def _answer(self, path: str, content: bytes) -> bytes:
+        """Make a call; once more over a new connection if the service has closed one that was idle."""
+        was_open = bool(self._client.idle)
+        try:
+            return self._client.call(path, content, self._timeout)
+        except ConnectionBroken:
+            if not was_open:
+                raise
+        self._client.forget_idle()
+        return self._client.call(path, content, self._timeout)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
+        """Close the connections."""
+        self._client.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,10 +6,12 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
+from psfleet.kernels.bags import RowBags
 from psfleet.parameters.parameter_client import ParameterClient
 from psfleet.prediction.predictors import MakePredictor
 from psfleet.runtime.interface import Read, Runtime
@@ -22,10 +24,10 @@ from psfleet.torch.table_weight import TableWeight
 from psfleet.validation.annotations import checked
 
 M = TypeVar("M", bound=nn.Module)
+Floats = NDArray[np.float32]
 Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
 _MOST_SHAPES = 64
-_MODES = ["sum", "mean", "max"]  # in the order of torch's numbers
 
 
 @checked
@@ -352,36 +354,40 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
     """The module's function without what only training needs."""
     key, count, dim = module.table.key, module.num_embeddings, module.embedding_dim
     owner, padding = f"embedding {module.table.name!r}", module.padding_idx
-    bags: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # places and starts by shape of ids
+    mean = isinstance(module, EmbeddingBag) and module.mode == "mean"
+    bags: dict[tuple[int, ...], RowBags] = {}  # by shape of ids
 
-    def look_up(ids: Tensor, *scores: Any) -> Tensor:
+    def pulled(ids: Tensor) -> Floats:
         numbers = as_ids(ids.numpy() if ids.is_cpu else ids.numpy(force=True), owner)
         if (
             count is not None
             and np.maximum.reduce(numbers.view(np.uint64), None, initial=0) >= count
         ):
             module.table._check(numbers)
-        rows = torch.from_numpy(runtime.pull([Read(key, numbers)])[0])
+        rows: Floats = runtime.pull([Read(key, numbers)])[0]
+        return rows
+
+    def look_up(ids: Tensor, *scores: Any) -> Tensor:
+        rows = torch.from_numpy(pulled(ids))
         return rows if ids.is_cpu else rows.to(ids.device)
 
     def pool(
         ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *scores: Any
     ) -> Tensor:
         assert isinstance(module, EmbeddingBag)
-        rows, shape = look_up(ids).reshape(-1, dim), tuple(ids.shape)
-        if shape not in bags:
-            places = torch.arange(ids.numel(), device=ids.device)
-            bags[shape] = places, places[:: shape[-1] or 1].contiguous()
-            if len(bags) > _MOST_SHAPES:
-                del bags[next(iter(bags))]
-        places, starts = bags[shape]
-        if len(shape) == 2 and offsets is None and weights is None and padding is None:
-            mode = _MODES.index(module.mode)
-            return torch.embedding_bag(rows, places, starts, False, mode, False, None, False)[0]
-        own, first = module._without_padding(ids, places.reshape(shape))
+        plain = offsets is None and weights is None and padding is None and ids.is_cpu
+        if plain and ids.ndim == 2 and module.mode != "max":
+            rows, shape = pulled(ids), tuple(ids.shape)
+            if shape not in bags:
+                bags[shape] = RowBags(np.full(shape[0], shape[1]), mean=mean)
+                if len(bags) > _MOST_SHAPES:
+                    del bags[next(iter(bags))]
+            return torch.from_numpy(bags[shape].pool(rows.reshape(-1, dim)))
+        places = torch.arange(ids.numel(), device=ids.device).reshape(ids.shape)
+        own, first = module._without_padding(ids, places)
         return functional.embedding_bag(
             own,
-            rows,
+            look_up(ids).reshape(-1, dim),
             offsets,
             mode=module.mode,
             per_sample_weights=weights,

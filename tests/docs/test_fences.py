@@ -35,7 +35,7 @@ EXTRAS = {
     "torch": r"\btorch\b",
     "pyarrow": r"datasets\.(parquet|text|raw_files|record_batches)|import pyarrow",
     "confluent_kafka": r"\bKafkaTopic\(",
-    "uvicorn": r"serving\.Server\(",
+    "httptools": r"serving\.Server\(",
 }
 """Modules that need not be installed, and what of a block needs each."""
 LANGUAGES = {"", "python", "toml", "text", "diff", "yaml"}

@@ -87,7 +87,7 @@ def test_calibration_of_true_probabilities() -> None:
 def test_flights_are_served(tmp_path: Path, flights: Flights) -> None:
     """A service that follows the servers predicts in the end what the trained model does; the model and its
     export in int8 predict over HTTP, with AUCs that are within .0005."""
-    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("httptools", reason="httptools is not installed")
     said = run("served", "serve_flights.py", tmp_path, "--flights", "4000")
     two, one = (float(auc) for auc in re.findall(r"version \d: AUC ([\d.]+)", said))
     assert one > 0.5

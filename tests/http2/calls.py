@@ -3,18 +3,26 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.inbound_limits import InboundMessages
-from psfleet.http2.server_connection import IncomingCall, ServerSettings
+from psfleet.http2.incoming_call import IncomingCall
+from psfleet.http2.server_connection import ServerSettings
 from psfleet.http2.socket_transport import PlainTransport
 
 SETTINGS = ServerSettings(
     message=1 << 28, connections=20, handshakes=4, streams=100, incoming=8, handshake=10.0
 )
+
+
+def only(token: str) -> Callable[[str, str], str]:
+    """Refuse all other tokens."""
+    return lambda path, authorization: (
+        "" if authorization == token else "the call does not carry this job's token"
+    )
 
 
 def echo(request: bytes, call: IncomingCall) -> None:

@@ -17,7 +17,7 @@ from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePass
 from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS
 from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.socket_transport import PlainTransport
-from tests.http2.calls import SETTINGS, connected, listening, opened, serving
+from tests.http2.calls import SETTINGS, connected, listening, only, opened, serving
 from tests.http2.raw_connection import headers, message, talking
 
 SIZES = [0, 1, 5, 16_379, 16_384, 65_530, 65_536, (1 << 20) + 3, (1 << 24) + 7]
@@ -151,7 +151,7 @@ def test_a_lost_connection_is_said(tmp_path: Path) -> None:
 def test_only_the_token_opens(tmp_path: Path, given: str | None) -> None:
     """A call without the job's token is refused before its message is taken in."""
     metadata = (("authorization", given),) if given else ()
-    settings = replace(SETTINGS, token="Bearer right")
+    settings = replace(SETTINGS, refuse=only("Bearer right"))
     with serving(tmp_path, settings) as path, connected(path, metadata) as client:
         if given == "Bearer right":
             assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
@@ -164,7 +164,7 @@ def test_only_the_token_opens(tmp_path: Path, given: str | None) -> None:
 def test_of_two_tokens_neither_opens(tmp_path: Path) -> None:
     """Whichever is the right one: nobody has to know which of them counts."""
     tokens = [("authorization", "Bearer right"), ("authorization", "Bearer wrong")]
-    with serving(tmp_path, replace(SETTINGS, token="Bearer right")) as path:
+    with serving(tmp_path, replace(SETTINGS, refuse=only("Bearer right"))) as path:
         for metadata in (tokens, tokens[::-1], tokens[:1] * 2):
             with connected(path, tuple(metadata)) as client, pytest.raises(CallFailed) as failed:
                 client.call("/test.Echo/Echo", b"", 30)

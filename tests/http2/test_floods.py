@@ -25,12 +25,14 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.v1.shard_pb2 import TransportReply
-from tests.http2.calls import SETTINGS, connected, serving
+from tests.http2.calls import SETTINGS, connected, only, serving
 from tests.http2.floods import FLOODS, flood
 from tests.http2.raw_connection import GRPC, headers, message, talking
 
 TORTURE = "PSFLEET_TORTURE" in os.environ
-LIMITS = replace(SETTINGS, handshakes=100, connections=100, handshake=2.0, token="Bearer right")
+LIMITS = replace(
+    SETTINGS, handshakes=100, connections=100, handshake=2.0, refuse=only("Bearer right")
+)
 TOKEN = ("authorization", "Bearer right")
 PING = frames.frame(frames.PING, 0, 0, b"are you?")
 ROWS = TableSpec(

@@ -14,7 +14,7 @@ from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, request_prefix,
 from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.server_connection import ServerSettings
 from psfleet.http2.socket_transport import PlainTransport
-from tests.http2.calls import METHODS, SETTINGS
+from tests.http2.calls import METHODS, SETTINGS, only
 
 MESSAGE = b"\0\1values"
 TOKEN = (("authorization", "token"),)
@@ -143,7 +143,7 @@ def test_a_number_comes_once(tmp_path: Path) -> None:
 
 def test_headers_are_known_only_of_calls_that_were_taken(tmp_path: Path) -> None:
     """A call that was refused for its token is refused again."""
-    with calling(tmp_path, replace(SETTINGS, token="another")) as client:
+    with calling(tmp_path, replace(SETTINGS, refuse=only("another"))) as client:
         for stream in (1, 3, 5):
             client.send(call(stream))
             client.hear(b"does not carry this job")

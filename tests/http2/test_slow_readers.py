@@ -12,7 +12,7 @@ import pytest
 
 from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.server_connection import IncomingCall
+from psfleet.http2.incoming_call import IncomingCall
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.certificates import make_credentials
 from psfleet.wire.connections.credentials import Credentials

@@ -13,7 +13,7 @@ import pytest
 
 from psfleet.http2.http2_client import ClientConnection, Http2Client
 from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.server_connection import IncomingCall
+from psfleet.http2.incoming_call import IncomingCall
 from psfleet.http2.socket_transport import PlainTransport
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read

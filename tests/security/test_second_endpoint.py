@@ -20,7 +20,7 @@ from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.connections.credentials import SERVER_NAME, Credentials
 from psfleet.wire.connections.http2_access import accepts
 from psfleet.wire.v1 import shard_pb2
-from tests.http2.calls import METHODS, SETTINGS
+from tests.http2.calls import METHODS, SETTINGS, only
 from tests.security.test_strangers import MANY, joined, step, strangers
 from tests.waiting import until
 
@@ -40,7 +40,9 @@ def serving(folder: Path, token: str | None) -> Iterator[tuple[str, int]]:
     """The address of a server that waits one second for a call, and without end for bytes."""
     access = Access(Credentials.read(str(folder)))
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = replace(SETTINGS, handshake=1.0, token=token)
+    settings = replace(SETTINGS, handshake=1.0)
+    if token is not None:
+        settings = replace(settings, refuse=only(token))
     server = Http2Server(listener, accepts(access, "127.0.0.1:0"), METHODS, settings)
     server.start()
     try:

@@ -337,7 +337,7 @@ def test_served_parts() -> None:
 
     Each process counts the ages of the rows that it gave.
     """
-    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("httptools", reason="httptools is not installed")
     pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
     pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
     from psfleet.serving.split_client import SplitClient
@@ -368,7 +368,7 @@ def test_served_parts() -> None:
 
 def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
     """An unexpected error in a thread of a service is one line in its log, and ends it with code 1."""
-    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("httptools", reason="httptools is not installed")
     pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
     pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
     models.train(tmp_path)
@@ -376,7 +376,7 @@ def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
         runtime = fleet.connect(0, "sync")
         model = (str(tmp_path / "model"), "--features", "tests.serving.models:FEATURES")
         follow = ("--follow", fleet.endpoints[0])
-        for name, source in (("versions", model), ("http", follow), ("follower", follow)):
+        for name, source in (("versions", model), ("http2", follow), ("follower", follow)):
             command = [sys.executable, "-m", "psfleet", "serve", *source, "--port", "0"]
             ports = ["--http-port", "0"]
             done = ended([*command, *ports], env={**os.environ, "PSFLEET_BROKEN_THREAD": name})

@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from psfleet.wire.connections.certificates import make_credentials
 from tests.serving import models
 from tests.waiting import until
 
-pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+pytest.importorskip("httptools", reason="httptools is not installed")
 pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
 pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
 
@@ -125,6 +126,90 @@ def test_health_and_reflection(server: serving.Server) -> None:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         assert "psfleet.v1.Prediction" in ProtoReflectionDescriptorDatabase(channel).get_services()
+
+
+def test_health_is_watched(server: serving.Server) -> None:
+    """Who watches hears that it serves, and that it stops, at once; so does who asks for reflection twice."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="x"))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        answered = threading.Semaphore(0)
+
+        def requests() -> Iterator[Any]:
+            for name in ("psfleet.v1.Prediction", "nothing"):
+                yield reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
+                assert answered.acquire(timeout=60)
+
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        kinds = []
+        for reply in stub.ServerReflectionInfo(requests()):
+            kinds.append(reply.WhichOneof("message_response"))
+            answered.release()
+        assert kinds == ["file_descriptor_response", "error_response"]
+        server.close()
+        assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_calls_of_one_connection(server: serving.Server, trained: tuple[Path, Any]) -> None:
+    """Calls that another client has open at once on one connection are all answered, a bad one as such."""
+    import grpc
+
+    from psfleet.serving.serving_client import _message
+    from psfleet.wire.v1 import serving_pb2 as messages
+
+    request = messages.PredictRequest(inputs=[_message(*each) for each in models.BATCH.items()])
+    channel: Any
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        ask = channel.unary_unary("/psfleet.v1.Prediction/Predict")
+        calls = [ask.future(request.SerializeToString(), timeout=60) for _ in range(50)]
+        with pytest.raises(grpc.RpcError, match=r"is no psfleet\.v1\.PredictRequest"):
+            ask(b"\xff", timeout=60)
+        for call in calls:
+            [output] = messages.PredictReply.FromString(call.result()).outputs
+            np.testing.assert_array_equal(np.array(output.values, np.float32), trained[1][:, 0])
+
+
+def said(server: serving.Server, *parts: bytes) -> bytes:
+    """All that the service answers to these bytes, until it ends the connection."""
+    host, _, port = server.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        for part in parts:
+            connection.sendall(part)
+        found = b""
+        while more := connection.recv(1 << 16):
+            found += more
+    return found
+
+
+def test_raw_http(server: serving.Server) -> None:
+    """Requests in one piece or in several, with a body in chunks, and those that are none or too long."""
+    get = b"GET /readyz HTTP/1.1\r\nhost: x\r\n"
+    both = said(server, get + b"\r\n" + get + b"connection: close\r\n\r\n")
+    assert both.count(b"HTTP/1.1 200 OK") == both.count(b"\r\n\r\nok\n") == 2
+    body = json.dumps({"inputs": models.BATCH}).encode()
+    head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n".encode()
+    chunks = b"".join(b"%x\r\n%b\r\n" % (1, body[i : i + 1]) for i in range(len(body)))
+    chunked = said(server, head, b"transfer-encoding: chunked\r\n\r\n", chunks, b"0\r\n\r\n")
+    assert b'"predictions":' in chunked
+    expecting = b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
+    assert said(server, head + expecting, body).startswith(
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200"
+    )
+    assert said(server, b"no request\r\n\r\n").startswith(b"HTTP/1.1 400 Bad Request")
+    assert said(server, get + b"x: " + b"y" * 40_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 413")
+    assert said(server, head + b"content-length: 99999999\r\n\r\n", b" " * (65 << 20)).startswith(
+        b"HTTP/1.1 413"
+    )
+    only_head = said(server, get.replace(b"GET", b"HEAD") + b"connection: close\r\n\r\n")
+    assert only_head.startswith(b"HTTP/1.1 405")
+    assert only_head.endswith(b"\r\n\r\n")
 
 
 def test_batches() -> None:

@@ -12,19 +12,25 @@ from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet.wire.connections.client_socket import connected
 from psfleet.wire.connections.credentials import SERVER_NAME, Credentials
 
+_HTTP2 = "h2"
 
-def accepts(access: Access, endpoint: str) -> Callable[[socket.socket], Transport]:
-    """Return the function that makes a transport of a socket accepted by a server at this endpoint."""
+
+def accepts(
+    access: Access, endpoint: str, protocol: str = _HTTP2
+) -> Callable[[socket.socket], Transport]:
+    """Return the function that makes a transport of a socket accepted by a server at this endpoint.
+
+    `protocol`: What is spoken over it, for TLS.
+    """
     if not is_tcp(endpoint) or access.credentials is None:
         return PlainTransport
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
-    _prove(context, access.credentials)
+    _prove(context, access.credentials, protocol)
 
     def wrap(sock: socket.socket) -> Transport:
-        return TlsTransport(
-            context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        )
+        wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return TlsTransport(wrapped, needs_http2=protocol == _HTTP2)
 
     return wrap
 
@@ -37,7 +43,7 @@ def connects(access: Access, endpoint: str) -> Callable[[], Transport]:
     context = None
     if is_tcp(endpoint) and access.credentials is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _prove(context, access.credentials)
+        _prove(context, access.credentials, _HTTP2)
 
     def connect() -> Transport:
         try:
@@ -70,9 +76,9 @@ def _until(deadline: float) -> Tick:
     return tick
 
 
-def _prove(context: ssl.SSLContext, credentials: Credentials) -> None:
+def _prove(context: ssl.SSLContext, credentials: Credentials, protocol: str) -> None:
     """Both ends prove themselves with certificates of the job's own authority."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=credentials.ca.decode("ascii"))
     context.load_cert_chain(credentials.folder / "cert.pem", credentials.folder / "key.pem")
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([protocol])

@@ -5,6 +5,7 @@ It is beside the first one: a unix socket in the same folder, or any free port o
 """
 
 import contextlib
+import hmac
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -14,7 +15,8 @@ from typing import Any
 from psfleet.errors import ConfigError
 from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.inbound_limits import InboundMessages
-from psfleet.http2.server_connection import Behavior, IncomingCall, ServerSettings
+from psfleet.http2.incoming_call import Behavior, IncomingCall
+from psfleet.http2.server_connection import ServerSettings
 from psfleet.observability.histograms import LatencyHistogram
 from psfleet.platform.sockets import LONGEST_PATH
 from psfleet.settings.limits import ServerLimits
@@ -65,7 +67,13 @@ class Http2Listener:
             return 0, ""
         listener = self._listen(path)
         credentials = self._access.credentials
-        proves = is_tcp(self._endpoint) and credentials is not None
+        bearer = credentials.bearer if credentials and is_tcp(self._endpoint) else ""
+
+        def refuse(path: str, authorization: str) -> str:
+            if not bearer or hmac.compare_digest(authorization.encode(), bearer.encode()):
+                return ""
+            return "the call does not carry this job's token"
+
         settings = ServerSettings(
             message=self._limits.message,
             connections=self._limits.connections,
@@ -73,7 +81,7 @@ class Http2Listener:
             streams=self._limits.streams,
             incoming=self._limits.incoming,
             handshake=HANDSHAKE,
-            token=credentials.bearer if proves and credentials is not None else None,
+            refuse=refuse,
         )
         behaviors = {name: _answering(*method) for name, method in methods.items()}
         wrap = accepts(self._access, self._endpoint)
