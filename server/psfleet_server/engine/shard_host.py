@@ -245,9 +245,8 @@ class ShardHost:
         # All that could be wrong with the pull, before the push is applied.
         if rounds and (self.shard.servers > 1 or pull.commit != push.sequence):
             raise ProtocolError(
-                f"the fleet runs in mode {self.shard.mode!r}, in which a pull cannot travel with "
-                "the push before it unless one server has all and it commits that push; push first, "
-                "then pull"
+                f"in mode {self.shard.mode!r} a pull cannot travel with the push before it unless one "
+                "server has all and it commits that push; push first, then pull"
             )
         if pull.commit and not rounds:
             raise ProtocolError(
@@ -288,9 +287,9 @@ class ShardHost:
         return message
 
     def read(self, reads: Sequence[Read]) -> bytes:
-        """Answer a pull of a process without a seat: it waits for no worker, and nothing remembers it.
+        """Answer a pull of a process without a seat, in sync mode with values of one round.
 
-        In a mode with rounds all values are of one round: none closes meanwhile.
+        It waits for no worker, and nothing remembers it.
         """
         has_rounds = self.shard.consistency.declared.has_rounds
         with self.mutating() if has_rounds else contextlib.nullcontext():
@@ -428,11 +427,9 @@ class ShardHost:
             match instruction:
                 case SendValues():
                     try:
-                        message = self._values(instruction, reply)
+                        reply.complete(self._values(instruction, reply))
                     except PsfleetError as error:
                         reply.fail(error)
-                    else:
-                        reply.complete(message)
                 case SendError():
                     reply.fail(instruction.error)
                 case SendChanges():
