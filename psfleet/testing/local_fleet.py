@@ -210,6 +210,8 @@ class LocalFleet:
         """
         self._move += 1
         more = range(self.servers, servers)
+        for index in more:  # another one may have had the place
+            self.ready_file(index).unlink(missing_ok=True)
         self.endpoints = (*self.endpoints, *map(self._asked, more))
         self.processes += [self.spawn(index) for index in more]
         started = tuple(self._endpoint(index) for index in more)

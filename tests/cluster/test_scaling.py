@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from psfleet.errors import ServerUnavailable
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
@@ -185,6 +186,42 @@ def test_a_new_server_that_is_gone_changes_nothing() -> None:
         runtime.close()
 
 
+@pytest.mark.parametrize("point", ["opened", "filled"])
+def test_a_new_server_that_is_killed_while_rows_move(point: str) -> None:
+    """A kill -9 of a new server that has a part of the rows, and not all, gives the move up: the job has the
+    rows that it had, and the next request is carried out."""
+    with LocalFleet(2, 1, crashes={2: [f"{point}:1"]}) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(COUNTS)
+        ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        fleet.scale(3)
+        runtime.barrier()
+        assert "server 2" in fleet.settle()
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        assert np.all(runtime.read_table(COUNTS.key).values[0] == 2)
+        meet(runtime, fleet, 3)
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        assert np.all(runtime.read_table(COUNTS.key).values[0] == 3)
+        runtime.close()
+
+
+@pytest.mark.parametrize("point", ["opened", "sent"])
+def test_an_old_server_that_is_killed_while_rows_move(point: str) -> None:
+    """A kill -9 of an old server before the decision leaves the job with the old servers: the move is given
+    up, and the next call to the dead one says that it does not answer."""
+    with LocalFleet(2, 1, crashes={1: [f"{point}:1"]}) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(COUNTS)
+        fleet.scale(3)
+        runtime.barrier()
+        assert "server 1" in fleet.settle()
+        assert runtime.server_num == 2
+        with pytest.raises(ServerUnavailable, match="server 1"):
+            runtime.read_table(COUNTS.key)
+        cast(ModeSwitchRuntime, runtime).abandon()
+
+
 def test_a_worker_that_starts_again_learns_of_the_servers() -> None:
     """A worker that was started with the old servers gets a seat, passes the barriers that are over and goes
     on with the new ones."""
@@ -205,6 +242,36 @@ def test_a_worker_that_starts_again_learns_of_the_servers() -> None:
             again.push([Gradient(COUNTS.key, ones, ids, 1.0)])
         again.push([Gradient(COUNTS.key, ones, ids, 1.0)])
         assert np.all(again.read_table(COUNTS.key).values[0] >= 3)
+        again.close()
+
+
+def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:
+    """A worker that is gone when rows begin to move is replaced; what it has pushed counts once, and its
+    successor goes on with the new servers."""
+    ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
+    with LocalFleet(2, 2, in_process=True) as fleet, started_pool(2) as pool:
+
+        def work(worker: int, steps: int) -> ModeSwitchRuntime:
+            runtime = cast(ModeSwitchRuntime, fleet.connect(worker, "async"))
+            runtime.create(COUNTS)
+            for _ in range(steps):
+                runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+            return runtime
+
+        first, second = pool.map(work, range(2), (3, 3))
+        second.flush()
+        fleet.scale(4)
+        arrives = pool.submit(second.barrier)
+        second.abandon()  # before it has come to the barrier or while it waits there
+        arrives.exception()
+        waits = pool.submit(first.barrier)
+        again = work(1, 0)
+        again.barrier()
+        waits.result()
+        assert not fleet.settle()
+        assert again.server_num == first.server_num == 4
+        assert np.all(first.read_table(COUNTS.key).values[0] == 6)
+        first.close()
         again.close()
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from psfleet.errors import ConfigError, ProtocolError
+from psfleet.faults import CrashFaults
 from psfleet.schema.table import TableSpec
 from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
 from psfleet.wire.connections.access import Access
@@ -35,6 +36,7 @@ class RowMoves:
         self._host = host
         self._access = access
         self._lock = threading.Lock()  # of what is taken
+        self._crashes = CrashFaults.wanted()
         self._number = 0
         self._taken: DealtShard | None = None
 
@@ -55,6 +57,11 @@ class RowMoves:
             shard.cuts.give_up()
         if cut is not None:
             self._host.parts.forget(cut.number)
+        self._reach("opened")
+
+    def _reach(self, point: str) -> None:
+        if self._crashes is not None:
+            self._crashes.reach(point)
 
     def _check(self) -> None:
         if self._host.journal is not None or self._host.feed.enabled:
@@ -75,6 +82,7 @@ class RowMoves:
             for record in records:
                 found = decode(record.kind, memoryview(record.body), self._spec_of)
                 taken.take(found)  # type: ignore[arg-type]  # whatever else it is, it does not take
+        self._reach("filled")
 
     def _of(self, number: int) -> DealtShard:
         if number != self._number or self._taken is None:
@@ -111,6 +119,7 @@ class RowMoves:
                     ways[server].put(record)
             for way in ways:
                 way.flush()
+        self._reach("sent")
 
     def adopt(self, number: int, state: bytes) -> None:
         """Hold what was taken. Asked again, it holds it already."""
@@ -121,6 +130,7 @@ class RowMoves:
             taken.replace(shard, read_state(memoryview(state)).shard if shard.index else None)
             self._taken = None
             self._host.lanes.forget_layouts()
+        self._reach("adopted")
 
     def abandon(self, number: int) -> None:
         """Go on with what this server holds."""
