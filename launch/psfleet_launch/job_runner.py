@@ -11,6 +11,7 @@ from types import FrameType
 
 from psfleet.formats import SERVERS, write_running_job
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
+from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.console.screen import Screen, StandbyNotice
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job.job_plan import Job, Member
@@ -68,13 +69,14 @@ class JobRunner:
         supervisor: Supervisor,
         screen: Screen,
         chaos: ChaosSchedule | None = None,
+        followers: FollowerProcesses | None = None,
     ) -> None:
         self.ended_at: dict[Member, datetime] = {}
         self._job = job
         self._engine = engine
         self._supervisor = supervisor
         self._screen = screen
-        self._chaos = chaos
+        self._chaos, self._followers = chaos, followers
         self.counters = JobCounters()
         self.takers: list[Taker] = [self.counters.take]
         self.on_training: Callable[[], None] = lambda: None
@@ -97,6 +99,8 @@ class JobRunner:
                 while self._exit_code is None:
                     self._step()
         finally:
+            if self._followers is not None:
+                self._followers.close()
             self._engine.sweep()
             (self._job.logs / SERVERS).unlink(missing_ok=True)
             while self._wait(0):
@@ -235,6 +239,10 @@ class JobRunner:
                 self._engine.kill_machine(fault.member)
             elif fault.signal:
                 self._engine.send(fault.member, fault.signal)
+        if trains and self._followers is not None:
+            for text in self._followers.due(time.monotonic()):
+                self._tell(Said(None, text))
+                self._show([Said(None, text)])
 
     # -- what is done ----------------------------------------------------------------------------
 

@@ -85,10 +85,10 @@ class PushAudit:
     def __init__(self, worker: int, incarnation: int, servers: int) -> None:
         zero = InitializerSpec("constant", 0.0)
         self.spec = TableSpec(
-            f"{_TABLE}{worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero
+            count_table(worker), "sparse", (1,), make_rule("sgd", {}), initializer=zero
         )
         self._ids = np.array(
-            [_row(incarnation, server, servers) for server in range(servers)], np.int64
+            [count_row(incarnation, server, servers) for server in range(servers)], np.int64
         )
 
     @classmethod
@@ -103,7 +103,12 @@ class PushAudit:
         return Gradient(self.spec.key, values, self._ids, 1.0)
 
 
-def _row(incarnation: int, server: int, servers: int) -> int:
+def count_table(worker: int) -> str:
+    """The name of a worker's hidden table."""
+    return f"{_TABLE}{worker}"
+
+
+def count_row(incarnation: int, server: int, servers: int) -> int:
     """The row of an incarnation that lies on the server."""
     ids = incarnation * _ROWS_OF_INCARNATION + np.arange(_ROWS_OF_INCARNATION, dtype=np.int64)
     return int(ids[np.argmax(owned_by(ids, server, servers))])

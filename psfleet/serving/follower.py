@@ -224,11 +224,12 @@ class Follower:
             while True:
                 wanted = resume()
                 try:
-                    resume = partial(step.send, self._do(wanted))
+                    resume = partial(step.send, self.perform(wanted))
                 except PsfleetError as error:
                     resume = partial(step.throw, error)
 
-    def _do(self, wanted: AskChanges | AskRows | TakeCut | Rest) -> Any:
+    def perform(self, wanted: AskChanges | AskRows | TakeCut | Rest) -> Any:
+        """Do what the way to the next cut needs; what has come of it."""
         match wanted:
             case AskChanges(requests):
                 return self._reader.read_changes(requests)

@@ -1,6 +1,7 @@
 """The schedule of chaos: seeded, and within what the job promises to survive."""
 
 import itertools
+import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from psfleet.chaos.audit import AuditFile, read_pushed
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule, FaultSignal, schedule
+from psfleet_launch.chaos.report import FinishedJob, Leftovers, followed
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import Standbys
@@ -155,3 +157,26 @@ def test_the_audit_says_what_was_acknowledged(tmp_path: Path) -> None:
         (0, 1, 7): (4, 6, 5),
         (1, 1, 7): (4, 4, 0),
     }
+
+
+def test_followers_that_lie_are_told_so(tmp_path: Path) -> None:
+    """Promise 8 is broken by a cut that lacks a push, or has other bits than the run without faults; it is
+    not tried without a cut, or in sync mode without a round that both runs have noted."""
+    before = Leftovers(frozenset(), frozenset())
+
+    def job(name: str, *cuts: tuple[int, str, list[str]]) -> FinishedJob:
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = [json.dumps({"round": r, "digest": d, "wrong": w}) for r, d, w in cuts]
+        (folder / "cuts.0.1").write_text("".join(f"{line}\n" for line in lines) + '{"round": 9')
+        return FinishedJob(0, [], folder, tmp_path, tmp_path, before)
+
+    plain = job("plain", (1, "a", []), (2, "b", []))
+    assert followed(job("none"), plain).kept is None
+    assert followed(job("same", (2, "b", []), (3, "c", [])), plain).kept
+    assert followed(job("apart", (3, "c", [])), plain).kept is None
+    assert followed(job("any", (3, "", [])), None).kept
+    other = followed(job("other", (2, "c", [])), plain)
+    assert (other.kept, other.evidence) == (False, "other bits at round 2")
+    lacking = followed(job("lacking", (2, "b", ["cut 2 lacks a push"])), plain)
+    assert (lacking.kept, lacking.evidence) == (False, "cut 2 lacks a push")

@@ -174,6 +174,7 @@ class ChaosSchedule:
     Attributes:
         folder: Folder for the processes' audit files; exists.
         done: Faults so far.
+        followed: Faults of followers, as in `said`.
         generations: Number of times that the job has gone back; audit files of earlier times are put aside.
         machines: On which the job runs; known when it begins.
     """
@@ -184,6 +185,7 @@ class ChaosSchedule:
     is_calm: bool = False
     pace: float = 4.0
     done: list[ProcessFault] = field(default_factory=list)
+    followed: list[dict[str, Any]] = field(default_factory=list)
     generations: int = 0
     machines: int = 1
 
@@ -246,10 +248,11 @@ class ChaosSchedule:
 
     def said(self) -> list[dict[str, Any]]:
         """Return the injected faults, for a report."""
-        return [
+        found = [
             {"at": fault.at, "kind": fault.kind, "member": fault.target, "seconds": fault.seconds}
             for fault in self.done
         ]
+        return sorted(found + self.followed, key=lambda fault: fault["at"])
 
     def _has_left(self, fault: ProcessFault) -> bool:
         """Return whether the fleet may end before the worker returns or the hung server is detected."""

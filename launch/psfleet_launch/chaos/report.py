@@ -16,6 +16,7 @@ from rich.table import Table
 from psfleet.chaos.audit import HELD, AuditedPushes, read_pushed
 from psfleet.errors import PsfleetError
 from psfleet.formats import Format
+from psfleet_launch.chaos.follower_processes import noted_cuts
 from psfleet_launch.job import job_snapshots
 
 _REPORT = Format("chaos report")
@@ -94,7 +95,33 @@ def findings(run: FinishedJob, plain: FinishedJob | None, servers: int) -> list[
         *_cuts(run),
         PromiseResult("6 nothing is unpickled", None, "tests/security and tests/fuzz try it"),
         _ended(run),
+        followed(run, plain),
     ]
+
+
+def followed(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
+    """Whether the cuts of followers have all acknowledged pushes, and in sync mode the bits of `plain`."""
+    promise = "8 a follower's cut equals the trainer"
+    cuts = [*noted_cuts(run.audit)]
+    if not cuts:
+        return PromiseResult(
+            promise, None, "no follower had a cut; a longer job, --chaos-followers"
+        )
+    wrong = [text for cut in cuts for text in cut.wrong]
+    evidence = (
+        f"{len(cuts)} cuts have all pushes that were acknowledged before, and none is taken back"
+    )
+    if plain is None:
+        return PromiseResult(promise, not wrong, "; ".join(wrong[:3]) or evidence)
+    expected = {cut.round: cut.digest for cut in noted_cuts(plain.audit)}
+    same = [cut for cut in cuts if cut.round in expected]
+    wrong += [
+        f"other bits at round {cut.round}" for cut in same if cut.digest != expected[cut.round]
+    ]
+    evidence += f"; {len(same)} of rounds that were noted without faults, too, have the same bits"
+    return PromiseResult(
+        promise, False if wrong else bool(same) or None, "; ".join(wrong[:3]) or evidence
+    )
 
 
 def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseResult:

@@ -22,6 +22,7 @@ from psfleet.settings.declaration import settings_of
 from psfleet.settings.kinds import local_path
 from psfleet.strategy.strategy_settings import PARTS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
+from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
 from psfleet_launch.commands import machine_commands
 from psfleet_launch.commands.options import (
@@ -292,10 +293,12 @@ def _run(
         watch=HangDetector(job.request.hung_after) if job.request.hung_after else None,
         restarts_hung=job.request.restart_hung,
     )
+    followers = None
     if chaos is not None:
         chaos.machines = len(engine.placement())
+        followers = FollowerProcesses(chaos, job.logs, launch.chaos_followers)
     screen = Screen(launch.progress)
-    runner = JobRunner(job, engine, supervisor, screen, chaos)
+    runner = JobRunner(job, engine, supervisor, screen, chaos, followers)
     screen.begin(job, engine.name, importlib.metadata.version("psfleet"))
     with _observed(launch, engine, runner, screen) as history:
         code = runner.run()

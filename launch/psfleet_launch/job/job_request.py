@@ -287,6 +287,12 @@ class Launch:
         names="--chaos-pace chaos.pace",
         least=0.5,
     )
+    chaos_followers: int = setting(
+        1,
+        "Followers of a job under `--chaos`, whose cuts are checked",
+        names="--chaos-followers chaos.followers",
+        least=0,
+    )
     dry_run: bool = setting(
         False, "Print what would run on which machine, and start nothing", names="--dry-run"
     )

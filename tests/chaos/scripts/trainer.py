@@ -1,6 +1,8 @@
 """Trains on fleet.dataset in the mode and with the number of epochs that it is told.
 
-python trainer.py MODE EPOCHS
+python trainer.py MODE EPOCHS [followed]
+
+With `followed` it begins when a follower has a cut, and ends when one has the last.
 
 With SOAK_UNTIL (seconds since 1970) it stops then, with SOAK_GATE once that file exists, which sync
 mode does not allow.
@@ -9,10 +11,12 @@ mode does not allow.
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from psfleet import fleet
+from psfleet.chaos.audit import ChaosSettings
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.process_runtime import current
@@ -32,7 +36,7 @@ ROWS = TableSpec(
 )
 
 
-def main(mode: str, epochs: int) -> None:
+def main(mode: str, epochs: int, followed: bool) -> None:
     """One worker."""
     strategy = DistributedStrategy()
     strategy.a_sync = mode == "async"
@@ -40,6 +44,8 @@ def main(mode: str, epochs: int) -> None:
     active = current().active()
     active.create(WEIGHTS, np.linspace(-1, 1, 5000, dtype=np.float32))
     active.create(ROWS)
+    if followed:
+        await_cuts(1)
     for chosen in fleet.dataset(SAMPLES, 5, epochs, shuffle_seed=3):
         weights, rows = active.pull([Read(WEIGHTS.key), Read(ROWS.key, chosen)])
         noise = np.random.default_rng(chosen).standard_normal(5000, np.float32)
@@ -54,6 +60,23 @@ def main(mode: str, epochs: int) -> None:
         if time.time() > UNTIL or (GATE and os.path.exists(GATE)):
             break
     fleet.barrier_worker()
+    if followed:
+        await_cuts(cuts() + 2)  # the first may have been asked for before
 
 
-main(sys.argv[1], int(sys.argv[2]))
+def cuts() -> int:
+    """How many cuts followers have noted."""
+    settings = ChaosSettings.wanted()
+    assert settings is not None
+    return sum(path.read_bytes().count(b"\n") for path in Path(settings.folder).glob("cuts.*"))
+
+
+def await_cuts(count: int) -> None:
+    """Wait until so many are noted."""
+    until = time.monotonic() + 100
+    while cuts() < count:
+        assert time.monotonic() < until, "no follower has a cut"
+        time.sleep(0.05)
+
+
+main(sys.argv[1], int(sys.argv[2]), sys.argv[3:] == ["followed"])

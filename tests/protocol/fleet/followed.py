@@ -55,12 +55,12 @@ class Followed:
         late = [call for call, ticks in self._waits.items() if ticks > _WAIT]
         return [sent for call in late for sent in self._sent(self._followers.expire(call))]
 
-    def _sent(self, answers: Iterable[SendChanges]) -> list[Instruction]:
+    def _sent(self, found: Iterable[SendChanges]) -> list[Instruction]:
         sent: list[Instruction] = []
-        for answer in answers:
-            call: Any = answer.call
+        for one in found:
+            call: Any = one.call
             self._waits.pop(call, None)
             source, number = call
             held = content_of(self._shard)
-            sent.append(Send(source, Response(number, Changes(answer.changes, held))))
+            sent.append(Send(source, Response(number, Changes(one.changes, held))))
         return sent

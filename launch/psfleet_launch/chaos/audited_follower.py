@@ -1,0 +1,126 @@
+"""The program of a follower of a job under chaos: it checks and notes each of its cuts."""
+
+import functools
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from psfleet.chaos.audit import AuditedPushes, read_pushed
+from psfleet.chaos.injection import count_row, count_table
+from psfleet.errors import PsfleetError, ServerUnavailable
+from psfleet.kernels.initial_values import initial_rows
+from psfleet.schema.table import OWN
+from psfleet.serving.follower import Follower
+from psfleet.serving.following import TakeCut
+from psfleet.serving.weight_copy import AskChanges
+
+_RETRY = 0.1  # seconds until a job that does not answer is looked for again
+_count_row = functools.cache(count_row)
+
+
+class AuditedFollower(Follower):
+    """A follower that asks for no cut before it has read what was acknowledged, and counts it in the cut.
+
+    While a file `cut.<number>` is in the folder nothing that it calls answers.
+
+    Args:
+        job: The job's folder.
+        folder: Folder for notes: a line for each cut in a file `cuts.<number>.<pid>`.
+        number: Number of the follower.
+    """
+
+    def __init__(self, job: str, folder: Path, number: int) -> None:
+        self._folder, self._is_cut_off = folder, folder / f"cut.{number}"
+        self._lines = folder / f"cuts.{number}.{os.getpid()}"
+        self._pushed: Mapping[tuple[int, int, int], AuditedPushes] = {}
+        self._returns = self._number = 0
+        super().__init__(job)
+
+    @override
+    def perform(self, wanted: Any) -> Any:
+        if isinstance(wanted, TakeCut):
+            super().perform(wanted)
+            self._note()
+            return None
+        self._check_network()
+        if isinstance(wanted, AskChanges):
+            self._pushed, self._returns = read_pushed(self._folder), self._count_returns()
+        outcome = super().perform(wanted)
+        self._check_network()
+        return outcome
+
+    def _check_network(self) -> None:
+        if self._is_cut_off.exists():
+            raise ServerUnavailable("the network of this follower is cut")
+
+    def _count_returns(self) -> int:
+        """How often the job has gone back to a snapshot, where what was acknowledged since is gone."""
+        return len(list(self._folder.glob("generation-*")))
+
+    def _note(self) -> None:
+        cut, goes_on = self.position, self._returns == self._count_returns()
+        wrong = [text for key in self._pushed if (text := self._missing(key))] if goes_on else []
+        if goes_on and cut.number < self._number:
+            wrong.append(f"cut {cut.number} comes after cut {self._number}")
+        self._number = cut.number
+        digest = self._digest() if cut.round is not None else ""
+        line = {"round": cut.round, "number": cut.number, "digest": digest, "wrong": wrong}
+        with self._lines.open("a") as lines:
+            lines.write(f"{json.dumps(line)}\n")
+
+    def _missing(self, key: tuple[int, int, int]) -> str:
+        """What a cut lacks of an incarnation's pushes that a server had acknowledged; empty: nothing."""
+        server, worker, incarnation = key
+        pushed, table = self._pushed[key], count_table(worker)
+        least = pushed.acknowledged - pushed.first + 1 if pushed.acknowledged else 0
+        counted = 0
+        if table in self.specs():
+            row = _count_row(incarnation, server, len(self.position.pushes))
+            counted = round(float(self.look_up(table, np.array([row]))[0, 0]))
+        if counted >= least:
+            return ""
+        return (
+            f"cut {self.cut} has {counted} of {least} acknowledged pushes of incarnation {incarnation} of "
+            f"worker {worker} to server {server}"
+        )
+
+    def _digest(self) -> str:
+        """SHA-256 of all weights; a row with its first value is as none."""
+        summed = hashlib.sha256()
+        rows = self._following.copy.rows
+        for name, spec in sorted(self.specs().items()):
+            if name.startswith(OWN):
+                continue
+            summed.update(name.encode())
+            if spec.kind == "dense":
+                summed.update(rows.dense(name).tobytes())
+                continue
+            ids, values, _ = rows.sparse[name].content()
+            first = initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
+            changed = (values.view(np.uint32) != first.view(np.uint32)).any(axis=1)
+            summed.update(ids[changed].tobytes())
+            summed.update(values[changed].tobytes())
+        return summed.hexdigest()
+
+
+def main(job: str, folder: str, number: str) -> None:
+    """Follow until this process is ended."""
+    while True:
+        try:
+            with AuditedFollower(job, Path(folder), int(number)):
+                while True:
+                    time.sleep(_RETRY)
+        except PsfleetError:  # the job is not there yet
+            time.sleep(_RETRY)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

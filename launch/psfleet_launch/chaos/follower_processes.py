@@ -1,0 +1,120 @@
+"""Followers of a job under chaos: they are started beside it, killed, paused and cut off."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from psfleet_launch.chaos.fault_schedule import ChaosSchedule
+
+_PROGRAM = "psfleet_launch.chaos.audited_follower"
+_LASTS = (0.2, 1.5)  # seconds of a pause, or of a cut network
+_FAULTS: tuple[Literal["kill", "pause", "cut"], ...] = ("kill", "pause", "cut")
+_WORDS = {"kill": "is killed", "pause": "is paused", "cut": "is cut off from the servers"}
+
+
+@dataclass(frozen=True)
+class NotedCut:
+    """A cut that a follower has noted.
+
+    Attributes:
+        round: None: the mode has no rounds.
+        digest: SHA-256 of its weights, where it has a round.
+        wrong: What it lacks.
+    """
+
+    round: int | None
+    digest: str
+    wrong: tuple[str, ...]
+
+
+def noted_cuts(folder: Path) -> Iterator[NotedCut]:
+    """The cuts of all followers; the last line of one that was killed may be half."""
+    for path in sorted(folder.glob("cuts.*")):
+        for line in path.read_text().split("\n")[:-1]:
+            note = json.loads(line)
+            yield NotedCut(note["round"], note["digest"], tuple(note["wrong"]))
+
+
+class FollowerProcesses:
+    """The processes, on the machine of the launcher. One that has ended is started again.
+
+    Args:
+        chaos: The job's faults; those of followers are added to its report.
+        job: Folder of the job.
+        count: Number of followers.
+    """
+
+    def __init__(self, chaos: ChaosSchedule, job: Path, count: int) -> None:
+        self._chaos, self._job, self._count = chaos, job, count
+        self._dice = random.Random(f"followers {chaos.seed}")
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._next = self._began = 0.0
+        self._endings: dict[int, float] = {}  # of pauses and cuts, by follower
+
+    def due(self, at: float) -> list[str]:
+        """Do what is due at time `at`, while the job trains; what is to be said about it."""
+        for number in range(self._count):
+            process = self._processes.get(number)
+            if process is None or process.poll() is not None:
+                self._processes[number] = self._spawn(number)
+        for number in [number for number, end in self._endings.items() if end <= at]:
+            self._let_go_on(number)
+        if self._chaos.is_calm or not self._count:
+            return []
+        if not self._began:
+            self._began, self._next = at, at + self._pause()
+        if at < self._next:
+            return []
+        self._next = at + self._pause()
+        return self._inject(at)
+
+    def _pause(self) -> float:
+        return self._chaos.pace * self._dice.uniform(0.5, 1.5)
+
+    def _spawn(self, number: int) -> "subprocess.Popen[bytes]":
+        program = [sys.executable, "-m", _PROGRAM, str(self._job), str(self._chaos.folder)]
+        with (self._job / f"followerlog.{number}").open("ab") as log:
+            return subprocess.Popen(
+                [*program, str(number)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _inject(self, at: float) -> list[str]:
+        number, kind = self._dice.randrange(self._count), self._dice.choice(_FAULTS)
+        seconds = 0.0 if kind == "kill" else self._dice.uniform(*_LASTS)
+        if number in self._endings or not self._has_cut(number):
+            return []
+        if kind == "cut":
+            self._mark(number).touch()
+        else:
+            process = self._processes[number]
+            process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        if seconds:
+            self._endings[number] = at + seconds
+        fault = {"at": at - self._began, "kind": kind, "member": f"follower {number}"}
+        self._chaos.followed.append({**fault, "seconds": seconds})
+        return [f"chaos: follower {number} {_WORDS[kind]}"]
+
+    def _has_cut(self, number: int) -> bool:
+        """Return whether its process has a cut; one that is killed again before that never would."""
+        return (self._chaos.folder / f"cuts.{number}.{self._processes[number].pid}").exists()
+
+    def _let_go_on(self, number: int) -> None:
+        del self._endings[number]
+        self._mark(number).unlink(missing_ok=True)
+        self._processes[number].send_signal(signal.SIGCONT)
+
+    def _mark(self, number: int) -> Path:
+        return self._chaos.folder / f"cut.{number}"
+
+    def close(self) -> None:
+        """End them."""
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
