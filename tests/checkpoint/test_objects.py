@@ -96,7 +96,7 @@ def test_s3(
 ) -> None:
     """A fleet saves, one of other size resumes; deltas and exports are there; no secret is logged."""
     caplog.set_level(logging.DEBUG, "psfleet")
-    with LocalFleet(servers=2, workers=1) as fleet:
+    with LocalFleet(servers=2, workers=1, in_process=True) as fleet:
         worker = fleet.connect(0, "sync")
         first = train(worker, 3)
         assert worker.save(f"{bucket}/model") == f"{bucket}/model"

@@ -87,9 +87,9 @@ def simulator_zygote() -> None:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[TableState]]:
     """What servers in host memory end with after a training, and after another one behind it."""
     path = str(tmp_path_factory.mktemp("snapshots") / "snapshot")
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         once = train(fleet, save=path)
-    with LocalFleet(2, 2, resume=path) as fleet:
+    with LocalFleet(2, 2, resume=path, in_process=True) as fleet:
         return [once, train(fleet)]
 
 
@@ -105,7 +105,7 @@ def test_a_mixed_fleet_gives_the_same_bits() -> None:
             found.extend(LARGE.result(runtime))
         runtime.barrier()
 
-    for fleet in (DeviceFleet("cuda", "cpu"), LocalFleet(2, 2)):
+    for fleet in (DeviceFleet("cuda", "cpu"), LocalFleet(2, 2, in_process=True)):
         with fleet:
             train(fleet, large, reads=False)
     same_bits(found[:2], found[2:])
@@ -147,7 +147,7 @@ def test_a_server_with_a_log_comes_back_on_its_device(
         assert fleet.restarts == 1
     assert (spilled[0] > 50) == bool(memory)
     if memory:
-        with LocalFleet(1, 2, resume=path) as fleet:
+        with LocalFleet(1, 2, resume=path, in_process=True) as fleet:
             same_bits(train(fleet), expected[1])
 
 

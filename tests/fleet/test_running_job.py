@@ -80,7 +80,7 @@ def test_readers_change_nothing(mode: str) -> None:
     entry = CountFilterEntry(2) & TTLEntry(steps=30) & CapacityEntry(rows=60)
     found = []
     for readers in (False, True):
-        with LocalFleet(2, 1) as fleet, contextlib.ExitStack() as stack:
+        with LocalFleet(2, 1, in_process=True) as fleet, contextlib.ExitStack() as stack:
             ps = stack.enter_context(Client(fleet.connect(0, mode)))
             table = ps.sparse_table("t", 4, Adam(0.1), entry=entry)
             if readers:

@@ -95,7 +95,7 @@ def test_the_age_of_the_snapshot(tmp_path: Path) -> None:
 
 def test_steps_are_those_of_one_worker() -> None:
     """Of two workers with 5 and 3 pushes the line says 5 steps, as the page, `top` and the report do."""
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(2, 2, in_process=True) as fleet:
         runtimes = [fleet.connect(worker, "async") for worker in (0, 1)]
         for runtime, steps in zip(runtimes, (5, 3), strict=True):
             table = Client(runtime).sparse_table("rows", 2, SGD(0.5))

@@ -57,7 +57,7 @@ def short_rules(folder: Path) -> Path:
 @contextlib.contextmanager
 def crowded(folder: Path) -> Iterator[str]:
     """The port of a fleet whose server may let no more calls wait than it has workers."""
-    with LocalFleet(1, SEATS, limits=f"waiting_calls={SEATS}") as fleet:
+    with LocalFleet(1, SEATS, limits=f"waiting_calls={SEATS}", in_process=True) as fleet:
         job = Job(JobRequest(script=__file__, port=0), "crowded", "token", folder, folder)
         reader = FleetReader("crowded", fleet.endpoints, fleet.environment(0), JobCounters())
         history = JobHistory(folder, heading(job, "local", "0.1", {}))

@@ -48,7 +48,7 @@ def collect(fleet: LocalFleet) -> Samples:
 @pytest.fixture(params=["unix", "tcp"])
 def fleet(request: pytest.FixtureRequest) -> Iterator[LocalFleet]:
     """Two servers with logs, that keep no snapshot."""
-    with LocalFleet(2, 1, request.param, durability="log+fsync") as fleet:
+    with LocalFleet(2, 1, request.param, durability="log+fsync", in_process=True) as fleet:
         yield fleet
 
 
@@ -139,7 +139,7 @@ _SENT, _TABLE = "psfleet_standby_bytes_total", "psfleet_table_bytes{rows}"
 
 def test_unknown_ids_are_counted() -> None:
     """A pull counts the distinct ids without a row; a push counts the rows that it adds, once."""
-    with LocalFleet(1, 1, "unix") as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "async")
         table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
         table.pull(np.repeat(IDS, 3))
@@ -154,7 +154,7 @@ def test_unknown_ids_are_counted() -> None:
 
 def test_pulls_that_wait_are_counted() -> None:
     """In ssp mode the pull of a worker that is too far ahead counts as one that waited."""
-    with LocalFleet(1, 2, "unix") as fleet:
+    with LocalFleet(1, 2, in_process=True) as fleet:
         fast, slow = (fleet.connect(worker, "ssp", staleness=0) for worker in (0, 1))
         ahead, behind = (Client(one).sparse_table("rows", 4, SGD(0.5)) for one in (fast, slow))
         ahead.push(IDS, np.ones((50, 4), np.float32)).wait()
@@ -174,7 +174,7 @@ def test_pulls_that_wait_are_counted() -> None:
 
 def test_saved_bytes_are_those_of_the_other_precision() -> None:
     """With 16 bits on the wire half of the values' bytes are saved, of gradients and of weights."""
-    with LocalFleet(1, 1, "unix") as fleet:
+    with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "async", wire=WireSettings.both("bf16"))
         table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
         table.push(IDS, np.ones((50, 4), np.float32)).wait()
@@ -201,7 +201,7 @@ def test_a_worker_that_nobody_watches_sends_nothing(fleet: LocalFleet) -> None:
 
 def test_strangers_get_no_metrics(tmp_path: Path) -> None:
     """Over TCP the call needs the job's token, as every other."""
-    with LocalFleet(1, 1, "tcp") as fleet:
+    with LocalFleet(1, 1, "tcp", in_process=True) as fleet:
         access = Access.of(fleet.environment(0))
         with open_channel(fleet.endpoints[0], access) as channel:
             call = channel.unary_unary("/psfleet.v1.Metrics/Collect", None, None)

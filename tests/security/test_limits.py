@@ -172,7 +172,7 @@ def test_too_many_calls_that_wait(tmp_path: Path) -> None:
 
 def test_too_many_connections() -> None:
     """One more is closed at once; those that are there go on, and a place that is left is free."""
-    with LocalFleet(1, 1, "plain tcp", limits="connections=2") as fleet:
+    with LocalFleet(1, 1, "plain tcp", limits="connections=2", in_process=True) as fleet:
         access = Access(insecure=True)
         host, _, port = fleet.endpoints[0].rpartition(":")
         with contextlib.ExitStack() as stack:

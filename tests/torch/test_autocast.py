@@ -48,7 +48,7 @@ def test_modes(mode: Any) -> None:
     plain, exact = copy.deepcopy(start), copy.deepcopy(start)
     wanted = trained(plain, OPTIMIZERS["sgd"](plain), batches(30))
     float32 = curve(exact, OPTIMIZERS["sgd"](exact), batches(30))
-    with nothing_left(), LocalFleet(1, 1) as fleet:
+    with nothing_left(), LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
         model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
         got = trained(model, [opt], pst.prefetch(batches(30)))
@@ -71,7 +71,7 @@ def test_servers_do_not_change_bits() -> None:
 def _weights(start: Any, servers: int) -> dict[str, torch.Tensor]:
     """What two workers train on so many servers."""
     found: dict[int, dict[str, torch.Tensor]] = {}
-    with nothing_left(), LocalFleet(servers, 2) as fleet:
+    with nothing_left(), LocalFleet(servers, 2, in_process=True) as fleet:
 
         def work(worker: int) -> None:
             runtime = fleet.connect(worker, "sync")

@@ -219,7 +219,7 @@ def test_a_part_that_is_loaded() -> None:
 def test_two_workers_thaw_alike() -> None:
     """A layer that thaws in two workers has the values of worker 0 in both."""
     states: list[Any] = [{}, {}]
-    with nothing_left(), LocalFleet(1, 2) as fleet:
+    with nothing_left(), LocalFleet(1, 2, in_process=True) as fleet:
 
         def work(worker: int) -> None:
             runtime = fleet.connect(worker, "sync")

@@ -166,7 +166,7 @@ def test_embeddings(servers: int) -> None:
     if not servers:
         run(EmbeddedRuntime(), EmbeddedRuntime(), "")
         return
-    with nothing_left(), LocalFleet(servers, 1) as fleet:
+    with nothing_left(), LocalFleet(servers, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "sync")
         run(runtime, runtime, "servers")
         runtime.close()

@@ -43,7 +43,7 @@ def model(servers: int | None) -> torch.nn.ModuleDict:
 def trained(mode: str, servers: int | None) -> tuple[bytes, list[int]]:
     """Rows after some steps on three servers, and the pushes of each."""
     ids = torch.arange(6)
-    with LocalFleet(3, 1) as fleet:
+    with LocalFleet(3, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, mode)
         before = current().use(runtime)
         made = copy.deepcopy(model(servers))
@@ -106,7 +106,7 @@ def step(rows: Any, opt: Any, *arguments: Any, **named: Any) -> None:
 
 def test_shows_on_servers() -> None:
     """One value a sample counts for each of its ids but the padding, over several lookups of a step."""
-    with LocalFleet(2, 1) as fleet:
+    with LocalFleet(2, 1, in_process=True) as fleet:
         far: Runtime = fleet.connect(0, "async")
         before = current().use(far)
         rows, opt = made(pst.Embedding, padding_idx=9)
