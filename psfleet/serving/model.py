@@ -1,18 +1,21 @@
-"""A model that predicts: its inputs, its rows and what it computes."""
+"""A model that predicts: its inputs, its rows, of a file or of a running job, and what it computes."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from psfleet.errors import ConfigError, ShapeError
+from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.features import find_features
 from psfleet.platform.object_store import readable
 from psfleet.prediction.named_model import find_predictor, is_folder
 from psfleet.serving.exported_rows import EXPORT, rows_of_export
+from psfleet.serving.follower import Follower
 from psfleet.serving.row_source import (
     RowSource,
     ServedRows,
@@ -172,3 +175,47 @@ def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float
             "weights"
         )
     return rows_of_program(model, form or "float32")
+
+
+class RowsModel(Model):
+    """The rows of a job without a model: they can be looked up.
+
+    Args:
+        rows: Source of the rows.
+    """
+
+    def __init__(self, rows: Follower) -> None:
+        self.name = "rows"
+        self.features = None
+        self.rows = rows
+
+    @override
+    def __call__(self, features: Any) -> NoReturn:
+        raise UsageError("this service follows a job without a model, so it gives rows only")
+
+
+def follow(
+    job: str | os.PathLike[str] | Sequence[str],
+    model: str = "",
+    features: FeatureSet | str | None = None,
+    **settings: Any,
+) -> Model:
+    """A model with the weights of a running job, which stay up to date; close its `rows` in the end.
+
+    Args:
+        job: The job, as for Follower.
+        model: The folder of an inference model, or MODULE:NAME, as for `psfleet.serving.load`; "": none.
+        features: Its inputs, likewise.
+        settings: Further arguments of Follower.
+
+    Raises:
+        PsfleetError: The job does not answer, or there is no such model.
+    """
+    rows = Follower(job, **settings)
+    try:
+        if not model:
+            return RowsModel(rows)
+        return Model(model, features_of(model, features), rows)
+    except BaseException:
+        rows.close()
+        raise

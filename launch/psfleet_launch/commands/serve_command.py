@@ -128,7 +128,7 @@ def serve(models: tuple[str, ...], **said: Any) -> int:
 
 def _followed(named: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, Any]:
     """The model by its name, with the weights of a job."""
-    from psfleet.serving.followed_model import follow
+    from psfleet.serving.model import follow
 
     if len(named) > 1:
         raise ConfigError(
