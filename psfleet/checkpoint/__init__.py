@@ -25,8 +25,6 @@ from psfleet.checkpoint.manifest import (
     Part,
     ShardFile,
     chain,
-    own_name,
-    own_snapshots,
     read_manifest,
     verify,
 )
@@ -55,8 +53,6 @@ __all__ = [
     "linked",
     "load_shard",
     "merged_specs",
-    "own_name",
-    "own_snapshots",
     "plan_migration",
     "read_manifest",
     "read_rows",

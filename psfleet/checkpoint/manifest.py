@@ -116,16 +116,6 @@ _LONGEST_CHAIN = 1000
 _LONGEST = 256 << 20  # bytes of a manifest; what workers keep is in it
 
 
-def own_name(number: int) -> str:
-    """The folder of a snapshot among those that a job keeps."""
-    return f"snapshot-{number:06d}"
-
-
-def own_snapshots(folder: Path) -> list[Path]:
-    """The snapshots of a job's folder, by number."""
-    return sorted(path for path in folder.glob("snapshot-" + 6 * "[0-9]") if path.is_dir())
-
-
 @dataclass(frozen=True)
 class ShardFile:
     """One server's file.

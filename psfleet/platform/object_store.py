@@ -169,9 +169,28 @@ def _copied(url: str) -> Path:
     for name in names or [name for name in sizes if name != mark]:
         store.get(name, folder / name)
     if base:
-        _copied(f"{scheme}://{posixpath.normpath(posixpath.join(rest, base))}")
+        _copied(_beside(url, base))
     (folder / mark).write_bytes(content)
     return folder
+
+
+def base_of(place: str) -> str:
+    """The folder or URL of the snapshot on which a snapshot builds; empty: on none.
+
+    Raises:
+        CheckpointError, OSError: It cannot be read.
+    """
+    if (url := url_of(place)) is not None:
+        base = _named(ObjectStore(url).read(MARKS[0]))[1]
+        return _beside(url, base) if base else ""
+    folder = local_path(place)
+    base = _named((folder / MARKS[0]).read_bytes())[1]
+    return str((folder / base).resolve()) if base else ""
+
+
+def _beside(url: str, base: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{posixpath.normpath(posixpath.join(rest, base))}"
 
 
 def _named(content: bytes) -> tuple[list[str], str]:

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.checkpoint import MANIFEST, own_snapshots, read_manifest
+from psfleet.checkpoint import read_manifest
 from psfleet.errors import ConfigError, PsfleetError, ServerUnavailable
 from psfleet.formats import environment_of
 from psfleet.observability.exposition import counter, latency
 from psfleet.observability.histograms import LatencyHistogram
 from psfleet.platform.logs import log_of
+from psfleet.platform.object_store import is_whole
+from psfleet.platform.own_snapshots import latest_snapshot
 from psfleet.platform.threads import ServiceThread
 from psfleet.runtime.interface import load_runtime
 from psfleet.runtime.read_version import FollowedCut
@@ -28,7 +30,6 @@ from psfleet.serving.row_source import SourceRuntime, rows_of_snapshot
 from psfleet.serving.weight_copy import AskChanges, AskRows, WeightCopy
 from psfleet.settings.choices import RowForm
 from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import url_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -276,11 +277,10 @@ class Follower:
 
 
 def _newest(place: str) -> str:
-    """The newest snapshot of a folder, or the place itself if it is one or a URL; "": there is none."""
-    if not place or url_of(place) is not None or Path(place, MANIFEST).is_file():
+    """The newest snapshot of a folder or URL, or the place itself if it is one; "": there is none."""
+    if not place or is_whole(place):
         return place
-    whole = [path for path in own_snapshots(Path(place)) if (path / MANIFEST).is_file()]
-    return str(whole[-1]) if whole else ""
+    return latest_snapshot(place)
 
 
 class FollowerRuntime(SourceRuntime):

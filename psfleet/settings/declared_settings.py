@@ -103,6 +103,14 @@ class JobSettings:
         names="--snapshot-every PSFLEET_SNAPSHOT_EVERY job.snapshot_every",
         metavar="60s|1000 rounds",
     )
+    snapshot_store: str = setting(
+        "",
+        "Folder or URL in which jobs keep their snapshots, each in a folder of its name; empty: `snapshots` "
+        "in the folder of its logs",
+        FOLDER_OR_URL,
+        names="--snapshot-store PSFLEET_SNAPSHOT_STORE job.snapshot_store",
+        metavar="FOLDER|URL",
+    )
     resume: str = setting(
         "",
         "Start from this snapshot; the launcher also takes a job's folder and starts from its last snapshot",

@@ -321,8 +321,8 @@ class Server:
             self._snapshots.learn(endpoints)
 
     def _make_runner(self) -> SnapshotRunner:
-        path = self.environment.snapshot_folder
-        folder = SnapshotFolder(Path(path)) if path else None
+        place = self.environment.snapshot_store or self.environment.snapshot_folder
+        folder = SnapshotFolder(place) if place else None
         return SnapshotRunner(self.host, self._access, folder, crashes=CrashFaults.wanted())
 
     def wait(self) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import os
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +20,7 @@ from psfleet import checkpoint, serving
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError, ConfigError
 from psfleet.platform import object_store
+from psfleet.platform.own_snapshots import latest_snapshot, own_name, own_snapshots
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
@@ -28,7 +30,10 @@ from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.settings.kinds import local_path, shown_url, url_of
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.commands.serve_command import _named
+from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_snapshots import check_snapshot
+from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
+from tests.programs import ended
 from tests.serving import models
 
 fsspec: Any = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -129,6 +134,61 @@ def test_s3(
         check_snapshot(f"{bucket}/nothing")
     said = capfd.readouterr()
     assert SECRET not in caplog.text + said.out + said.err
+
+
+SCRIPT = """
+import numpy as np, psfleet
+from psfleet import fleet, optimizer
+
+fleet.init()
+with psfleet.connect() as ps:
+    table = ps.sparse_table("t", dim=3, optimizer=optimizer.Adam(0.1))
+    for step in fleet.shard(range(40)):
+        table.push(np.arange(200), np.full((200, 3), step + 1.0)).wait()
+    print("total", float(table.pull(np.arange(200)).sum()))
+"""
+
+
+def launched(folder: Path, *options: str) -> str:
+    """What a job of two servers prints in the end."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    job = ["--servers", "2", "--workers", "1", "--sync", "--log-dir", str(folder / "logs")]
+    command = [sys.executable, "-m", "psfleet_launch", *job, *options, str(script)]
+    done = ended(command, env={**os.environ, "PYTHONWARNINGS": "default"})
+    assert done.returncode == 0, done.stderr
+    return next(line for line in done.stdout.splitlines() if "total" in line).partition("total")[2]
+
+
+def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
+    """A job keeps its last snapshots at a URL; one that resumes there ends as one that went on."""
+    store = ("--job", "taste", "--snapshot-store", f"{bucket}/jobs")
+    whole = launched(tmp_path, *store, "--snapshot-every", "1 rounds")
+    kept = own_snapshots(f"{bucket}/jobs/taste")
+    assert 1 <= len(kept) <= 3
+    assert own_snapshots(str(tmp_path / "logs" / "taste" / "snapshots")) == []
+    assert latest_snapshot(f"{bucket}/jobs/taste") == kept[-1]
+    assert check_snapshot(f"{bucket}/jobs/taste") == kept[-1]
+    resumed = launched(tmp_path, *store, "--resume", f"{bucket}/jobs/taste")
+    assert own_snapshots(f"{bucket}/jobs/taste") == kept
+    assert resumed == whole
+    job_snapshots.clear(f"{bucket}/jobs/taste", "")
+    assert own_snapshots(f"{bucket}/jobs/taste") == []
+
+
+def test_pruning() -> None:
+    """The last snapshots of a job stay in a store, and what they build on."""
+    memory = fsspec.filesystem("memory")
+    for number, base in ((1, 0), (2, 0), (3, 0), (4, 2)):
+        document = {"files": [], **({"base": {"path": f"../{own_name(base)}"}} if base else {})}
+        folder = f"/pruned/taste/{own_name(number)}"
+        memory.pipe_file(f"{folder}/shard-0-of-1.safetensors", b"x")
+        memory.pipe_file(f"{folder}/{checkpoint.MANIFEST}", json.dumps(document).encode())
+    snapshots = SnapshotFolder("memory://pruned/taste", keep=1)
+    snapshots.prune()
+    kept = own_snapshots("memory://pruned/taste")
+    assert kept == [f"memory://pruned/taste/{own_name(number)}" for number in (2, 4)]
+    assert snapshots.last() == 4
 
 
 def test_models(bucket: str, tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from psfleet.checkpoint import (
     Manifest,
     SnapshotDraft,
     load_shard,
-    own_name,
     save_fleet,
     write_frozen,
 )
 from psfleet.consistency import find_mode
 from psfleet.errors import PsfleetError
+from psfleet.platform.own_snapshots import own_name
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.shard.shard import Shard

@@ -80,14 +80,14 @@ def test_the_time_that_is_left() -> None:
 
 def test_the_age_of_the_snapshot(tmp_path: Path) -> None:
     """Of the last complete one: one without a manifest is not complete."""
-    assert job_snapshots.age(tmp_path) is None
+    assert job_snapshots.age(str(tmp_path / "snapshots")) is None
     for number in (1, 2):
         (tmp_path / "snapshots" / f"snapshot-{number:06}").mkdir(parents=True)
-    assert job_snapshots.age(tmp_path) is None
+    assert job_snapshots.age(str(tmp_path / "snapshots")) is None
     complete = tmp_path / "snapshots" / "snapshot-000001" / "manifest.json"
     complete.touch()
     os.utime(complete, (0, 0))
-    age = job_snapshots.age(tmp_path)
+    age = job_snapshots.age(str(tmp_path / "snapshots"))
     assert age is not None
     assert age > 1e9
     assert line(FleetProgress(0.0), snapshot=90.2).endswith(" · snapshot 90 s ago")

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, own_name, write_frozen
+from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, write_frozen
 from psfleet.consistency import find_mode
 from psfleet.errors import LogError
+from psfleet.platform.own_snapshots import own_name
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec

@@ -18,6 +18,7 @@ import click
 from psfleet.consistency import MODES, NO_MODE
 from psfleet.errors import ConfigError, FrameError
 from psfleet.observability.tracing import check_tracing
+from psfleet.platform.own_snapshots import latest_snapshot
 from psfleet.settings.declaration import settings_of
 from psfleet.settings.kinds import local_path
 from psfleet.strategy.strategy_settings import PARTS
@@ -163,7 +164,7 @@ def launch(
     if run.dry_run:
         return _show_placement(request, name, run)
     if engine.is_requeued():
-        request = _resumed(request, run.log_dir / name)
+        request = _resumed(request, name, run.log_dir / name)
     if run.chaos is not None:
         return _under_chaos(run.chaos, run, request, name)
     return _place(request, name, run).code
@@ -202,9 +203,10 @@ def _refuse_other_engines(engine: type[Engine], said: Iterable[str]) -> None:
         )
 
 
-def _resumed(request: JobRequest, logs: Path) -> JobRequest:
+def _resumed(request: JobRequest, name: str, logs: Path) -> JobRequest:
     """The request of a job that has run before: it starts from its last snapshot."""
-    snapshot = job_snapshots.latest(logs) or request.resume
+    place = job_snapshots.place_of(request.snapshot_store, name, logs)
+    snapshot = latest_snapshot(place) or request.resume
     click.echo(
         f"the job runs again, from {snapshot or 'its beginning: it has no snapshot'}", err=True
     )
@@ -237,7 +239,8 @@ def _place(
         private_folder() as folder,
         selectors.DefaultSelector() as selector,
     ):
-        job_snapshots.clear(logs, request.resume)
+        place = job_snapshots.place_of(request.snapshot_store, name, logs)
+        job_snapshots.clear(place, request.resume)
         needs_credentials = request.port is not None and not request.insecure
         credentials = machine_commands.make(folder / "tls") if needs_credentials else {}
         variables = {} if chaos is None else chaos.variables

@@ -275,7 +275,7 @@ class Screen:
         if len(history) == self._pictures or not history[-1].steps:
             return
         self._pictures = len(history)
-        snapshot = job_snapshots.age(self._job.logs)
+        snapshot = job_snapshots.age(self._job.snapshots)
         text = "  " + line(history[-1], history[-1 - _WINDOW :][0], snapshot)
         text += f" · {self._noted}" if self._noted else ""
         if self._live:

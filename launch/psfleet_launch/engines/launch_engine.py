@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.errors import ConfigError
+from psfleet.platform.own_snapshots import latest_snapshot
 from psfleet.settings.declaration import Setting, settings_of
 from psfleet_launch import engines
-from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.spawn import children_without_grpc
@@ -200,7 +200,7 @@ class Engine(abc.ABC):
 
     def last_snapshot(self) -> str:
         """The job's last complete snapshot, as servers can open it; empty: there is none."""
-        return job_snapshots.latest(self.job.logs)
+        return latest_snapshot(self.job.snapshots)
 
 
 def load_engine(name: str) -> type[Engine]:

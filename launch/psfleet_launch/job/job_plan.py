@@ -24,6 +24,7 @@ from psfleet.settings.declared_settings import (
     StageSettings,
 )
 from psfleet.settings.environment import Environment
+from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_request import JobRequest, Resources
 
@@ -120,6 +121,11 @@ class Job:
         return [
             Member("worker", rank, *seat) for rank in range(self.request.workers) for seat in seats
         ]
+
+    @property
+    def snapshots(self) -> str:
+        """Folder or URL in which server 0 keeps its snapshots."""
+        return job_snapshots.place_of(self.request.snapshot_store, self.name, self.logs)
 
     @property
     def shown(self) -> Member:
@@ -260,7 +266,8 @@ def _environment(
     request, is_server = job.request, member.role == "server"
     copies = request.copies
     shared = {one.name: getattr(request, one.name) for one in settings_of(JobSettings)}
-    settings = shared | {"resume": resume}
+    store = job.snapshots if request.snapshot_store else ""
+    settings = shared | {"resume": resume, "snapshot_store": store}
     if not is_server:
         settings |= {"memory": 0, "disk": ""}
     if member.stage >= 0:

@@ -7,28 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import CheckpointError, ConfigError
+from psfleet.platform.object_store import is_whole
+from psfleet.platform.own_snapshots import latest_snapshot, own_snapshots, remove_snapshot
 from psfleet.platform.threads import ServiceThread
 from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import url_of
+from psfleet.settings.kinds import place_or_url, shown_url, url_of
 
 _MANIFEST = "manifest.json"  # a folder has it once everything else is there
 
 
 def folder_of(logs: Path) -> Path:
-    """Return the folder in which a job with these logs keeps its snapshots."""
+    """Return the folder in which a job with these logs keeps its snapshots, unless it has another place."""
     return logs / "snapshots"
 
 
+def place_of(store: str, name: str, logs: Path) -> str:
+    """Return the folder or URL in which a job of this name keeps its snapshots; `store`: as the setting."""
+    return f"{place_or_url(store).rstrip('/')}/{name}" if store else str(folder_of(logs).absolute())
+
+
 def latest(logs: Path) -> str:
-    """The last complete one; empty: there is none."""
-    complete = [path for path in _own(logs) if (path / _MANIFEST).is_file()]
-    return str(max(complete).absolute()) if complete else ""
+    """The last complete one in the folder of these logs; empty: there is none."""
+    return latest_snapshot(str(folder_of(logs).absolute()))
 
 
-def age(logs: Path) -> float | None:
+def age(place: str) -> float | None:
     """Seconds since the last snapshot was complete; None: there is none on this machine."""
     with contextlib.suppress(OSError):  # it makes room for the next one just now
-        if snapshot := latest(logs):
+        if url_of(place) is None and (snapshot := latest_snapshot(place)):
             return max(time.time() - (Path(snapshot) / _MANIFEST).stat().st_mtime, 0.0)
     return None
 
@@ -40,13 +46,15 @@ def check_snapshot(path: str) -> str:
         ConfigError: There is none.
     """
     if (url := url_of(path)) is not None:
-        from psfleet.checkpoint import read_manifest  # NumPy, which a launcher seldom needs
-
         try:
-            read_manifest(url)
+            found = url if is_whole(url) else latest_snapshot(url)
         except CheckpointError as error:
             raise ConfigError(f"--resume is no complete snapshot: {error}") from None
-        return url
+        if not found:
+            raise ConfigError(
+                f"--resume is no complete snapshot and holds none: {shown_url(url)!r}; name another one"
+            )
+        return found
     if (Path(path) / _MANIFEST).is_file():
         return str(Path(path).absolute())
     snapshot = latest(Path(path)) or latest(Path(path).parent)
@@ -55,19 +63,15 @@ def check_snapshot(path: str) -> str:
     return snapshot
 
 
-def clear(logs: Path, resume: str) -> None:
+def clear(place: str, resume: str) -> None:
     """Remove what an earlier job of this name has left, up to the snapshot that is gone on from."""
-    own = [path.absolute() for path in _own(logs)]
-    if not resume or Path(resume) not in own:
-        shutil.rmtree(folder_of(logs), ignore_errors=True)
-        return
-    for path in own:
-        if path > Path(resume):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _own(logs: Path) -> list[Path]:
-    return sorted(folder_of(logs).glob("snapshot-[0-9][0-9][0-9][0-9][0-9][0-9]"))
+    own = own_snapshots(place)
+    is_own = resume in own
+    for each in own:
+        if not is_own or each > resume:
+            remove_snapshot(each)
+    if not is_own and url_of(place) is None:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 _PATIENCE = 600.0  # seconds; whoever wants the end of the job usually kills it earlier

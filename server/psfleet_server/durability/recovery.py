@@ -7,11 +7,12 @@ are taken once more through the code that took them first.
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from psfleet.checkpoint import Snapshot, load_shard, own_name, read_manifest
+from psfleet.checkpoint import Snapshot, load_shard, read_manifest
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.faults import CrashFaults
 from psfleet.formats import reading
 from psfleet.platform.logs import log_of
+from psfleet.platform.own_snapshots import own_name
 from psfleet.schema.table import BLOCK
 from psfleet.settings.environment import Environment
 from psfleet.shard.events import MakeCut, Record

@@ -4,11 +4,13 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from psfleet.checkpoint import own_name, own_snapshots, read_manifest
+from psfleet.checkpoint import read_manifest
+from psfleet.platform.object_store import base_of
+from psfleet.platform.own_snapshots import own_name, own_snapshots, remove_snapshot
 from psfleet.runtime.worker_state import redealt
+from psfleet.settings.kinds import local_path, place_or_url, url_of
 from psfleet_server.durability.recovery import workers_of
 
 
@@ -16,45 +18,45 @@ class SnapshotFolder:
     """A job's own snapshots.
 
     Args:
-        path: Path of the folder, which may not exist yet.
+        place: Folder, which may not exist yet, or URL.
         keep: Number of snapshots that stay in it.
     """
 
-    def __init__(self, path: Path, keep: int = 3) -> None:
-        self._path = path
+    def __init__(self, place: str, keep: int = 3) -> None:
+        self._place = place
         self._keep = keep
 
     def last(self) -> int:
         """The highest number of a snapshot; 0: there is none."""
-        return max((int(path.name[-6:]) for path in own_snapshots(self._path)), default=0)
+        return max((int(each[-6:]) for each in own_snapshots(self._place)), default=0)
 
-    def path_of(self, number: int) -> Path:
+    def path_of(self, number: int) -> str:
         """Where the snapshot of this number lies."""
-        return self._path / own_name(number)
+        return f"{self._place}/{own_name(number)}"
 
-    def place(self, number: int) -> Path:
-        """Make room for a snapshot; its path."""
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the job's user only
-        for left in self._path.glob(".snapshot-*.partial"):  # of a process that died
-            shutil.rmtree(left, ignore_errors=True)
+    def place(self, number: int) -> str:
+        """Make room for a snapshot; where it is to lie."""
+        if url_of(self._place) is None:
+            folder = local_path(self._place)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the job's user only
+            for left in folder.glob(".snapshot-*.partial"):  # of a process that died
+                shutil.rmtree(left, ignore_errors=True)
         return self.path_of(number)
 
     def prune(self) -> None:
         """Remove all but the last few snapshots and what they build on."""
-        snapshots = own_snapshots(self._path)
-        needed = {folder for path in snapshots[-self._keep :] for folder in _chain(path)}
-        for path in snapshots:
-            if path.absolute() not in needed:
-                shutil.rmtree(path, ignore_errors=True)
+        snapshots = [place_or_url(each) for each in own_snapshots(self._place)]
+        needed = {each for kept in snapshots[-self._keep :] for each in _chain(kept)}
+        for each in snapshots:
+            if each not in needed:
+                remove_snapshot(each)
 
 
-def _chain(path: Path) -> list[Path]:
+def _chain(snapshot: str) -> list[str]:
     """A snapshot and those that it builds on."""
-    folder = path.absolute()
-    chain = [folder]
-    while (base := read_manifest(folder).base) is not None:
-        folder = (folder / base.path).resolve()
-        chain.append(folder)
+    chain = [snapshot]
+    while base := base_of(chain[-1]):
+        chain.append(base)
     return chain
 
 

@@ -237,7 +237,7 @@ class SnapshotRunner:
             coordinator.worker_requests.snapshot = order
 
     def _tell_workers(self, number: int, path: str) -> None:
-        if self._folder is not None and path == str(self._folder.path_of(number)):
+        if self._folder is not None and path == self._folder.path_of(number):
             coordinator = self._host.coordinator
             assert coordinator is not None
             with self._host.lock:
@@ -256,7 +256,7 @@ class SnapshotRunner:
         place = place_or_url(path) if path else ""
         if not path:
             assert self._folder is not None
-            place = str(self._folder.place(number))
+            place = self._folder.place(number)
         self._place, self._number, self._began = place, number, time.monotonic()
         _log.info(f"snapshot {number} begins, to {shown_url(place)!r}", extra={"snapshot": number})
         self._draft = self._opened.enter_context(SnapshotDraft(place, self._crashes))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psfleet.errors import ConfigError
+from psfleet.settings.kinds import url_of
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.remote.agent_messages import secrets_of, user_variables, write_request
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
@@ -71,10 +72,12 @@ class JobOpening:
             if said.error:
                 raise ConfigError(f"host {name}: {said.error}")
         alone = [name for name, said in self.replies.items() if not said.has_shared_logs]
-        if alone and self._job.request.keeps_snapshots:
+        request = self._job.request
+        if alone and request.keeps_snapshots and url_of(request.snapshot_store) is None:
             raise ConfigError(
                 f"host {alone[0]}: {str(self._job.logs.absolute())!r} is not the launcher's folder there, "
-                "and a snapshot needs all its parts in one; name a shared folder with --log-dir"
+                "and a snapshot needs all its parts in one; name a shared folder with --log-dir, or a URL "
+                "with --snapshot-store"
             )
 
     @property
