@@ -408,7 +408,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         self._unsent.append(_Unsent(stream, memoryview(last), trailers, ends and not trailers))
         self._send_rest()
 
-    def took_answers(self, stream: StreamState) -> bool:
+    def took_replies(self, stream: StreamState) -> bool:
         """Return whether the other end has taken all that was sent on a stream."""
         with self.sending:
             return all(one.stream is not stream for one in self._unsent)

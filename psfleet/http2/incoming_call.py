@@ -78,7 +78,7 @@ class IncomingCall(StreamState):
             if self.is_whole:
                 message = self.content
                 self.begin_next()
-                if not self.connection.took_answers(self):
+                if not self.connection.took_replies(self):
                     raise DamagedMessage(_EXHAUSTED, "answers wait that are not read", size)
                 self.behavior.take(message, self)
 

@@ -59,10 +59,8 @@ class GrpcPrediction:
         self._reflection_messages = serving_module("grpc_reflection.v1alpha.reflection_pb2")
         self.behaviors: dict[str, Behavior | Streaming] = {
             f"/{_SERVICE}/Predict": self._predict,
-            f"/{_SERVICE}/LookUp": self._answering(
-                "look_up", messages.LookUpRequest, self._look_up
-            ),
-            f"/{_SERVICE}/Models": self._answering("", messages.ModelsRequest, self._models),
+            f"/{_SERVICE}/LookUp": self._replying("look_up", messages.LookUpRequest, self._look_up),
+            f"/{_SERVICE}/Models": self._replying("", messages.ModelsRequest, self._models),
             f"/{_SERVICE}/Route": self._route_apart,
             f"/{health.SERVICE_NAME}/Check": self._guarded(self._check),
             f"/{health.SERVICE_NAME}/Watch": Streaming(
@@ -82,12 +80,12 @@ class GrpcPrediction:
         """End its threads, once no call comes any more."""
         self._waiting.shutdown()
 
-    def _answering(
+    def _replying(
         self, method: str, kind: Any, handle: Callable[[Any], Any]
     ) -> Callable[[bytes, IncomingCall], None]:
         """Return the behavior that answers at once."""
 
-        def answer(content: bytes, call: IncomingCall) -> None:
+        def behave(content: bytes, call: IncomingCall) -> None:
             name = ""
             try:
                 request = _parsed(kind, content)
@@ -99,7 +97,7 @@ class GrpcPrediction:
                 self._count(method, name, "ok")
                 call.end(reply)
 
-        return answer
+        return behave
 
     def _predict(self, content: bytes, call: IncomingCall) -> None:
         """Let a request wait for those that come with it, and answer all of them then."""
@@ -140,7 +138,7 @@ class GrpcPrediction:
     def _route_apart(self, content: bytes, call: IncomingCall) -> None:
         """Loading a version takes long, and other calls of the connection do not wait for it."""
         self._waiting.submit(
-            self._answering("route", messages.RouteRequest, self._route), content, call
+            self._replying("route", messages.RouteRequest, self._route), content, call
         )
 
     def _count(self, method: str, model: str, code: str) -> None:

@@ -70,7 +70,7 @@ class HttpApp:
     def connection(self, transport: Transport) -> HttpConnection:
         """The server's end of a connection."""
         text = f"the request has more than {LONGEST:,} bytes, or long headers; send it in parts"
-        return HttpConnection(transport, self._check, self._answer, _failure(_TooLarge(text)))
+        return HttpConnection(transport, self._check, self._reply_to, _failure(_TooLarge(text)))
 
     def _check(self, request: HttpRequest) -> Reply | None:
         if self._credentials is None or request.path in _OPEN:
@@ -84,7 +84,7 @@ class HttpApp:
             )
         )
 
-    def _answer(self, request: HttpRequest) -> Reply:
+    def _reply_to(self, request: HttpRequest) -> Reply:
         try:
             path = unquote(request.path.partition(b"?")[0].decode("ascii", "replace"))
             return self._reply(path, request)

@@ -51,7 +51,7 @@ class HttpConnection:
     Args:
         transport: Its bytes.
         check: Says whether a request may be answered, by its path and headers: None, or its reply.
-        answer: The reply to a request. It does not raise.
+        reply_to: The reply to a request. It does not raise.
         too_large: Reply to one that is.
     """
 
@@ -59,12 +59,12 @@ class HttpConnection:
         self,
         transport: Transport,
         check: Callable[[HttpRequest], Reply | None],
-        answer: Callable[[HttpRequest], Reply],
+        reply_to: Callable[[HttpRequest], Reply],
         too_large: Reply,
     ) -> None:
         self.transport = transport
         self.is_authenticated = self.is_busy = False
-        self._check, self._answer, self._too_large = check, answer, too_large
+        self._check, self._reply_to, self._too_large = check, reply_to, too_large
         self._httptools = serving_module("httptools")
         self._parser: Any = self._httptools.HttpRequestParser(self)
         self._view = memoryview(bytearray(_BUFFER))
@@ -86,7 +86,7 @@ class HttpConnection:
                 self._whole.append(self._refused(error))
             whole, self._whole = self._whole, []
             for request in whole:
-                self._reply(request)
+                self._send_reply(request)
             self._last = time.monotonic()
 
     def _refused(self, error: Exception) -> HttpRequest:
@@ -96,9 +96,9 @@ class HttpConnection:
         request.keeps_open = False
         return request
 
-    def _reply(self, request: HttpRequest) -> None:
+    def _send_reply(self, request: HttpRequest) -> None:
         self.is_busy = True
-        status, body, kind, more = request.refusal or self._answer(request)
+        status, body, kind, more = request.refusal or self._reply_to(request)
         keeps_open = request.keeps_open and not self._is_ending
         head = _head(status, kind, int(time.time()))
         for name, value in [*more, *([] if keeps_open else [(b"connection", b"close")])]:
@@ -184,7 +184,7 @@ def _head(status: int, kind: str, second: int) -> bytes:
     return f"HTTP/1.1 {status} {phrase}\r\ndate: {date}\r\ncontent-type: {kind}\r\n".encode()
 
 
-class HttpServer(Http2Server):
+class HttpListener(Http2Server):
     """Answers requests of HTTP/1.1 on a listening socket, as Http2Server does calls.
 
     Args:

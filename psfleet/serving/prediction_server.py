@@ -17,7 +17,7 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.serving.batching import Batcher
 from psfleet.serving.grpc_service import GrpcPrediction, refusal
 from psfleet.serving.http_app import HttpApp
-from psfleet.serving.http_connection import HttpServer
+from psfleet.serving.http_connection import HttpListener
 from psfleet.serving.model import Model
 from psfleet.serving.service import PredictionService, ServingMetrics
 from psfleet.serving.versions import ModelVersion, ServedModel, VersionedModel
@@ -115,7 +115,7 @@ class PredictionServer:
             Http2Server(
                 grpc, accepts(self._access, self.grpc_address), self._calls.behaviors, calls, say
             ),
-            HttpServer(
+            HttpListener(
                 app.connection,
                 http,
                 accepts(self._access, self.http_address, "http/1.1"),

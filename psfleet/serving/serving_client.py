@@ -96,7 +96,7 @@ class ServingClient:
     def _call(self, method: str, request: Any, reply: Any) -> Any:
         content, name = request.SerializeToString(), f"the service at {self._address}"
         try:
-            return reply.FromString(self._answer(f"/psfleet.v1.Prediction/{method}", content))
+            return reply.FromString(self._reply_to(f"/psfleet.v1.Prediction/{method}", content))
         except CallFailed as error:
             code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
             raise error_named(error.metadata.get(KEY, ""), code, error.details, name) from None
@@ -107,7 +107,7 @@ class ServingClient:
         except ConnectionBroken as error:
             raise ServerUnavailable(f"{name} does not answer: {error}") from None
 
-    def _answer(self, path: str, content: bytes) -> bytes:
+    def _reply_to(self, path: str, content: bytes) -> bytes:
         """Make a call; once more over a new connection if the service has closed one that was idle."""
         was_open = bool(self._client.idle)
         try:

@@ -56,6 +56,7 @@ def test_what_is_written_is_read_again() -> None:
         stage_endpoints=("ipc:///x", "ipc:///y"),
         durability="log+fsync",
         snapshot_every="1000 rounds",
+        snapshot_store="s3://bucket/jobs",
         resume="/snapshot",
         worker_restarts=3,
         dead_after=0.25,
