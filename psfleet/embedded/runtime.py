@@ -14,7 +14,6 @@ from psfleet.checkpoint.loading import Events, load_events
 from psfleet.consistency import AsyncMode
 from psfleet.datasets.assignment import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable, UsageError
-from psfleet.kernels.dedup import dedup
 from psfleet.kernels.number_formats import rounded
 from psfleet.platform.threads import deferred
 from psfleet.runtime.evictions import EvictedIds
@@ -30,6 +29,7 @@ from psfleet.runtime.interface import (
     missing_table,
     with_counts,
 )
+from psfleet.runtime.recent_batches import RecentBatches
 from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.settings.declaration import from_variable
@@ -90,6 +90,7 @@ class EmbeddedRuntime:
         self._clock = clock
         self._timer = TickTimer(clock())
         self._specs: dict[int, TableSpec] = {}
+        self._batches = RecentBatches()
         self._pushes = 0
         self._saves = 0
         self._base: tuple[int, str] | None = None
@@ -135,7 +136,7 @@ class EmbeddedRuntime:
         if spec.kind == "dense":
             return self._arrived(spec, self._shard.tables.read([read])[0]).reshape(spec.shape)
         ids = check_ids(spec, read.ids)
-        unique = dedup(ids.reshape(-1), 1)
+        unique = self._batches.of(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
         arrived = [self._arrived(spec, rows)]
         if read.bags is not None:
@@ -181,7 +182,17 @@ class EmbeddedRuntime:
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
         """The gradients with each id once, as amp rounds them."""
         checked = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
-        return [(part[0], _merged(*part)) for part in checked]
+        return [(part[0], self._with_sums(*part)) for part in checked]
+
+    def _with_sums(
+        self, spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
+    ) -> Gradient:
+        if ids is not None and spec.kind == "sparse":
+            unique = self._batches.of(spec.key, ids, 1)
+            ids, values = unique.unique[0], unique.merge(values, gradient.bags)[0]
+        if gradient.precision != "float32":
+            values = rounded(values, gradient.precision, gradient.scale)
+        return dataclasses.replace(gradient, values=values, ids=ids, bags=None)
 
     def flush(self, timeout: float | None = None) -> None:
         """Return at once: pushes are applied when they return."""
@@ -321,14 +332,3 @@ class EmbeddedRuntime:
                 raise PsfleetError(f"unexpected instruction {instruction!r}")
             number = instruction.number
         return number
-
-
-def _merged(
-    spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
-) -> Gradient:
-    if ids is not None and spec.kind == "sparse":
-        unique = dedup(ids, 1)
-        ids, values = unique.unique[0], unique.merge(values, gradient.bags)[0]
-    if gradient.precision != "float32":
-        values = rounded(values, gradient.precision, gradient.scale)
-    return dataclasses.replace(gradient, values=values, ids=ids, bags=None)

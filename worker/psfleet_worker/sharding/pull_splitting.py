@@ -1,14 +1,14 @@
 """Routing of a pull's reads to servers, and of the values back."""
 
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import UniqueIds, dedup
+from psfleet.kernels.dedup import UniqueIds
 from psfleet.kernels.initial_values import address_of, copy_over
 from psfleet.runtime.interface import Read
+from psfleet.runtime.recent_batches import RecentBatches
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
 from psfleet.shard.server_group import dense_range, servers_of
@@ -19,23 +19,13 @@ from psfleet_worker.connection.tensor_memory import LEND_FROM, LentArray
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-_KEPT = 2  # batches of a table: the one that is trained and the one that is read ahead
-
-
-_SAMPLE = 997  # a look at every so many ids tells most batches apart
-_SHORT = 512  # ids of a batch that is compared faster as bytes
-
-_Batch = tuple[Ids, bytes, UniqueIds]
-"""Ids, bytes of all of them or of some (`RoutingPlans.of`), and the plan that was made for them."""
-
 
 class RoutingPlans:
-    """Routing of tables and batches of ids to servers. A push mostly brings the ids of the pull before."""
+    """Routing of tables and batches of ids to servers."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
-        self._made: dict[int, deque[_Batch]] = {}
-        self._recent: dict[int, deque[_Batch]] = {}  # of any table, by servers
+        self._batches = RecentBatches()
         self._groups: dict[int, list[int]] = {}
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}
 
@@ -57,44 +47,11 @@ class RoutingPlans:
 
     def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
         """Return the distinct ids [n] of a batch, split by server of the table's group."""
-        own = self._made.get(spec.key)  # the last one first
-        if own is None:
-            own = self._made[spec.key] = deque(maxlen=_KEPT)
-        if own and own[0][0] is ids:
-            return own[0][2]
-        # The bytes of the ids; of many, those of some.
-        looked_at = ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
-        plan = _among(own, ids, looked_at)
-        if plan is None:
-            # Tables of one model are often looked up with the same ids, one after the other.
-            parts = len(self.group(spec))
-            recent = self._recent.setdefault(parts, deque(maxlen=_KEPT))
-            plan = _among(recent, ids, looked_at)
-            if plan is None:
-                plan = _kept(ids), looked_at, dedup(ids, parts)
-                recent.appendleft(plan)
-            own.appendleft(plan)
-        return plan[2]
+        return self._batches.of(spec.key, ids, len(self.group(spec)))
 
     def newest(self) -> dict[int, Ids]:
-        """The newest batch of each table, by key. Another thread may ask, for displays."""
-        return {table: made[0][0] for table, made in [*self._made.items()] if made}
-
-
-def _kept(ids: Ids) -> Ids:
-    """Return the array itself if it cannot change, else a copy."""
-    return ids if ids.base is None and not ids.flags.writeable else ids.copy()
-
-
-def _among(made: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
-    """The plan that was made for these very ids."""
-    count = len(ids)
-    for one in made:
-        known = one[0]
-        alike = one[1] == looked_at and len(known) == count
-        if alike and (known is ids or count <= _SHORT or (known == ids).all()):
-            return one
-    return None
+        """See RecentBatches."""
+        return self._batches.newest()
 
 
 class DenseRead:
