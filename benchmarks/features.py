@@ -61,15 +61,15 @@ def jagged(samples: int) -> list[dict[str, Any]]:
     ]
 
 
-def features_step(ps: Any, samples: int, shared: bool) -> Step:
-    """One look-up and one push of all features."""
-    features, given = ps.features(feature_set(shared)), jagged(samples)
-    gradient = np.full((samples, DIM), 0.01, np.float32)
+def lookup_step(ps: Any, of: Any, given: list[dict[str, Any]], samples: int, dim: int) -> Step:
+    """One look-up and one push of all features of a set."""
+    features = ps.features(of)
+    gradients = dict.fromkeys(given[0], np.full((samples, dim), 0.01, np.float32))
 
     def step(number: int) -> None:
-        batch = features.batch(given[number % BATCHES])
+        batch = features.batch(given[number % len(given)])
         batch.values(ps.pull(batch.pooled))
-        ps.push(batch.pooled_gradients(dict.fromkeys(NAMES, gradient)))
+        ps.push(batch.pooled_gradients(gradients))
 
     return step
 
@@ -171,7 +171,8 @@ def work(mode: Any, what: str, samples: int) -> None:
         elif what == "one table":
             obey(table_step(ps, samples), ps.flush)
         else:
-            obey(features_step(ps, samples, what == "shared"), ps.flush)
+            given, of = jagged(samples), feature_set(shared=what == "shared")
+            obey(lookup_step(ps, of, given, samples, DIM), ps.flush)
 
 
 def work_in_fleet(mode: str, make: Callable[[int], Step], samples: int) -> None:

@@ -8,11 +8,12 @@ and two servers, which share memory. FBGEMM is in another environment (--fbgemm 
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from features import Step, lookup_step
 from measuring import Summary, in_turn
 from parquet import HOT
 from processes import Crew, environment, obey, psfleet_crew, release, start, wait_ready
@@ -20,7 +21,6 @@ from reporting import Report, arguments, finish
 
 BATCHES, RATE, EPS = 4, 0.05, 1e-8
 NAMES = [f"cat_{number}" for number in range(len(HOT))]
-Step = Callable[[int], None]
 
 
 def batches(samples: int, rows: int) -> list[list[Any]]:
@@ -38,7 +38,7 @@ def psfleet_step(ps: Any, dim: int, samples: int, rows: int) -> Step:
     from psfleet.optimizer import RowWiseAdagrad
 
     optimizer = RowWiseAdagrad(RATE, epsilon=EPS)
-    features = ps.features(FeatureSet(Feature(name, Table(name, dim, optimizer)) for name in NAMES))
+    features = FeatureSet(Feature(name, Table(name, dim, optimizer)) for name in NAMES)
     given = [
         {
             name: Jagged(ids.reshape(-1), np.full(samples, ids.shape[1]))
@@ -46,14 +46,7 @@ def psfleet_step(ps: Any, dim: int, samples: int, rows: int) -> Step:
         }
         for batch in batches(samples, rows)
     ]
-    gradient = np.full((samples, dim), 0.01, np.float32)
-
-    def step(number: int) -> None:
-        batch = features.batch(given[number % BATCHES])
-        batch.values(ps.pull(batch.pooled))
-        ps.push(batch.pooled_gradients(dict.fromkeys(NAMES, gradient)))
-
-    return step
+    return lookup_step(ps, features, given, samples, dim)
 
 
 def fbgemm_step(dim: int, samples: int, rows: int) -> Step:
