@@ -92,35 +92,46 @@ class Options:
         plain: In torch alone.
         samples: Most samples to train on in an epoch.
         epochs: Passes over them.
+        seed: Of torch, which draws the first weights.
+        shared_bottom: MMoE: one bottom for both tasks in place of experts.
     """
 
     plain: bool
     samples: int
     epochs: int
+    seed: int
+    shared_bottom: bool = False
 
     @classmethod
-    def parse(cls, description: str | None, epochs: int, given: Sequence[str] | None) -> "Options":
+    def parse(
+        cls, description: str | None, epochs: int, given: Sequence[str] | None, *switches: str
+    ) -> "Options":
         """Read it, and join the fleet."""
         parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
         parser.add_argument("--plain", action="store_true", help="in torch alone, one process")
         parser.add_argument("--samples", type=int, default=60_000, help="samples of an epoch")
         parser.add_argument("--epochs", type=int, default=epochs)
+        parser.add_argument("--seed", type=int, default=1)
+        for switch in switches:
+            parser.add_argument(switch, action="store_true")
+        options = cls(**vars(parser.parse_args(given)))
         fleet.init()
-        torch.manual_seed(1)
+        torch.manual_seed(options.seed)
         torch.set_num_threads(1)
-        return cls(**vars(parser.parse_args(given)))
+        return options
 
     def embedding(self, features: FeatureSet) -> nn.Module:
         """Return what a model looks its features up with."""
         return PlainEmbedding(features) if self.plain else pst.FeatureEmbedding(features)
 
     def batches(self, data: Mapping[str, Any]) -> Iterator[Batch]:
-        """Yield this worker's batches of all epochs, in an order that the seed decides."""
+        """Yield this worker's parts of the batches of all epochs, in an order that the epoch decides."""
         order = [
             np.random.default_rng(epoch).permutation(len(next(iter(data.values()))))[: self.samples]
             for epoch in range(self.epochs)
         ]
-        parts = [rows[at : at + BATCH] for rows in order for at in range(0, len(rows), BATCH)]
+        whole = [rows[at : at + BATCH] for rows in order for at in range(0, len(rows), BATCH)]
+        parts = [part for rows in whole for part in np.array_split(rows, fleet.worker_num())]
         for rows in fleet.shard(parts):
             yield {name: torch.from_numpy(values[rows]) for name, values in data.items()}
 
