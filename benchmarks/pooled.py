@@ -3,7 +3,8 @@
 26 tables, 214 ids a sample, which are pooled by sums, dim 128 and 16, row-wise Adagrad. A step looks all
 bags up and updates their rows with a gradient for each bag; there is no dense model. Ids of a table are
 log-uniform over its rows (Zipf-like, exponent 1). "embedded": psfleet in one process; "2 servers": one worker
-and two servers, which share memory. FBGEMM is in another environment (--fbgemm PYTHON; see README.md).
+and two servers, which share memory; "TLS": as between hosts. FBGEMM is in another environment (--fbgemm
+PYTHON; see README.md).
 """
 
 import contextlib
@@ -16,10 +17,11 @@ import numpy as np
 from features import Step, lookup_step
 from measuring import Summary, in_turn
 from parquet import HOT
-from processes import Crew, environment, obey, psfleet_crew, release, start, wait_ready
+from processes import Connection, Crew, environment, obey, psfleet_crew, release, start, wait_ready
 from reporting import Report, arguments, finish
 
 BATCHES, RATE, EPS = 4, 0.05, 1e-8
+OVER_TLS = "2 servers, TLS"
 NAMES = [f"cat_{number}" for number in range(len(HOT))]
 
 
@@ -124,9 +126,10 @@ def main() -> None:
                         f"psfleet, {what}",
                         [__file__, "--worker", what, *map(str, sizes)],
                         servers=2,
+                        over=Connection.TLS if what == OVER_TLS else Connection.MEMORY,
                     )
                 )
-                for what in ("embedded", "2 servers")
+                for what in ("embedded", "2 servers", OVER_TLS)
             ]
             if options.fbgemm and not options.no_peers:
                 crews.append(stack.enter_context(fbgemm_crew(options.fbgemm, *sizes)))
