@@ -119,6 +119,14 @@ def test_small_steps(tmp_path: Path) -> None:
     assert all(0 < row["of it servers"] < row["CPU us / step"] for row in rows)
 
 
+def test_distance(tmp_path: Path) -> None:
+    """With two servers a round of sync mode takes more than one round trip."""
+    small = ("--steps", "3", "--networks", "50 ms", "--contenders", "sync, 2 servers")
+    ideal, sync = run("distance.py", *small, folder=tmp_path)["rows"]
+    assert ideal["50 ms"] == 40
+    assert 0 < sync["50 ms"] < 40
+
+
 def test_ping_pong(tmp_path: Path) -> None:
     """Two processes wake each other over an eventfd and over a socket."""
     rows = run("ping_pong.py", "--steps", "50", folder=tmp_path)["rows"]
