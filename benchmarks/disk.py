@@ -113,8 +113,8 @@ def measure(kind: str, rows: int, share: float, scattered: bool, steps: int, fol
         "M ids / s": steps * W1_BATCH / wall / 1e6,
         "pull, 50 %, ms": float(np.percentile(pulls, 50)) * 1e3,
         "99 %, ms": float(np.percentile(pulls, 99)) * 1e3,
-        "pages read / batch": (paging.read - read) / steps if paging else 0.0,
-        "pages in memory, MiB": table._index.resident_bytes / MIB if paging else 0.0,
+        "rows read / batch": (paging.read - read) / steps if paging else 0.0,
+        "rows in memory, MiB": table._index.resident_bytes / MIB if paging else 0.0,
         "peak, MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     print(json.dumps(figures))
@@ -133,7 +133,7 @@ def jobs(options: Any, report: Report, rows: int) -> None:
     """W1 and W3, in memory and on disk."""
     idle = idle_server()
     for script, count, program in (
-        ("w1_sparse.py", rows + 500_000, [str(rows), "40"]),  # it brings more ids
+        ("w1_sparse.py", rows + 500_000, [str(rows), "100"]),  # it brings more ids
         ("w3_ctr.py", W3_IDS, ["40", "program"]),
     ):
         memory = idle + (96 << 20) + int(count / 2 * (ROW_BYTES * 1.25 + ROW * options.share))

@@ -50,7 +50,7 @@ _SLOW = {
     *("program/test_reading_ahead.py", "program/test_starts.py"),
     "tables/test_arena.py",
     *("tables/test_bounds_on_servers.py", "tables/test_evictions_on_servers.py"),
-    *("tables/test_memory.py", "tables/test_shows.py"),
+    *("tables/test_disk.py", "tables/test_memory.py", "tables/test_shows.py"),
     *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
     "wire/test_stubs.py",
 }

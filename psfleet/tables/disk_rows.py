@@ -1,17 +1,12 @@
-"""Rows of a sparse table in a file, of which the pages in use are in memory.
+"""Rows of a sparse table of which those in use are in memory, and the others in a file.
 
-The rows' address range is a map of the file, so all that reads or writes rows does so as if they were in
-memory, and with the same bits. What is here only decides which pages stay, and has them read before a
-call needs them: see docs/decisions/0030-rows-on-disk.md.
+One range of addresses holds all rows: its first slots are memory, those behind them a map of the file. So
+all that reads or writes rows finds them. What is here only moves rows: those that a call names to memory,
+and those that are not in use to the file. See docs/decisions/0030-rows-on-disk.md.
 """
 
-import ctypes
-import mmap
-import os
-import sys
-import tempfile
 import time
-import weakref
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,272 +14,405 @@ from typing_extensions import override
 
 from psfleet.errors import UsageError
 from psfleet.kernels.generate import static_kernels
-from psfleet.platform.logs import log_of
+from psfleet.kernels.hash_index import (
+    CHUNK_LINES,
+    CHUNKS,
+    EARLY_CHUNKS,
+    FEWEST_ROWS,
+    FIRST_CHUNKS,
+    FREE_ROW,
+    NEXT_SLOT,
+    SEGMENT_COUNT,
+    STRIDE,
+)
+from psfleet.kernels.initial_values import address_of
+from psfleet.platform.memory import available_memory
 from psfleet.schema.table import TableSpec
-from psfleet.tables.arena import AHEAD, Arena
+from psfleet.tables.arena import Arena
 from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.disk_file import LEAST, PAGE, DiskArena, block_rows, end_for
 from psfleet.tables.host_rows import HostRowMemory, HostScores
 from psfleet.tables.row_data import PackedRows
-from psfleet.tables.row_memory import Keys, Listed, PageTraffic, StoreScores
-from psfleet.tables.row_update import HostRowUpdate
+from psfleet.tables.row_memory import ROW_BYTES, DiskTraffic, Keys, Listed, StoreScores, clear_bits
+from psfleet.tables.row_update import HostRowUpdate, RowValues
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-LEAST = 4 << 20
-"""Bytes of rows that a table has in memory at least."""
-_PAGE = 4096
-_LEAST_GROWTH = 1 << 20
-_PART = 16  # of the file, by which it grows, and of the pages in memory, of which some are always leaving
-_AT_ONCE = 1 << 14  # rows that are copied together
-_MAP_FIXED = 0x10
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_log = log_of(__name__)
-
-
-class DiskArena(Arena):
-    """A range of bytes that lies in a file without a name: it goes with the process, however that ends.
-
-    Only what `grow` has made may be touched.
-
-    Attributes:
-        made: Bytes from the start that there are.
-        file: Descriptor of the file.
-    """
-
-    def __init__(self, size: int, folder: str) -> None:
-        super().__init__(size)
-        self.made = 0
-        self._folder = folder
-        try:
-            os.makedirs(folder, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder, prefix="psfleet-rows-", buffering=0) as file:
-                self.file = os.dup(file.fileno())
-        except OSError as error:
-            raise UsageError(f"cannot make a file for rows in {folder!r}: {error}") from error
-        weakref.finalize(self, os.close, self.file)  # as the memory goes, without a warning
-        how = mmap.MAP_SHARED | _MAP_FIXED
-        where = self.address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, how, self.file, 0
-        if _libc.mmap(*where) != self.address:
-            why = os.strerror(ctypes.get_errno())
-            raise UsageError(f"cannot map a file of {folder!r} into memory: {why}")
-        self._advise("MADV_RANDOM")
-
-    def grow(self, used: int) -> None:
-        """Have the first `used` bytes on the disk.
-
-        Raises:
-            UsageError: It has no room; nothing was changed.
-        """
-        if used <= self.made:
-            return
-        ahead = min(max(used // _PART, _LEAST_GROWTH), AHEAD)
-        for size in (used + ahead, used):
-            size = -(-size // _PAGE) * _PAGE
-            try:
-                os.posix_fallocate(self.file, self.made, size - self.made)
-            except OSError as error:
-                why = error.strerror
-                os.ftruncate(self.file, self.made)  # a part of it may be there
-            else:
-                self.made = size
-                return
-        raise UsageError(
-            f"the rows on disk in {self._folder!r} cannot grow to {used / 2**20:,.1f} MiB: {why}. Make room "
-            "there, use more servers, or let rows go (entry=CapacityEntry())"
-        )
-
-    @override
-    def expect(self, used: int) -> None:
-        pass
-
-    @override
-    def populate(self, start: int, end: int) -> bool:
-        self.grow(end)
-        return True
-
-    @override
-    def taken(self, used: int) -> int:
-        return min(-(-used // _PAGE) * _PAGE, LEAST)
-
-    @override
-    def keep_ahead(self, used: int, most: int = AHEAD) -> None:
-        pass
+_BESIDE = 9  # bytes of id and uses beside a row in memory
+_PART = 16  # of the rows in memory, of which some places are always free
+_AT_ONCE = 4096  # rows that go together
+_SPARE = 4  # blocks that cleaning needs
+_WINDOW = 1 << 14  # blocks among which the emptiest are looked for
 
 
 class DiskRowMemory(HostRowMemory):
-    """Rows in a file; their index is in memory.
+    """Rows in memory and in a file; their index is in memory.
+
+    The file consists of blocks of rows that fill whole pages. A block is written at once, and again when all
+    of its rows have left it.
 
     Args:
         spec: Definition of the table.
         max_rows: As for HostRowMemory.
-        host: Memory of all tables. Pages get what others leave of it, LEAST at least.
-        own: Memory of pages of tables on disk; it names the folder.
+        host: Memory of all tables. Rows get what others leave of it, LEAST at least.
+        own: Memory of rows of tables on disk; it names the folder.
     """
 
     def __init__(
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> None:
-        self.paging = PageTraffic()
+        self.paging = self._traffic = DiskTraffic()
         self._own, self._table = own, spec.name
         width = PackedRows(spec).width
-        super().__init__(width, max_rows, spec.every_row, spec.entry is not None, host.only_reads)
+        self._row, self._block = width * 4, block_rows(width * 4)
+        self._default = available_memory() // 2
+        slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
+        self._far = min(-(-slots // 1024) * 1024, 1 << 31)  # the first slot in the file
+        most = min(max_rows, (2**32 - 2 - self._far) // 2)
+        super().__init__(width, most, False, spec.entry is not None, host.only_reads)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
-        self._row = width * 4
-        self._pages = static_kernels("disk_pages")
-        self._states = np.zeros(0, np.uint8)
-        self._counts = np.zeros(self._pages.SUM + 1, np.int64)
-        self._leaving = np.zeros(1 << 16, np.int64)
-        self._spans = (self._row - 1) // _PAGE + 2  # pages of a row at most
-        self._limit: int | None = None
-        self._read = 0  # pages, by the last call
+        self._moves = static_kernels("disk_rows")
+        self._owners = DiskArena(self._disk.size // self._row * 8, self._far * 8, own.folder)
+        self._ids = np.frombuffer(self._owners._map, np.int64)  # of each slot
+        self._uses = np.frombuffer(Arena(self._far)._map, np.uint8)
+        self._there = np.zeros(0, np.uint8)  # of each slot of the file: whether it has a row
+        self._held = np.zeros(0, np.int64)  # rows of each block
+        self._counts = np.zeros(3, np.int64)
+        self._hand = self._in_file = self._moved = 0
+        self._early = int(self._words[EARLY_CHUNKS])
         self.grow(1)
+        self.keep_ahead(None if host.limit is None else host.room())
 
     @override
     def _rows_arena(self, size: int) -> Arena:
-        return DiskArena(size, self._own.folder)
+        return DiskArena(size, self._far * self._row, self._own.folder, self._row)
 
     @override
     def _most_rows(self, row: int) -> int:
         return 1 << 40  # the address space decides, and then the disk
+
+    @override
+    def _most(self, rows: int) -> list[int]:
+        sizes = super()._most(rows)
+        return [(self._far + self._blocks(rows) * self._block) * self._row, *sizes[1:]]
+
+    def _blocks(self, rows: int) -> int:
+        """Return how many blocks so many rows need: half as many again, so that some are nearly empty."""
+        return -(-rows * 3 // (2 * self._block)) + 4 * _SPARE
 
     # -- memory and disk -----------------------------------------------------------------------
 
     @property
     @override
     def bytes(self) -> int:
-        return super().bytes + self._used()[0] - self._disk.taken(self._used()[0])
+        return super().bytes - self._disk.taken(self._used()[0]) + len(self) * self._row
 
     @property
     @override
     def device_bytes(self) -> int:
-        """Bytes of the rows that are on the disk only."""
-        return max(self._used()[0] - self.resident_bytes, 0)
+        """Bytes of the rows that are on the disk."""
+        return self._in_file * self._row
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the pages that are in memory."""
-        return int(self._counts[self._pages.RESIDENT]) * _PAGE
+        """Memory of the rows that are there."""
+        return self._disk.near_taken(self._used()[0]) + int(self._words[NEXT_SLOT]) * _BESIDE
+
+    @property
+    @override
+    def next_slot(self) -> int:
+        return self._far + len(self._there)
+
+    @property
+    @override
+    def spare(self) -> int:
+        return self.max_rows - len(self)
+
+    @property
+    @override
+    def free(self) -> int:
+        return int(self._words[NEXT_SLOT]) - 1 - len(self) + self._in_file
 
     @override
     def has_lines(self, count: int) -> bool:
-        return super().has_lines(count) and self._size(count) <= self._disk.made
+        fits = self._words[NEXT_SLOT] + count <= self._far
+        return (
+            fits and super().has_lines(count) and self._blocks(len(self) + count) <= len(self._held)
+        )
 
-    def _size(self, more: int) -> int:
-        """Bytes of the rows with so many new ones, which take the free slots first."""
-        return (self.next_slot + max(more - self.free, 0)) * self._row
+    @override
+    def taken_at_most(self, more: int) -> int:
+        return super().taken_at_most(more) + 2 * (len(self) + more)  # what is known of slots
+
+    @override
+    def _used(self, more: int = 0) -> list[int]:
+        slots, chunks, parts = int(self._words[NEXT_SLOT]), int(self._words[CHUNKS]), self._parts
+        if more:
+            grown = FIRST_CHUNKS + (len(self) + more) * ROW_BYTES // (CHUNK_LINES * 64)
+            chunks = max(chunks, grown)
+            slots, parts = slots + more, max(parts, 4 * chunks)
+        return self._sizes(slots, chunks, parts)
 
     @override
     def grow(self, more: int) -> None:
-        self._disk.grow(self._size(more))
-        if len(self._states) < self._disk.made // _PAGE:
-            self._states = np.append(
-                self._states, np.zeros(self._disk.made // _PAGE - len(self._states), np.uint8)
+        if self._words[NEXT_SLOT] + more > self._far:
+            raise UsageError(
+                f"table {self._table!r} was asked to add {more} rows at once; at most "
+                f"{self._far - self._words[NEXT_SLOT]} have room in memory. Push fewer at a time"
             )
+        blocks = self._blocks(len(self) + more)
+        if blocks <= len(self._held):
+            return
+        self._disk.grow(blocks * self._block * self._row)
+        made = self._disk.made // (self._block * self._row)
+        self._owners.grow(made * self._block * 8)
+        new = made - len(self._held)
+        self._held = np.append(self._held, np.zeros(new, np.int64))
+        self._there = np.append(self._there, np.zeros(new * self._block, np.uint8))
+
+    @override
+    def reserve(self, rows: int) -> None:
+        self.grow(max(min(rows, self.max_rows) - len(self), 0))
+        self._lines.populate(0, min(rows, self.max_rows) * ROW_BYTES)
 
     @override
     def keep_ahead(self, room: int | None = None) -> None:
         super().keep_ahead(room)
-        if room is None:
-            self._limit = None
-            return
-        mine = self._disk.taken(self._used()[0])
-        self._limit = max(room + mine - self._own.taken(besides=self._table), LEAST) // _PAGE
-
-    # -- pages ---------------------------------------------------------------------------------
-
-    def use(self, slots: Ids) -> None:
-        """Have the pages of these rows in memory, and let others go if there are too many."""
-        self._let_go()
-        cold = np.empty(len(slots) * self._spans, np.int64)
-        start = time.perf_counter()
-        arguments = self._disk.file, self._states, self._counts, cold
-        self._read = self._pages.use(self.address, slots, *arguments)
-        assert self.paging is not None
-        if self._read:
-            self.paging.seconds += time.perf_counter() - start
-        self.paging.found = int(self._counts[self._pages.FOUND])
-        self.paging.read = int(self._counts[self._pages.READ])
-        self.paging.written = int(self._counts[self._pages.DROPPED])
-
-    def use_all(self) -> None:
-        """All rows are about to be read: their pages come one by one, and too many go with the next call."""
-        states = self._states[: -(-self._used()[0] // _PAGE)]
-        states[states == self._pages.COLD] = self._pages.IDLE
-        self._counts[self._pages.RESIDENT] = np.count_nonzero(self._states)
-
-    def _let_go(self) -> None:
-        if self._limit is None:
-            return
-        resident = int(self._counts[self._pages.RESIDENT])
+        size = self._default
+        if room is not None:
+            size = room + self._disk.taken(self._used()[0]) - self._own.taken(besides=self._table)
+        self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - (1 << 21))
         self._own.take(self._table, self.resident_bytes)
-        most = max(self._limit - self._limit // _PART - self._read, self._limit // 2)
-        while resident > most:
-            arguments = self._disk.file, len(self._states), most
-            self._pages.sweep(self.address, *arguments, self._states, self._counts, self._leaving)
-            if self._counts[self._pages.FAILED]:
-                self._end()
-            before, resident = resident, int(self._counts[self._pages.RESIDENT])
-            if before - resident < len(self._leaving) // 2:
-                return
 
-    def _end(self) -> None:
-        """End the process: rows are lost, and only a snapshot and the log have them."""
-        text = f"the disk of {self._own.folder!r} does not keep the rows of table {self._table!r}"
-        _log.critical("%s; start again from the log or a snapshot", text)
-        sys.stderr.write(f"{text}; start again from the log or a snapshot\n")
-        os._exit(1)
+    # -- where rows are ------------------------------------------------------------------------
+
+    def near(self, ids: Ids) -> Iterator[slice]:
+        """Yield parts of these ids. The rows of each are in memory until the next is asked for."""
+        most = max(self._limit // 4, 256)
+        for start in range(0, len(ids), most):
+            part = ids[start : start + most]
+            self._make_room()
+            cold = np.empty(len(part), np.int64)
+            count = self._moves.look(
+                self.address, address_of(part), len(part), self._far, self._uses, cold, self._counts
+            )
+            self._traffic.found = int(self._counts[self._moves.FOUND])
+            if count:
+                self._read(cold[:count])
+            new = int(self._counts[self._moves.UNKNOWN])
+            self._moved = count + new
+            yield slice(start, start + most)
+            if new:
+                self._meet(part)
+
+    def _meet(self, ids: Ids) -> None:
+        """Note of which ids the new rows are."""
+        slots = self.locate(ids)[0]
+        self._ids[slots] = ids
+        self._uses[slots] = np.maximum(self._uses[slots], self._moves.IDLE)
+
+    def _read(self, ids: Ids) -> None:
+        """Move these rows from the file to memory."""
+        for view in self.views:
+            view.keep(ids)
+        start = time.perf_counter()
+        slots, places = np.empty((2, len(ids)), np.int64)
+        known = self._uses, self._there, self._held, self._ids, slots, places
+        count = self._moves.fetch(self.address, ids, self._far, *known)
+        self._check(self._disk.transfer(False, slots[:count] * self._row, places[:count]))
+        self._count_file(-count)
+        self._traffic.read += count
+        self._traffic.seconds += time.perf_counter() - start
+
+    def _count_file(self, more: int) -> None:
+        self._in_file += more
+        # The index may have as many chunks as all rows allow, not only those in memory.
+        self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
+
+    def _make_room(self) -> None:
+        """Let rows go to the file, so that a call like the last one has room."""
+        most = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
+        over = len(self) - self._in_file - most
+        if over > 0:
+            over = max(over, min(self._limit // _PART, _AT_ONCE // 2))
+        while over > 0:
+            slots = np.empty(min(over, _AT_ONCE), np.int64)
+            count = self._moves.sweep(self.address, self._uses, len(slots), slots, self._counts)
+            if not count:
+                break
+            over -= self._let_go(slots[:count])
+        if self._words[NEXT_SLOT] > self._limit + self._limit // 32:
+            self._shrink()
+
+    def _let_go(self, slots: Ids) -> int:
+        """Move the rows of these slots in memory to the file. -> how many there are."""
+        ids = self._ids[slots]
+        there = self.locate(ids)[0] == slots
+        ids, slots = ids[there], slots[there]
+        if len(ids):
+            self._write(self._free_blocks(-(-len(ids) // self._block)), ids, super().gather(slots))
+            self._count_file(len(ids))
+        return len(ids)
+
+    def _shrink(self) -> None:
+        """Use fewer slots of memory. Rows behind those go to the file, whether they are in use or not."""
+        first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
+        for start in range(first, end, _AT_ONCE):
+            self._let_go(np.arange(start, min(start + _AT_ONCE, end)))
+        self._moves.chain(self.address, super().free_slots(), first)
+        self._uses[first:end] = self._moves.FREE
+        self._disk.forget(first * self._row)
+
+    def _write(self, blocks: Ids, ids: Ids, rows: Floats) -> None:
+        """Move these rows to free blocks, from wherever they are."""
+        for view in self.views:
+            view.keep(ids)
+        size = self._block * self._row
+        pages = _whole_pages(len(blocks) * size)
+        pages[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
+        first = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)  # of each run of blocks
+        sizes = np.diff(first, append=len(blocks)) * size
+        places = address_of(pages) + first * size
+        self._check(self._disk.transfer(True, blocks[first] * size, places, sizes))
+        slots = self._far + self._slots(blocks)[: len(ids)]
+        known = self._uses, self._there, self._held, self._ids
+        self._moves.settle(self.address, ids, slots, self._far, *known)
+        self._owners.unmap()
+        self._traffic.written += len(ids)
+
+    def _slots(self, blocks: Ids) -> Ids:
+        return (blocks[:, None] * self._block + np.arange(self._block)).reshape(-1)
+
+    def _free_blocks(self, count: int) -> Ids:
+        while True:
+            free = np.flatnonzero(self._held == 0)
+            if len(free) >= count + _SPARE:
+                return free[:count]
+            self._clean(free)
+
+    def _clean(self, free: Ids) -> None:
+        """Move the rows of nearly empty blocks to fewer blocks."""
+        size = self._block * self._row
+        window = np.arange(self._hand, self._hand + min(_WINDOW, len(self._held)))
+        window %= len(self._held)
+        window = window[self._held[window] > 0]
+        most = max(_SPARE * _SPARE, (1 << 20) // size)
+        blocks = window[np.argsort(self._held[window], kind="stable")[:most]]
+        needed = -(-np.cumsum(self._held[blocks]) // self._block)
+        gains = (np.arange(1, len(blocks) + 1) - needed)[needed < len(free)]
+        if not len(gains) or gains.max() <= 0:
+            self._hand = (self._hand + _WINDOW) % len(self._held)
+            return
+        count = int(np.argmax(gains)) + 1
+        blocks = np.sort(blocks[:count])
+        pages = _whole_pages(count * size)
+        places, sizes = address_of(pages) + np.arange(count) * size, np.full(count, size)
+        self._check(self._disk.transfer(False, blocks * size, places, sizes))
+        slots = self._slots(blocks)
+        there = self._there[slots] != 0
+        rows = pages.view(np.float32).reshape(len(slots), -1)[there]
+        self._write(free[: needed[count - 1]], self._ids[self._far + slots[there]], rows)
+
+    def _check(self, done: bool) -> None:
+        if not done:
+            end_for(
+                f"the disk of {self._own.folder!r} does not keep the rows of table {self._table!r}"
+            )
+
+    def drop(self) -> None:
+        """Keep no page of the file in memory, of those that were read or changed by address."""
+        self._check(self._disk.drop())
 
     # -- rows ----------------------------------------------------------------------------------
 
     @override
-    def keep(self, ids: Ids) -> None:
-        slots, unknown = self.locate(ids)
-        self.use(slots)
-        if unknown:
-            self._pages.expect(self.address, unknown, self._states, self._counts)
-        super().keep(ids)
+    def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
+        for part in self.near(ids):
+            super().put(ids[part], steps[part], rows[part])
 
     @override
-    def keep_segments(self, first: int, last: int) -> None:
-        self.use_all()
-        super().keep_segments(first, last)
+    def remove(self, ids: Ids) -> int:
+        self.keep(ids)
+        slots = self.locate(ids)[0]
+        in_file = slots >= self._far
+        there = np.unique(slots[in_file]) - self._far
+        # Free slots in memory are linked through their rows. The links of others go to row 0, which is none.
+        free, self._d[STRIDE] = self._words[FREE_ROW], 0
+        gone = super().remove(ids[in_file])
+        self._d[[FREE_ROW, STRIDE]] = free, self._row
+        self._there[there] = 0
+        np.subtract.at(self._held, there // self._block, 1)
+        self._count_file(-len(there))
+        return gone + super().remove(ids[~in_file])
 
     @override
-    def free_slots(self) -> Ids:
-        slots = super().free_slots()
-        self.use(slots)
-        return slots
+    def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
+        ids = super().decay(place, factors, least)
+        self.drop()
+        return ids
+
+    @override
+    def used(self) -> NDArray[np.uint64]:
+        bits = np.zeros(self.next_slot // 64 + 1, np.uint64)
+        end, words = int(self._words[NEXT_SLOT]), int(self._words[NEXT_SLOT]) // 64 + 1
+        bits[:words] = 2**64 - 1
+        beyond = np.arange(end, words * 64)
+        clear_bits(bits, np.concatenate([super().free_slots(), beyond, [0]]))
+        in_file = np.packbits(self._there, bitorder="little")
+        bits[self._far // 64 :].view(np.uint8)[: len(in_file)] = in_file
+        return bits
 
     @override
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """Those of a table that is not in memory as a whole come in the order of the file."""
-        ids, slots, steps = super().listed(first, last, step)
-        if self._limit is None or self._used()[0] <= self._limit * _PAGE:
-            return ids, slots, steps
-        order = np.argsort(slots)
-        return ids[order], slots[order], steps[order]
+        """Rows in memory come by segments, and those of the file in as many parts, in its order.
+
+        A row that moves meanwhile was kept before, so that it may be in two parts, or in none.
+        """
+        ids, slots, touched = super().listed(first, last, step)
+        near = slots < self._far
+        blocks = len(self._held)
+        part = slice(*(at * blocks // SEGMENT_COUNT * self._block for at in (first, last)))
+        there = self._far + part.start + np.flatnonzero(self._there[part])
+        also = self.recall(self._ids[there], step)
+        pairs = zip((ids[near], slots[near], touched[near]), also, strict=True)
+        ids, slots, touched = map(np.concatenate, pairs)
+        return ids, slots, touched
 
     @override
     def gather(self, slots: Ids) -> Floats:
-        parts = [slots[start : start + _AT_ONCE] for start in range(0, len(slots), _AT_ONCE)]
+        in_file = np.flatnonzero(slots >= self._far)
+        if not len(in_file):
+            return super().gather(slots)
         rows = np.empty((len(slots), self._width), np.float32)
-        for number, part in enumerate(parts):
-            self.use(part)
-            rows[number * _AT_ONCE : number * _AT_ONCE + len(part)] = super().gather(part)
+        near = slots < self._far
+        rows[near] = super().gather(slots[near])
+        places = slots[in_file] - self._far
+        first, end = int(places.min()), int(places.max()) + 1
+        if end - first <= 2 * len(places):
+            start = first * self._row // PAGE * PAGE
+            size = -(-(end * self._row - start) // PAGE) * PAGE
+            pages = _whole_pages(size)
+            where = np.array([[start], [address_of(pages)], [size]], np.int64)
+            self._check(self._disk.transfer(False, *where))
+            read = pages[first * self._row - start :][: (end - first) * self._row]
+            rows[in_file] = read.view(np.float32).reshape(end - first, -1)[places - first]
+        else:
+            to = address_of(rows) + in_file * self._row
+            self._check(self._disk.transfer(False, places * self._row, to))
         return rows
-
-    @override
-    def scatter(self, slots: Ids, rows: Floats) -> None:
-        self.use(slots)
-        super().scatter(slots, rows)
 
     @override
     def scores(self, spec: TableSpec, place: int) -> StoreScores:
         return DiskScores(spec, self, place)
+
+
+def _whole_pages(size: int) -> NDArray[np.uint8]:
+    """Bytes, of which the first is at the start of a page."""
+    room = np.empty(size + PAGE, np.uint8)
+    start = -address_of(room) % PAGE
+    return room[start : start + size]
 
 
 class DiskScores(HostScores):
@@ -293,17 +421,29 @@ class DiskScores(HostScores):
     _index: DiskRowMemory
 
     @override
+    def use(self, ids: Ids, step: int) -> None:
+        for part in self._index.near(ids):
+            super().use(ids[part], step)
+
+    @override
     def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
-        self._index.use_all()
-        return super()._rank(step, least, most, keys, ids)
+        count = super()._rank(step, least, most, keys, ids)
+        self._index.drop()
+        return count
 
 
 class DiskRowUpdate(HostRowUpdate):
-    """A rule at work on rows on disk. Pushes come with `keep`, see SparseTable."""
+    """A rule at work on rows on disk."""
 
     _index: DiskRowMemory
 
     @override
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        self._index.use(self._index.locate(ids)[0])
-        return super().pull_into(ids, out)
+        parts = self._index.near(ids)
+        return sum(super(DiskRowUpdate, self).pull_into(ids[part], out[part]) for part in parts)
+
+    @override
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        assert isinstance(gradients, np.ndarray)
+        for part in self._index.near(ids):
+            super().push(ids[part], gradients[part], scalars, step)

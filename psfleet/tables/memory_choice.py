@@ -15,6 +15,7 @@ from psfleet.schema.table import Device, TableSpec
 from psfleet.settings.declared_settings import JobSettings
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.device.cuda_memory import CudaMemory
+from psfleet.tables.disk_file import MappedRowMemory
 from psfleet.tables.disk_rows import DiskRowMemory, DiskRowUpdate
 from psfleet.tables.host_rows import HostRowMemory, index_kernels
 from psfleet.tables.memory_kind import DenseMemory, HostDenseMemory, MemoryKind
@@ -53,7 +54,7 @@ class HostMemory(MemoryKind):
 
 
 class DiskMemory(HostMemory):
-    """Files for the rows of sparse tables, of which the pages in use are in host memory."""
+    """Files for the rows of sparse tables, of which those in use are in host memory."""
 
     name: Device = "disk"
     label = "memory"
@@ -67,7 +68,10 @@ class DiskMemory(HostMemory):
     def sparse(
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
-        _load_kernels(spec, "disk_pages", *index_kernels(spec.entry is not None))
+        _load_kernels(spec, "disk_rows", *index_kernels(spec.entry is not None))
+        if spec.every_row:
+            mapped = MappedRowMemory(spec, max_rows, host, own)
+            return mapped, HostRowUpdate(spec, mapped), host
         rows = DiskRowMemory(spec, max_rows, host, own)
         return rows, DiskRowUpdate(spec, rows), host
 

@@ -64,7 +64,7 @@ class RowMemory(ABC):
     """
 
     max_rows: int
-    paging: "PageTraffic | None" = None
+    paging: "DiskTraffic | None" = None
 
     @property
     @abstractmethod
@@ -186,6 +186,10 @@ class RowMemory(ABC):
     def scatter(self, slots: Ids, rows: Floats) -> None:
         """Set whole rows."""
 
+    def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
+        """Set the rows of these ids, new ones for unknown ids, which count as pushed at these steps."""
+        self.scatter(self.place(ids, steps), rows)
+
     # -- what follows from these ---------------------------------------------------------------
 
     def entries(self) -> tuple[Ids, Ids]:
@@ -269,6 +273,12 @@ class RowStore(RowMemory):
     def free_slots(self) -> Ids:
         """The slots below `next_slot` that have no row; slot 0 is not among them."""
 
+    def used(self) -> NDArray[np.uint64]:
+        """A bit for each slot below `next_slot`, set in those that have a row."""
+        bits = np.full(self.next_slot // 64 + 1, 2**64 - 1, np.uint64)
+        clear_bits(bits, np.append(self.free_slots(), 0))
+        return bits
+
     @abstractmethod
     def scores(self, spec: TableSpec, place: int) -> StoreScores:
         """Return the scores of these rows; `place`: their offset within a stored row.
@@ -341,14 +351,14 @@ class RowTraffic:
 
 
 @dataclass
-class PageTraffic:
-    """Counts pages of rows on disk, of which one holds several rows.
+class DiskTraffic:
+    """Counts rows of a table on disk.
 
     Attributes:
-        found: Pages of rows that were asked for and in memory.
-        read: Those that were not in memory.
-        written: Pages that were let go, after what had changed in them was written.
-        seconds: Time in which calls waited for pages.
+        found: Rows that were asked for and in memory.
+        read: Those that were in the file. For each of them a page or two are read.
+        written: Rows that went to the file, those included that moved within it.
+        seconds: Time in which calls waited for reads.
     """
 
     found: int = 0
@@ -358,5 +368,15 @@ class PageTraffic:
 
     @property
     def used(self) -> int:
-        """Pages of rows that were asked for."""
+        """Rows that were asked for."""
         return self.found + self.read
+
+
+def set_bits(bits: NDArray[np.uint64], places: Ids) -> None:
+    """Set these bits of a row of words."""
+    np.bitwise_or.at(bits, places >> 6, np.uint64(1) << (places & 63).astype(np.uint64))
+
+
+def clear_bits(bits: NDArray[np.uint64], places: Ids) -> None:
+    """Clear them."""
+    np.bitwise_and.at(bits, places >> 6, ~(np.uint64(1) << (places & 63).astype(np.uint64)))

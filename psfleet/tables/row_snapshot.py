@@ -30,7 +30,7 @@ from psfleet.tables.row_data import (
     row_columns,
     row_group,
 )
-from psfleet.tables.row_memory import EVERY, Listed, RowStore
+from psfleet.tables.row_memory import EVERY, Listed, RowStore, clear_bits, set_bits
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -66,18 +66,16 @@ class FrozenRows:
         self._kept: list[Page] = []
         self._kernels = static_kernels("freezing")
         self._size = rows.next_slot  # slots from here on had no row
-        # A bit for each slot: nothing is left to read there. Slot 0 is none.
-        self._done = np.zeros(self._size // 64 + 1, np.uint64)
-        self._done[0] = 1
+        # A bit for each slot, set while there is something to read.
         if only is None:
-            free = rows.free_slots()
-            self._claim((free, free, free))
+            self._unread = rows.used()
             self.count = len(rows)
         else:
             self._only = rows.recall(only, step())
-            self.count = len(self._claim(self._only)[0])
-            np.invert(self._done, self._done)
-            self._done[0] |= np.uint64(1)
+            self._unread = np.zeros(self._size // 64 + 1, np.uint64)
+            set_bits(self._unread, self._only[1])
+            clear_bits(self._unread, np.zeros(1, np.int64))  # slot 0 is none
+            self.count = int(np.count_nonzero(np.unique(self._only[1])))
         self._left = self.count
         rows.views.append(self)
 
@@ -113,7 +111,7 @@ class FrozenRows:
             yield self._only
             return
         count = self._rows.listed_at_once
-        while count < EVERY[1] and 2 * count * self._size <= PAGE * EVERY[1]:
+        while count < EVERY[1] and 2 * count * self.count <= PAGE * EVERY[1]:
             count *= 2  # as many segments as have a page of rows
         for first in range(*EVERY, count):
             with self._lock:
@@ -133,7 +131,7 @@ class FrozenRows:
         count = len(listed[0])
         ids, slots, touched = (np.empty(count, np.int64) for _ in range(3))
         size = self._kernels.claim(
-            address_of(self._done),
+            address_of(self._unread),
             self._size,
             count,
             *map(address_of, listed),

@@ -347,8 +347,7 @@ class SparseTable:
             if len(new) > index.max_rows - len(index):
                 later = max(self.step, int(touched.max(initial=0))) + 1
                 self._admission.make_places(len(ids), later, index.max_rows)
-            slots = index.place(ids, touched)
-            index.scatter(slots, packed)
+            index.put(ids, touched, packed)
             self.scan.wrote(ids)
             self.traffic.restored += len(new)
             self._room.account()

@@ -11,7 +11,7 @@ from psfleet.observability.exposition import counter, encode, gauge, histogram, 
 from psfleet.platform.memory import resident
 from psfleet.shard.shard import Shard
 from psfleet.tables.memory_choice import KINDS
-from psfleet.tables.row_memory import PageTraffic
+from psfleet.tables.row_memory import DiskTraffic
 from psfleet.tables.sparse import SparseTable
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.connection_limit import ConnectionLimit
@@ -30,12 +30,12 @@ _TRAFFIC: tuple[tuple[str, str, Callable[[SparseTable], int]], ...] = (
     ("updated_rows", "Rows that pushes have updated", lambda table: table.traffic.updated),
     ("admitted_rows", "Rows that pushes have added", lambda table: table.admitted),
 )
-_PAGING: tuple[tuple[str, str, Callable[[PageTraffic], float]], ...] = (
-    ("disk_pages_used", "Pages of rows on disk that calls needed", lambda pages: pages.used),
-    ("disk_pages_found", "Those of them that were in memory", lambda pages: pages.found),
-    ("disk_pages_read", "Those of them that were read", lambda pages: pages.read),
-    ("disk_pages_written", "Pages that were written to go", lambda pages: pages.written),
-    ("disk_wait_seconds", "Time in which calls waited for pages", lambda pages: pages.seconds),
+_DISK: tuple[tuple[str, str, Callable[[DiskTraffic], float]], ...] = (
+    ("disk_rows_used", "Rows of tables on disk that calls needed", lambda rows: rows.used),
+    ("disk_rows_found", "Those of them that were in memory", lambda rows: rows.found),
+    ("disk_rows_read", "Those of them that were read", lambda rows: rows.read),
+    ("disk_rows_written", "Rows that went to the disk", lambda rows: rows.written),
+    ("disk_wait_seconds", "Time in which calls waited for rows", lambda rows: rows.seconds),
 )
 
 
@@ -161,7 +161,7 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
     for name, help, count in _TRAFFIC:
         yield counter(name, help, {n: count(t) for n, t in sparse.items()})
     if paging := {n: t.paging for n, t in sparse.items() if t.paging is not None}:
-        for name, help, value in _PAGING:
+        for name, help, value in _DISK:
             yield counter(name, help, {n: value(t) for n, t in paging.items()})
     yield counter(
         "dropped_rows",

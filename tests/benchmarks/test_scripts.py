@@ -77,6 +77,20 @@ def test_growth(tmp_path: Path) -> None:
         assert worst["ms"] >= median["ms"] > 0
 
 
+def test_disk(tmp_path: Path) -> None:
+    """Tables in memory and on disk, then W1 and W3 with each, in a folder that is empty afterwards."""
+    small = ("--rows", "20000", "--steps", "1", "--folder", str(tmp_path / "rows"))
+    (tmp_path / "rows").mkdir()
+    figures = run("disk.py", *small, folder=tmp_path)
+    memory, disk, *jobs = figures["rows"]
+    assert (memory["table"], disk["table"], figures["skipped"]) == ("cpu", "disk", {})
+    assert min(memory["M rows / CPU-s"], disk["M rows / CPU-s"]) > 0
+    assert [(row["job"], row["rows"]) for row in jobs] == [
+        *(("w1", "memory"), ("w1", "disk"), ("w3", "memory"), ("w3", "disk"))
+    ]
+    assert list((tmp_path / "rows").iterdir()) == []
+
+
 def test_startup(tmp_path: Path) -> None:
     """A launched fleet reaches its first step."""
     [row] = run("startup.py", "--no-cold", folder=tmp_path)["rows"]

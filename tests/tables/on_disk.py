@@ -1,6 +1,6 @@
 """A plugin of pytest (-p tests.tables.on_disk): rows of tables that name no device are on disk.
 
-Each table has as few pages in memory as it may have, so that rows come and go all the time.
+Each table has as few rows in memory as it may have, so that they come and go all the time.
 """
 
 import os
@@ -8,19 +8,19 @@ import tempfile
 
 import pytest
 
-from psfleet.tables import disk_rows
+from psfleet.tables import disk_file, disk_rows
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.disk_rows import DiskRowMemory
 from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.sparse import SparseTable
 
 _folder = tempfile.TemporaryDirectory()
-disk_rows.LEAST = 1 << 14
+disk_rows.LEAST = disk_file.LEAST = 1 << 14  # type: ignore[attr-defined]
 _keep_ahead = DiskRowMemory.keep_ahead
 
 
 def keep_ahead(self: DiskRowMemory, room: int | None = None) -> None:
-    """Let no more pages stay, whatever there is."""
+    """Let no more rows stay, whatever there is."""
     _keep_ahead(self, 0)
 
 

@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,8 +73,8 @@ def test_rows_on_disk_are_those_in_memory(name: str) -> None:
     assert snapshots[0] == snapshots[1]
     assert state(tables[0]) == state(tables[1])
     paging = tables[0].paging
-    assert paging is not None
-    assert min(paging.found, paging.read, paging.written) > 0
+    assert (paging is None) == (name == "every row")
+    assert paging is None or min(paging.found, paging.read, paging.written) > 0
 
 
 def test_a_full_disk_refuses_new_rows_alone() -> None:
@@ -125,6 +127,53 @@ def test_the_folder_is_empty_and_snapshots_move_both_ways(
         runtime.save(saved[1])
     wanted = [[part.tobytes() for part in one] for one in contents]
     assert wanted[0] == wanted[1] == wanted[2]
+
+
+@pytest.mark.parametrize(
+    ("changes_all", "what"),
+    [(False, "does not keep the rows of table 't'"), (True, "does not give back rows of tables")],
+)
+def test_a_page_that_cannot_be_read_ends_the_process(changes_all: bool, what: str) -> None:
+    """It says which disk failed, and what to do; whether rows are read by calls or by their addresses."""
+    code = f"""
+import os, numpy as np
+from tests.tables.test_disk import on_disk, disk_rows
+from tests.tables.test_freezing import EVERY_ROW, PLAIN
+disk_rows.LEAST = 4096
+table = on_disk(EVERY_ROW if {changes_all} else PLAIN)
+for first in range(0, 40000, 4000):
+    ids = np.arange(first, first + 4000)
+    table.push(ids, np.ones((4000, 3), np.float32), 0.1)
+disk = table._index._disk
+os.ftruncate(disk._file, 4096)
+os.dup2(os.open("/dev/null", os.O_RDWR), disk._direct)
+table.pull_into(np.arange(40000), np.empty((40000, 3), np.float32))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    said = (
+        f"the disk of '{os.environ['PSFLEET_DISK']}' {what}; start again from the log or a snapshot"
+    )
+    assert done.stderr.splitlines()[-1] == said
+
+
+def test_a_file_stays_small_and_snapshots_hold_what_was() -> None:
+    """Rows come and go ten times over: the file is not larger than for half as many rows again."""
+    there, memory = on_disk(PLAIN), SparseTable(PLAIN)
+    dice = np.random.default_rng(3)
+    for number in range(60):
+        ids = dice.permutation(20_000)[:4000]
+        for table in (there, memory):
+            table.push(ids, np.full((4000, 3), 0.01 * number, np.float32), 0.1)
+        if number == 30:
+            frozen = [table.freeze() for table in (there, memory)]
+    assert content(read_frozen(frozen[0])) == content(read_frozen(frozen[1]))
+    assert state(there) == state(memory)
+    index = there._index
+    assert isinstance(index, disk_rows.DiskRowMemory)
+    assert index._traffic.written > 200_000
+    assert len(index._there) * index._row < 1.5 * 20_000 * index._row + (2 << 20)
+    assert index._in_file == index._held.sum() == index._there.sum() > 15_000
 
 
 def test_where_rows_lie(tmp_path: Path) -> None:

@@ -23,16 +23,16 @@ def recall(d, ids, n, step, slots, touched):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def claim(bits, size, n, ids, slots, touched, to_ids, to_slots, to_touched):
-    """Set the bit of each slot below `size`; write out those whose bit was not set. -> how many."""
+    """Clear the bit of each slot below `size`; write out those whose bit was set. -> how many."""
     count = 0
     for i in range(n):
         slot = read_i64(slots, i)
         if slot >= size:
             continue
         word, bit = load_u64(bits, slot >> 6), uint64(1) << uint64(slot & 63)
-        if word & bit != uint64(0):
+        if word & bit == uint64(0):
             continue
-        store_u64(bits, slot >> 6, word | bit)
+        store_u64(bits, slot >> 6, word ^ bit)
         store_i64(to_ids, count, read_i64(ids, i))
         store_i64(to_slots, count, slot)
         store_i64(to_touched, count, read_i64(touched, i))

@@ -142,8 +142,7 @@ class TieredRowMemory(RowMemory):
     def _move(self, ids: Ids, source: RowStore, target: RowStore, step: int) -> None:
         for start in range(0, len(ids), _PAGE):
             part, slots, touched = source.recall(ids[start : start + _PAGE], step)
-            rows = source.gather(slots)
-            target.scatter(target.place(part, touched), rows)
+            target.put(part, touched, source.gather(slots))
             source.remove(part)
 
     def on_host(self, ids: Ids) -> Mask:
