@@ -5,9 +5,11 @@ While that lasts, no shard takes anything that would change its rows. Ids and ra
 in another order, make the same tables.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import CreateTable, FrozenShard, PartState, RestorePart, WriteState
@@ -16,26 +18,31 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.shard.shard_tables import DeltaBases
 from psfleet.shard.updates import StaleGradients
-from psfleet.tables.row_data import CANDIDATE_IDS, ROW_IDS, TableClock, furthest
+from psfleet.tables.row_data import CANDIDATE_IDS, REMOVED, ROW_IDS, TableClock, furthest
 from psfleet.tables.row_snapshot import FrozenTable
 
 Dealt = CreateTable | RestorePart | WriteState
 
 
-def dealt(frozen: FrozenShard, servers: int) -> Iterator[tuple[int, Dealt]]:
+def dealt(frozen: FrozenShard, servers: int, ahead: bool = False) -> Iterator[tuple[int, Dealt]]:
     """Yield what each of `servers` servers gets of these tables: the server, and a record for it.
 
     Ids that were evicted are not told: their positions count those of as many servers.
+
+    Args:
+        frozen: The shard; with `since`, of rows what has changed since those that were dealt ahead.
+        servers: Number of servers.
+        ahead: Only rows, which may change before the others get them again.
     """
     for table in frozen.tables:
         for server in range(servers):
             held = np.zeros(_values(table.spec, server, servers), np.float32)
             yield server, CreateTable(table.spec, held)
     for table in frozen.tables:
-        if table.spec.kind == "dense":
+        if table.spec.kind == "sparse":
+            yield from _dealt_rows(table, servers, bool(frozen.since), ahead)
+        elif not ahead:
             yield from _dealt_values(table, frozen, servers)
-        else:
-            yield from _dealt_rows(table, servers)
 
 
 def _values(spec: TableSpec, server: int, servers: int) -> int:
@@ -45,10 +52,17 @@ def _values(spec: TableSpec, server: int, servers: int) -> int:
     return high - low
 
 
-def _dealt_rows(table: FrozenTable, servers: int) -> Iterator[tuple[int, Dealt]]:
+def _dealt_rows(
+    table: FrozenTable, servers: int, changes: bool, ahead: bool
+) -> Iterator[tuple[int, Dealt]]:
     spec, group = table.spec, servers_of(table.spec, servers)
-    for page in table.pages():
-        ids = page.get(ROW_IDS, page.get(CANDIDATE_IDS))
+    pages: Iterable[Mapping[str, NDArray[Any]]] = table.pages()
+    if changes and spec.entry is not None:  # what goes makes room for what comes
+        pages = sorted(pages, key=lambda page: REMOVED not in page)
+    for page in pages:
+        ids = page.get(ROW_IDS, page.get(REMOVED))
+        if ids is None and not ahead:
+            ids = page.get(CANDIDATE_IDS)
         if ids is None:
             continue
         for server in group:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from psfleet.errors import ServerUnavailable, UsageError
-from psfleet.formats import read_ready, read_scaled, write_scale_ready
+from psfleet.formats import SCALE_READY, read_ready, read_scaled, write_scale_ready
 from psfleet.mode_runtimes.switch import connect
 from psfleet.platform.sockets import make_private_folder
 from psfleet.runtime.interface import Runtime
@@ -218,6 +218,11 @@ class LocalFleet:
         wanted = (*self.endpoints[: self.servers], *started)[:servers]
         self.endpoints = self.endpoints[: self.servers]
         write_scale_ready(self._folder, self._move, wanted)
+        deadline = time.monotonic() + self.start_within
+        while (self._folder / SCALE_READY).exists():  # until rows are sent ahead
+            if time.monotonic() > deadline:
+                raise ServerUnavailable(f"server 0 has sent no rows: {self.log(0)}")
+            time.sleep(_LOOK)
 
     def settle(self) -> str:
         """End the servers that are not in the fleet after a move; why there was none, or nothing."""

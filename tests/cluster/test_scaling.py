@@ -42,6 +42,9 @@ def train(runtime: Runtime, fleet: LocalFleet, moves: Sequence[int]) -> list[Tab
     for spec in TABLES:
         runtime.create(spec, None if spec.kind == "sparse" else np.ones(spec.shape, np.float32))
     for step in range(STEPS):
+        asks = moves and step % 3 == 2 and runtime.worker_index == 0
+        if asks:  # the step after it is made while rows are on their way
+            fleet.scale(moves[step // 3])
         dice = np.random.default_rng((runtime.worker_index, step))
         ids = np.unique(dice.integers(-300, 300, 200))
         pulled = runtime.pull([Read(spec.key, ids_of(spec, ids)) for spec in TABLES])
@@ -52,8 +55,10 @@ def train(runtime: Runtime, fleet: LocalFleet, moves: Sequence[int]) -> list[Tab
             ]
         )
         if step % 3 == 2:
-            move = moves[step // 3] if moves else 0
-            meet(runtime, fleet, move if runtime.worker_index == 0 else 0)
+            runtime.barrier()
+            if asks:
+                assert not fleet.settle()
+                assert runtime.server_num == fleet.servers == moves[step // 3]
     runtime.barrier()
     return [runtime.read_table(spec.key) for spec in TABLES]
 
@@ -102,6 +107,31 @@ def test_sync_mode_keeps_its_bits() -> None:
     """A job whose servers become four, then three, then one ends with the bits of one that stays as it is:
     dense tables that are cut anew, rows, ids that wait for theirs, and what rules remember."""
     assert_same(trained("sync", (4, 3, 1)), trained("sync", ()))
+
+
+def test_rows_are_followed_until_the_workers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that trains on for a while before it meets the others finds what it has pushed meanwhile: rows
+    that changed, rows that came, and rows that went."""
+    monkeypatch.setattr("psfleet_server.engine.server_scaling._FOLLOW", 0.0)
+    states = []
+    for servers in (3, 0):
+        with LocalFleet(2, 1, in_process=True) as fleet:
+            runtime = fleet.connect(0, "async")
+            runtime.create(ROWS)
+            dice = np.random.default_rng(3)
+            for step in range(300):
+                if servers and step == 10:
+                    fleet.scale(servers)
+                ids = np.unique(dice.integers(0, 40 * (step + 1), 50))
+                [values] = runtime.pull([Read(ROWS.key, ids)])
+                runtime.push([Gradient(ROWS.key, values - 1, ids, 0.01)])
+                if step % 40 == 39:
+                    runtime.shrink(ROWS.key, unseen=30)
+            runtime.barrier()
+            assert not servers or not fleet.settle()
+            states.append([runtime.read_table(ROWS.key)])
+            runtime.close()
+    assert_same(*states)
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "geo"])

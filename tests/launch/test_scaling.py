@@ -81,7 +81,7 @@ def test_a_new_server_that_is_killed(
     (tmp_path / "hold").touch()
     job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
     assert main(["scale", "j", "--servers", "3", "--wait", "0", *logs]) == 2
-    job.until(lambda: (tmp_path / "psfleet-logs/j/scale.ready").exists(), "a third server")
+    job.until_logged("serverlog.0", "rows are copied for 3 servers")
     os.kill(job.pid_of("server", 2), signal.SIGKILL)
     (tmp_path / "hold").unlink()
     assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/scaling.proto, SHA-256 e193a5b9c765452acfb508b4856cbd2508b382f06b9ab76c3da18023315946b8
+# From protos/psfleet/v1/scaling.proto, SHA-256 520d16aadceda72815ccdb801094c18d21844b85754ec35052bf05feab8e3f70
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,12 +7,14 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenMoveRequest(_message.Message):
-    __slots__ = ("number", "servers")
+    __slots__ = ("number", "servers", "ahead")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     number: int
     servers: int
-    def __init__(self, number: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, number: _Optional[int] = ..., servers: _Optional[int] = ..., ahead: bool = ...) -> None: ...
 
 class OpenMoveReply(_message.Message):
     __slots__ = ("boot",)
@@ -21,12 +23,14 @@ class OpenMoveReply(_message.Message):
     def __init__(self, boot: _Optional[int] = ...) -> None: ...
 
 class SendRowsRequest(_message.Message):
-    __slots__ = ("number", "servers")
+    __slots__ = ("number", "servers", "ahead")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     number: int
     servers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, number: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., ahead: bool = ...) -> None: ...
 
 class SendRowsReply(_message.Message):
     __slots__ = ()

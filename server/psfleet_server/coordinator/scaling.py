@@ -85,6 +85,11 @@ class ScaleRequestFile:
                 _log.warning(f"the servers that were started are ignored: {error}")
             return self._request
 
+    def take(self) -> None:
+        """The request is under way; a later process does not begin it again."""
+        if self._folder is not None:
+            (self._folder / SCALE_READY).unlink(missing_ok=True)
+
     def ask(self, servers: int) -> None:
         """Ask the launcher for another number of servers.
 

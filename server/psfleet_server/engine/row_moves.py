@@ -11,16 +11,20 @@ from collections.abc import Iterable, Sequence
 from psfleet.errors import ConfigError, ProtocolError
 from psfleet.faults import CrashFaults
 from psfleet.schema.table import TableSpec
+from psfleet.shard.events import FrozenShard
 from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
+from psfleet.shard.shard_tables import DeltaBases
 from psfleet.wire.connections.access import Access
 from psfleet.wire.server_state import read_state
 from psfleet.wire.v1 import scaling_pb2
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import decode, encode
+from psfleet_server.durability.snapshot_writer import Throttle
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
 
 _CHUNK = 4 << 20  # bytes of one message, about
+_SHARE = 0.4  # of one processor that rows take while training goes on
 _PATIENCE = 120.0  # seconds for a server to take one
 
 
@@ -39,18 +43,28 @@ class RowMoves:
         self._crashes = CrashFaults.wanted()
         self._number = 0
         self._taken: DealtShard | None = None
+        self._sent = DeltaBases()  # what has changed since rows were sent ahead
 
-    def open(self, number: int, servers: int) -> None:
-        """A move begins; one that had begun before is given up.
+    def open(self, number: int, servers: int, ahead: bool) -> None:
+        """A move begins, or is going to; one that had begun before is given up.
+
+        Args:
+            number: Number of the move. What was taken ahead under this number stays.
+            servers: Number of servers afterwards.
+            ahead: Training goes on for now.
 
         Raises:
             ConfigError: This server cannot take part in any.
         """
         self._check()
         shard = self._host.shard
-        with self._lock:
-            self._number = number
-            self._taken = DealtShard(shard, servers) if shard.index < servers else None
+        if number != self._number:
+            self.abandon(self._number)
+            with self._lock:
+                self._number = number
+                self._taken = DealtShard(shard, servers) if shard.index < servers else None
+        if ahead:
+            return
         with self._host.lock:
             cut = shard.cuts.under_way
             shard.moving = True
@@ -93,8 +107,10 @@ class RowMoves:
         assert self._taken is not None
         return self._taken.shard.tables[key].spec
 
-    def send(self, number: int, endpoints: Sequence[str]) -> None:
-        """Send all that this server holds to whom it is going to belong.
+    def send(self, number: int, endpoints: Sequence[str], ahead: bool) -> None:
+        """Send all that this server holds to whom it is going to belong, or what has changed since it did so.
+
+        `ahead`: Send rows alone, and remember which change from now on; training goes on.
 
         Raises:
             PsfleetError: A server did not take its part.
@@ -103,7 +119,13 @@ class RowMoves:
         with self._host.lock:
             if number != self._number:
                 raise ProtocolError(f"server {shard.index} takes part in no move {number}")
-            frozen = shard.freeze()
+            since = number if number in self._sent else 0
+            tables = self._sent.freeze(shard.tables, since)
+            frozen = FrozenShard(0, shard.index, shard.servers, tables, shard.state(), since=since)
+            self._sent.forget(shard.tables, 0)
+            if ahead:
+                self._sent.remember(shard.tables, number)
+        throttle = Throttle(_SHARE if ahead else 1.0)
         with contextlib.ExitStack() as opened:
             opened.callback(frozen.close)
             ways: list[_Way] = []
@@ -111,12 +133,14 @@ class RowMoves:
                 peer = Peer(f"server {server} at {endpoint}", endpoint, self._access)
                 opened.callback(peer.close)
                 ways.append(_Way(peer, number))
-            for server, record in dealt(frozen, len(endpoints)):
+            for server, record in dealt(frozen, len(endpoints), ahead):
                 if server == shard.index:
                     with self._lock:
                         self._of(number).take(record)
                 else:
                     ways[server].put(record)
+                if ahead:
+                    throttle.rest()
             for way in ways:
                 way.flush()
         self._reach("sent")
@@ -128,7 +152,7 @@ class RowMoves:
                 return
             taken, shard = self._of(number), self._host.shard
             taken.replace(shard, read_state(memoryview(state)).shard if shard.index else None)
-            self._taken = None
+            self._taken, self._sent = None, DeltaBases()
             self._host.lanes.forget_layouts()
         self._reach("adopted")
 
@@ -137,6 +161,7 @@ class RowMoves:
         with self._lock, self._host.lock:
             if number == self._number:
                 self._taken, self._host.shard.moving = None, False
+                self._sent.forget(self._host.shard.tables, 0)
 
 
 class _Way:

@@ -1,13 +1,15 @@
 """The hands of server 0 for another number of servers: moves the rows, decides, and tells everybody.
 
-Until the decision any error gives the move up, and the fleet goes on with the servers that it has. The
+Rows are sent ahead while training goes on, and then at the next collective those that have changed. Until the
+decision any error gives the move up, and the fleet goes on with the servers that it has. The
 decision is the file that the launcher reads: from then on the new servers are the fleet's, and each is told
 until it has answered. All workers wait at a collective meanwhile.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.wire.connections.access import Access
 from psfleet.wire.server_state import write_state
 from psfleet.wire.v1 import scaling_pb2
-from psfleet_server.coordinator.scaling import ScaleRequest
+from psfleet_server.coordinator.scaling import ScaleRequest, Scaling
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import server_state
 from psfleet_server.engine.shard_host import ShardHost
@@ -30,6 +32,11 @@ _log = log_of(__name__)
 _REPLY = 10.0  # seconds for a server to answer a call without rows
 _MOVED = 600.0  # seconds for a server to send its rows
 _PAUSE = 0.05
+_LOOK = 0.2  # seconds between two looks for a request
+_ROUNDS = (
+    3  # of rows sent ahead: all, those that changed meanwhile, and those that changed during that
+)
+_FOLLOW = 2.0  # seconds between two more, until the workers meet
 
 
 class ServerScaling:
@@ -56,6 +63,8 @@ class ServerScaling:
         self._folder = folder
         self._present = present
         self._moved = moved
+        self._ahead: ScaleRequest | None = None  # whose rows are sent ahead
+        self._followed = 0.0  # when they were sent last
         self._wanted = threading.Event()
         self._over = threading.Event()
         self._thread = ServiceThread(self._run, "scaling")
@@ -76,46 +85,100 @@ class ServerScaling:
             self._thread.join()
 
     def _run(self) -> None:
+        coordinator = self._host.coordinator
+        assert coordinator is not None
         while not self._over.is_set():
-            self._wanted.wait()
+            self._wanted.wait(_LOOK)
             self._wanted.clear()
-            coordinator = self._host.coordinator
-            assert coordinator is not None
             with self._host.lock:
-                request = coordinator.scaling.moving
-            if request is not None and not self._over.is_set():
-                self._carry_out(request)
+                moving, done = coordinator.scaling.moving, coordinator.scaling.done
+            if self._over.is_set():
+                return
+            if moving is not None:
+                self._carry_out(moving)
+            elif self._ahead is not None:
+                self._follow(self._ahead, coordinator.scaling)
+            elif self._present():
+                request = self._host.scale_file.look()
+                if request is not None and request.number > done:
+                    self._send_ahead(request, coordinator.scaling)
+
+    def _peers(self, request: ScaleRequest, opened: contextlib.ExitStack) -> list[Peer]:
+        """The servers that there are, and those that there are to be besides."""
+        endpoints, peers = [*self._present()], []
+        for server, endpoint in enumerate([*endpoints, *request.endpoints[len(endpoints) :]]):
+            peers.append(Peer(f"server {server} at {endpoint}", endpoint, self._access))
+            opened.callback(peers[-1].close)
+        return peers
+
+    def _send_ahead(self, request: ScaleRequest, scaling: Scaling) -> None:
+        """Have rows taken before the workers wait, and then those that have changed meanwhile; after that the
+        next collective is the moment.
+        """
+        with contextlib.ExitStack() as opened:
+            peers = self._peers(request, opened)
+            try:
+                for _ in range(_ROUNDS):
+                    self._move(request, peers, ahead=True)
+            except PsfleetError as error:
+                self._give_up(request, peers, error)
+                scaling.done = request.number
+            else:
+                _log.info(f"rows are copied for {len(request.endpoints)} servers; workers may meet")
+                self._ahead, self._followed = request, time.monotonic()
+                with self._host.lock:
+                    scaling.request = request
+        self._host.scale_file.take()
+
+    def _follow(self, request: ScaleRequest, scaling: Scaling) -> None:
+        """Have what has changed taken again now and then, until the workers meet.
+
+        If that fails, nobody knows what has been taken: the request is given up.
+        """
+        if time.monotonic() - self._followed < _FOLLOW:
+            return
+        with contextlib.ExitStack() as opened:
+            peers = self._peers(request, opened)
+            try:
+                self._move(request, peers, ahead=True)
+            except PsfleetError as error:
+                self._give_up(request, peers, error)
+                self._ahead = None
+                with self._host.lock:
+                    scaling.request = None
+        self._followed = time.monotonic()
 
     def _carry_out(self, request: ScaleRequest) -> None:
-        before = [*self._present()]
-        endpoints: Sequence[str] = request.endpoints
-        boots: Mapping[int, int] = {}
+        endpoints, is_given_up, self._ahead = request.endpoints, self._ahead is None, None
+        boots: dict[int, int] = {}
         with contextlib.ExitStack() as opened:
-            peers = []
-            for server, endpoint in enumerate([*before, *endpoints[len(before) :]]):
-                peers.append(Peer(f"server {server} at {endpoint}", endpoint, self._access))
-                opened.callback(peers[-1].close)
+            peers = [] if is_given_up else self._peers(request, opened)
             try:
-                boots = self._move(request, peers, len(before))
-                self._decide(request)
+                if is_given_up:
+                    endpoints = ()
+                else:
+                    boots = self._move(request, peers)
+                    self._decide(request)
             except PsfleetError as error:
                 self._give_up(request, peers, error)
                 endpoints = ()
-            else:
+            if endpoints:
                 self._tell(request, peers[: len(endpoints)])
                 self._moved(endpoints)
-        self._host.meet(lambda c: c.scaled(tuple(endpoints), boots))
+        self._host.meet(lambda c: c.scaled(endpoints, boots))
 
-    def _move(self, request: ScaleRequest, peers: Sequence[Peer], before: int) -> dict[int, int]:
+    def _move(
+        self, request: ScaleRequest, peers: Sequence[Peer], ahead: bool = False
+    ) -> dict[int, int]:
         """Have all rows taken by those to whom they are going to belong; the processes of these."""
-        count = len(request.endpoints)
-        open_move = scaling_pb2.OpenMoveRequest(number=request.number, servers=count)
-        message = open_move.SerializeToString()
+        number, count, before = request.number, len(request.endpoints), len(self._present())
+        begin = scaling_pb2.OpenMoveRequest(number=number, servers=count, ahead=ahead)
+        message = begin.SerializeToString()
         boots = {}
         for server, peer in enumerate(peers):
             reply = peer.call("Scaling/Open", message, _REPLY)
             boots[server] = scaling_pb2.OpenMoveReply.FromString(reply).boot
-        send = scaling_pb2.SendRowsRequest(number=request.number, servers=request.endpoints)
+        send = scaling_pb2.SendRowsRequest(number=number, servers=request.endpoints, ahead=ahead)
         message = send.SerializeToString()
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
             for _ in senders.map(lambda p: p.call("Scaling/Send", message, _MOVED), peers[:before]):

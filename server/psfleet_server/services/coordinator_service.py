@@ -80,13 +80,12 @@ class CoordinatorService:
     def barrier(self, request: bytes, reply: DeferredReply) -> None:
         message = parsed(coordinator_pb2.BarrierRequest, request)
         arrival = Arrival(message.worker, message.incarnation, message.number)
-        mode_request, scale_request = self._host.mode_requests.look(), self._host.scale_file.look()
+        mode_request = self._host.mode_requests.look()
 
         def arrive(coordinator: Coordinator) -> Sequence[Outcome]:
             coordinator.worker_requests.mode_request = (
                 mode_request or coordinator.worker_requests.mode_request
             )
-            coordinator.scaling.request = scale_request or coordinator.scaling.request
             return coordinator.arrive(arrival, reply)
 
         self._host.meet(arrive, reply)
@@ -112,13 +111,7 @@ class CoordinatorService:
             message.round,
             (message.leases, message.samples),
         )
-        scale_request = self._host.scale_file.look()
-
-        def arrive(coordinator: Coordinator) -> Sequence[Outcome]:
-            coordinator.scaling.request = scale_request or coordinator.scaling.request
-            return coordinator.arrive(arrival, reply)
-
-        self._host.meet(arrive, reply)
+        self._host.meet(lambda c: c.arrive(arrival, reply), reply)
 
     def scale(self, request: bytes) -> bytes:
         self._host.scale_file.ask(parsed(coordinator_pb2.ScaleRequest, request).servers)

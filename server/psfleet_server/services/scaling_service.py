@@ -31,12 +31,12 @@ class _ScalingService:
 
     def open(self, request: bytes) -> bytes:
         message = parsed(scaling_pb2.OpenMoveRequest, request)
-        self._moves.open(message.number, message.servers)
+        self._moves.open(message.number, message.servers, message.ahead)
         return encoded(scaling_pb2.OpenMoveReply(boot=self._host.boot))
 
     def send(self, request: bytes) -> bytes:
         message = parsed(scaling_pb2.SendRowsRequest, request)
-        self._moves.send(message.number, message.servers)
+        self._moves.send(message.number, message.servers, message.ahead)
         return encoded(scaling_pb2.SendRowsReply())
 
     def fill(self, request: bytes) -> bytes:
