@@ -163,6 +163,12 @@ def test_connections(tmp_path: Path) -> None:
     assert row["server's CPU us / step"] > 0
 
 
+def test_rescale(tmp_path: Path) -> None:
+    """Each number of servers gets a line."""
+    rows = run("rescale.py", "--rows", "2000", folder=tmp_path)["rows"]
+    assert [row["to servers"] for row in rows] == [4, 3, 2]
+
+
 def test_many_workers(tmp_path: Path) -> None:
     """Each part of a fleet is measured for each number of workers."""
     figures = run("many_workers.py", "--workers", "4,8", folder=tmp_path)
