@@ -251,7 +251,8 @@ class Follower:
         return None
 
     def _newest(self) -> FoundSnapshot | None:
-        own = Path(self._job, "snapshots") if isinstance(self._job, str | os.PathLike) else ""
+        job = self._job if isinstance(self._job, str | os.PathLike) else ""
+        own = Path(job, "snapshots") if job and Path(job).is_dir() else ""
         found = _newest(self._snapshot or str(own))
         if not found:
             return None

@@ -118,6 +118,14 @@ def test_freshness(tmp_path: Path) -> None:
     assert followed["CPU us / step"] > 0
 
 
+def test_look_ups(tmp_path: Path) -> None:
+    """Each call of a followed service has a time, quiet and while rows change."""
+    quiet, busy = run("look_ups.py", "--rate", "50", "--short", folder=tmp_path)["rows"]
+    for row in (quiet, busy):
+        assert 0 < row["p50 ms"] <= row["p99 ms"]
+        assert row["CPU us / call"] > 0
+
+
 def test_small_steps(tmp_path: Path) -> None:
     """Each fleet with each transport takes some time of the servers and some of the workers."""
     small = ("--steps", "2", "--servers", "1", "--groups", "all")

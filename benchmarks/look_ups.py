@@ -1,0 +1,118 @@
+"""Look-ups of rows over gRPC in an open loop: their times with and without a training that is followed.
+
+A service follows two servers with a table of a million ids and rows of 16. A client in another process asks
+for 200 ids a call at a steady rate over a few connections; the time of a call counts from the moment at which
+it was due. In turn a worker pushes 20,000 rows a second, and none.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from processes import environment
+from reporting import Report, arguments, finish
+from serving import cpu_of
+
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.serving import ServingClient
+from psfleet.testing.local_fleet import LocalFleet
+
+DIM, IDS, ROWS = 16, 200, 1_000_000
+CONNECTIONS, PUSHED = 4, 20_000
+SPEC = TableSpec("rows", "sparse", (DIM,), make_rule("adam", {}))
+
+
+def ask(address: str, rate: int, calls: int) -> None:
+    """Make calls at times that are due, by a thread for each connection, and print their milliseconds."""
+    times: list[float] = []
+    begin = time.monotonic() + 0.5
+
+    def work(number: int) -> None:
+        dice = np.random.default_rng(number)
+        batches = [dice.integers(0, ROWS, IDS) for _ in range(64)]
+        with ServingClient(address) as client:
+            client.look_up("rows", batches[0])
+            for call in range(number, calls, CONNECTIONS):
+                due = begin + call / rate
+                time.sleep(max(due - time.monotonic(), 0.0))
+                client.look_up("rows", batches[call % len(batches)])
+                times.append((time.monotonic() - due) * 1e3)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(times))
+
+
+def measured(address: str, pid: int, rate: int, calls: int) -> dict[str, float]:
+    """Milliseconds of the calls, and the CPU of the service for each."""
+    command = [sys.executable, __file__, "--ask", address, str(rate), str(calls)]
+    before = cpu_of(pid)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(), check=True)
+    times = json.loads(done.stdout)
+    cpu = (cpu_of(pid) - before) / calls
+    found = {f"p{level:g} ms": float(np.percentile(times, level)) for level in (50, 90, 99)}
+    return {**found, "CPU us / call": cpu * 1e6}
+
+
+def main() -> None:
+    """Measure and print."""
+    if sys.argv[1:2] == ["--ask"]:
+        ask(sys.argv[2], *map(int, sys.argv[3:5]))
+        return
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rate", type=int, default=2000, help="calls in a second")
+    options = parser.parse_args()
+    calls = options.rate * (2 if options.short else 15)
+    report = Report("look_ups", f"Look-ups of {IDS} ids x {DIM}, {options.rate:,} calls a second")
+    over, pushes = threading.Event(), threading.Event()
+    with LocalFleet(servers=2, workers=1) as fleet, contextlib.ExitStack() as stack:
+        runtime = fleet.connect(0, "async")
+        runtime.create(SPEC)
+        for ids in np.array_split(np.arange(ROWS), 100):
+            gradient = np.full((len(ids), DIM), 0.01, np.float32)
+            runtime.push([Gradient(SPEC.key, gradient, ids, 1e-3)]).wait()
+
+        def push() -> None:
+            dice, due = np.random.default_rng(0), time.monotonic()
+            while not over.wait(max(due - time.monotonic(), 0.0)):
+                due = max(due, time.monotonic() - 1.0) + IDS / PUSHED
+                if pushes.is_set():
+                    ids = dice.choice(ROWS, IDS, replace=False)
+                    gradient = np.full((IDS, DIM), 0.01, np.float32)
+                    runtime.push([Gradient(SPEC.key, gradient, ids, 1e-3)]).wait()
+
+        thread = threading.Thread(target=push)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(over.set)
+        line = ["serve", "--follow", ",".join(fleet.endpoints), "--port", "0", "--http-port", "0"]
+        command = [sys.executable, "-m", "psfleet", *line]
+        service: Any = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        stack.callback(service.wait)
+        stack.callback(service.terminate)
+        address = service.stdout.readline().partition("gRPC ")[2].partition(",")[0]
+        for run in range(options.runs):
+            for name, is_on in (("followed, quiet", False), ("followed, 20,000 rows/s", True)):
+                (pushes.set if is_on else pushes.clear)()
+                figures = measured(address, service.pid, options.rate, calls)
+                report.rows.append({"contender": name, "run": run + 1, **figures})
+        over.set()
+        thread.join()
+        runtime.close()
+    finish(report, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
