@@ -1,4 +1,4 @@
-"""What a follower decides, without I/O: what it asks the servers for, and when it has the next cut."""
+"""Decisions of a follower, without I/O: what it asks the servers for, and when it has the next cut."""
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
