@@ -26,7 +26,7 @@ class Http2Server:
     Args:
         listener: The socket; the server closes it.
         wrap: Makes a transport of an accepted socket; with TLS it shakes hands.
-        behaviors: What answers calls, by path.
+        behaviors: Handlers of calls, by path.
         settings: Settings of the server.
         say: Gets a line for the log when connections were closed because they were too many.
         messages: Counts those that are on their way; None: they are those of this server alone.

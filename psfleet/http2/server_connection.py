@@ -72,7 +72,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     Attributes:
         is_authenticated: True if a permitted call has come.
-        later: What to do once all calls are taken that have come, by this connection's thread.
+        later: Functions that this connection's thread calls once it has taken all calls that have come.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class GrpcPrediction:
                 self._guarded(self._reflect), IncomingCall.close
             ),
         }
-        """What answers calls, by path."""
+        """Handlers of calls, by path."""
 
     def stop(self) -> None:
         """Say to those that watch that it serves no more."""

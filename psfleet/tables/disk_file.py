@@ -129,7 +129,7 @@ class DiskArena(Arena):
     def transfer(self, writes: bool, offsets: Ids, places: Ids, sizes: Ids | None = None) -> bool:
         """Read ranges of the file to these addresses, or write them from there. -> whether all came through.
 
-        sizes: Of whole pages, at addresses of pages; None: rows are read.
+        sizes: Bytes of each range, whole pages at addresses of pages; None: those of a row.
         """
         if not len(self._work):
             self._begin()

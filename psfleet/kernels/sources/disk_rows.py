@@ -183,8 +183,8 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
     for i in range(n):
         longest = max(longest, sizes[i])
     room = (longest + 2 * PAGE - 2) // PAGE * PAGE
-    requests, orders = work, work + AT_ONCE * REQUEST
-    events, idle = orders + AT_ONCE * 8, orders + AT_ONCE * (8 + EVENT)
+    requests, request_addresses = work, work + AT_ONCE * REQUEST
+    events, idle = request_addresses + AT_ONCE * 8, request_addresses + AT_ONCE * (8 + EVENT)
     for k in range(AT_ONCE):
         store_i64(idle, k, k)
     free, sent, done = AT_ONCE, 0, 0
@@ -201,7 +201,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             number = sent * AT_ONCE + k
             if ask(context, request, file, operation, number, place, last - first, first) == 0:
                 return done
-            store_i64(orders, ordered, request)
+            store_i64(request_addresses, ordered, request)
             store_i64(events, 4 * ordered, number)
             store_i64(events, 4 * ordered + 2, last - first)
             ordered += 1
@@ -210,7 +210,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
         if context != 0:
             at = 0
             while at < ordered:
-                taken = call_kernel(SUBMIT, context, ordered - at, orders + 8 * at, 0, 0)
+                taken = call_kernel(SUBMIT, context, ordered - at, request_addresses + 8 * at, 0, 0)
                 if taken <= 0:
                     return done
                 at += taken
