@@ -21,7 +21,7 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 
 DENSE = TableSpec("w", "dense", (9000, 2), Adam())
-SPARSE = TableSpec("rows", "sparse", (3,), Ftrl(), seed=5)
+SPARSE = TableSpec("rows", "sparse", (5,), Ftrl(), seed=5)
 
 
 def trained(servers: int) -> list[Shard]:
@@ -37,7 +37,7 @@ def trained(servers: int) -> list[Shard]:
     for sequence in (1, 2):
         dense = rng.normal(size=DENSE.size).astype(np.float32)
         ids = np.unique(rng.integers(-50, 50, 40))
-        rows = rng.normal(size=(len(ids), 3)).astype(np.float32)
+        rows = rng.normal(size=(len(ids), 5)).astype(np.float32)
         for shard in shards:
             low, high = dense_range(DENSE, shard.index, servers)
             mine = owned_by(ids, shard.index, servers)
@@ -137,7 +137,7 @@ def test_other_definition_is_a_conflict(tmp_path: Path) -> None:
     """A table that exists with another rule is not overwritten."""
     save_fleet(str(tmp_path / "model"), trained(1))
     shard = Shard()
-    shard.create(TableSpec("rows", "sparse", (3,), Adam()), np.zeros(0, np.float32))
+    shard.create(TableSpec("rows", "sparse", (5,), Adam()), np.zeros(0, np.float32))
     with pytest.raises(TableConflict):
         load_shard(str(tmp_path / "model"), shard)
 

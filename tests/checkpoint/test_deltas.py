@@ -39,9 +39,9 @@ from psfleet.tables.sparse import SparseTable
 
 SPECS = (
     TableSpec("dense", "dense", (9000, 2), Adam()),
-    TableSpec("plain", "sparse", (3,), Adam(), seed=5),
-    TableSpec("counted", "sparse", (3,), Adagrad(), seed=6, entry=CountFilterEntry(2)),
-    TableSpec("scored", "sparse", (2,), Adam(), seed=7, entry=ShowClickEntry("s", "c")),
+    TableSpec("plain", "sparse", (5,), Adam(), seed=5),
+    TableSpec("counted", "sparse", (5,), Adagrad(), seed=6, entry=CountFilterEntry(2)),
+    TableSpec("scored", "sparse", (5,), Adam(), seed=7, entry=ShowClickEntry("s", "c")),
 )
 
 
@@ -139,7 +139,7 @@ def train(runtime: EmbeddedRuntime, seed: int) -> None:
     """A push to a few rows, and rows that go."""
     dice = np.random.default_rng(seed)
     ids = np.unique(dice.integers(0, 200, 30))
-    values = dice.standard_normal((len(ids), 3), np.float32)
+    values = dice.standard_normal((len(ids), 5), np.float32)
     runtime.push([Gradient(SPECS[1].key, values, ids, 0.1)])
     table = runtime._shard.tables[SPECS[1].key]
     assert isinstance(table, SparseTable)
@@ -176,12 +176,12 @@ def test_deltas_build_on_each_other(tmp_path: Path) -> None:
 def test_a_delta_holds_the_evictions_since_its_base(keep: int, tmp_path: Path) -> None:
     """Not the whole stream; joined again, all that the table remembers comes back, also after a load."""
     entry = CapacityEntry(rows=64) & EvictionStreamEntry(keep=keep)
-    spec = TableSpec("rows", "sparse", (2,), Adam(), entry=entry)
+    spec = TableSpec("rows", "sparse", (5,), Adam(), entry=entry)
 
     def evict(runtime: EmbeddedRuntime, rounds: int) -> None:
         for _ in range(rounds):
             ids = np.arange(64) + 64 * runtime.pushes
-            runtime.push([Gradient(spec.key, np.ones((64, 2), np.float32), ids, 0.1)])
+            runtime.push([Gradient(spec.key, np.ones((64, 5), np.float32), ids, 0.1)])
 
     def candidates(runtime: EmbeddedRuntime) -> list[Any]:
         [gone] = runtime.evictions(spec.key, [0], 1 << 20)
@@ -245,7 +245,7 @@ def test_a_delta_never_replaces_what_it_builds_on(tmp_path: Path) -> None:
     runtime = EmbeddedRuntime()
     runtime.create(SPECS[1])
     for number, (name, kind) in enumerate((("a", "base"), ("b", "delta"))):
-        runtime.push([Gradient(SPECS[1].key, np.ones((3, 3), np.float32), np.arange(3) + number)])
+        runtime.push([Gradient(SPECS[1].key, np.ones((3, 5), np.float32), np.arange(3) + number)])
         runtime.save(str(tmp_path / name), **{kind: True})
     for name in ("a", "b"):
         with pytest.raises(CheckpointError, match=rf"/{name}': it builds on the snapshot there"):

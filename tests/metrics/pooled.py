@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet import metrics
 
-__all__ = ["Samples", "every_metric", "expected", "top_values"]
+__all__ = ["Samples", "area", "every_metric", "expected", "top_values"]
 
 Floats = NDArray[np.float64]
 
@@ -83,25 +83,27 @@ def every_metric() -> list[metrics.Metric]:
     ]
 
 
+def area(samples: Samples, weighted: bool = True) -> float:
+    """The exact area under the curve."""
+    from sklearn.metrics import roc_auc_score
+
+    weights = samples.weights if weighted else None
+    found: float = roc_auc_score(samples.labels, samples.predictions, sample_weight=weights)
+    return found
+
+
 def expected(samples: Samples, weighted: bool = True) -> dict[str, float]:
     """By metric."""
     # Imported here, for it takes longer than all modules of a test folder together.
-    from sklearn.metrics import (
-        log_loss,
-        precision_score,
-        recall_score,
-        roc_auc_score,
-        root_mean_squared_error,
-    )
+    from sklearn.metrics import log_loss, precision_score, recall_score, root_mean_squared_error
 
     p, y = samples.predictions, samples.labels
     w = samples.weights if weighted else np.ones(len(samples))
     base = np.full(len(samples), np.average(y, weights=w))
     loss = log_loss(y, p, sample_weight=w)
-    area = roc_auc_score(y, p, sample_weight=w)
     return {
-        "auc": area,
-        "fine": area,
+        "auc": (exact := area(samples, weighted)),
+        "fine": exact,
         "log_loss": loss,
         "normalized_entropy": loss / log_loss(y, base, sample_weight=w),
         "calibration": np.average(p, weights=w) / np.average(y, weights=w),

@@ -23,12 +23,12 @@ ONE = np.ones(3, np.float32)
 
 def test_plain_use() -> None:
     """A parameter, an array, a gradient and an optimizer need neither graph nor fleet."""
-    w, e = psfleet.Parameter("w", ONE), psfleet.Parameter("e", np.ones((4, 3)))
+    w, e = psfleet.Parameter("w", ONE), psfleet.Parameter("e", np.ones((4, 5)))
     opt = optimizer.Adam(0.1)
     assert opt.state_dict() == {}
     assert opt.parameters == []
     opt.apply_gradients(
-        [(w, ONE), (e, psfleet.SparseGrad(np.array([2, 2]), np.ones((2, 3), np.float32)))]
+        [(w, ONE), (e, psfleet.SparseGrad(np.array([2, 2]), np.ones((2, 5), np.float32)))]
     )
     assert opt.parameters == [w, e]
     np.testing.assert_allclose(w.numpy(), 0.9 * ONE, rtol=1e-6)
@@ -40,7 +40,7 @@ def test_plain_use() -> None:
     state = opt.state_dict()
     slots = {f"{name}.{slot}" for name in "we" for slot in ("moment1", "moment2", "step")}
     assert set(state) == slots | {"global_step"}
-    assert state["e.moment1"].shape == (4, 3)
+    assert state["e.moment1"].shape == (4, 5)
     np.testing.assert_allclose(state["w.moment1"], 0.1 * ONE, rtol=1e-6)
 
 
@@ -117,9 +117,9 @@ def test_untrainable_and_missing_gradients_rest() -> None:
 
 def test_step_and_clear() -> None:
     """step() uses the gradients left in `grad`; clear_grad sets them to zero or drops them."""
-    w, e = Parameter("w", ONE), Parameter("e", np.ones((3, 3)), sparse=True)
+    w, e = Parameter("w", ONE), Parameter("e", np.ones((3, 5)), sparse=True)
     opt = Momentum(1.0, 0.5, parameters=[w, e])
-    w.grad, e.grad = ONE.copy(), SparseGrad(np.array([1]), np.ones((1, 3), np.float32))
+    w.grad, e.grad = ONE.copy(), SparseGrad(np.array([1]), np.ones((1, 5), np.float32))
     opt.step()
     opt.clear_grad()
     assert w.grad.tolist() == [0] * 3

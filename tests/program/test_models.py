@@ -56,7 +56,7 @@ def test_a_wide_and_deep_model_learns() -> None:
     ids = layers.data("ids", [None, 4], dtype="int64")
     x = layers.data("x", [None, 3])
     wide = layers.reduce_sum(layers.embedding(ids, [None, 1], is_distributed=True), dim=1)
-    deep = layers.reshape(layers.embedding(ids, [None, 8], is_distributed=True), [-1, 32])
+    deep = layers.reshape(layers.embedding(ids, [None, 5], is_distributed=True), [-1, 20])
     deep = layers.fc(layers.concat([deep, x], axis=1), 16, act="relu")
     first, last, auc = train(layers.fc(deep, 1) + wide)
     assert first > 0.65

@@ -11,13 +11,13 @@ from psfleet.tables.row_memory import EVERY
 from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.tables.sparse import SparseTable
 
-PLAIN = TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1)
-EVERY_ROW = TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1, every_row=True)
+PLAIN = TableSpec("t", "sparse", (5,), make_rule("adam", {}), seed=1)
+EVERY_ROW = TableSpec("t", "sparse", (5,), make_rule("adam", {}), seed=1, every_row=True)
 
 
 def with_entry(entry: object) -> TableSpec:
     """The same table with an entry."""
-    return TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1, entry=entry)  # type: ignore[arg-type]
+    return TableSpec("t", "sparse", (5,), make_rule("adam", {}), seed=1, entry=entry)  # type: ignore[arg-type]
 
 
 SPECS = {
