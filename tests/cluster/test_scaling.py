@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import psfleet
 from psfleet.errors import ServerUnavailable
+from psfleet.formats import write_running_job
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.entry import CountFilterEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.settings.environment import Environment
 from psfleet.settings.mode_names import Mode
 from psfleet.strategy import Settings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.pools import started_pool
+from tests.waiting import until
 
 WORKERS, STEPS = 2, 9
 WIDE = TableSpec("wide", "dense", (90_001,), make_rule("adam", {}))
@@ -303,6 +307,31 @@ def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:
         assert np.all(first.read_table(COUNTS.key).values[0] == 6)
         first.close()
         again.close()
+
+
+def test_readers_and_followers(tmp_path: Path) -> None:
+    """A reader that knows the old number of servers is refused rather than given rows of other ids, and reads
+    when it connects again; a follower finds the new servers by itself."""
+    ids, ones = np.arange(200), np.ones((200, 1), np.float32)
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(COUNTS)
+        runtime.push([Gradient(COUNTS.key, -ones, ids, 1.0)])
+        runtime.flush()
+        write_running_job(tmp_path, Environment(servers=fleet.endpoints))
+        with psfleet.connect(job=tmp_path) as reader, psfleet.connect(follow=tmp_path) as follower:
+            read, followed = reader.sparse_table("counts"), follower.sparse_table("counts")
+            assert np.array_equal(read.pull(ids), ones)
+            meet(runtime, fleet, 3)
+            write_running_job(tmp_path, Environment(servers=fleet.endpoints))
+            runtime.push([Gradient(COUNTS.key, -ones, ids, 1.0)])
+            runtime.flush()
+            with pytest.raises(ServerUnavailable, match="has 3 servers by now"):
+                read.pull(ids)
+            with psfleet.connect(job=tmp_path) as again:
+                assert np.array_equal(again.sparse_table("counts").pull(ids), 2 * ones)
+            until(lambda: np.array_equal(followed.pull(ids), 2 * ones), lambda: "rows of the move")
+        runtime.close()
 
 
 def test_servers_with_logs_refuse() -> None:
