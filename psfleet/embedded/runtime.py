@@ -44,6 +44,7 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.compression import GradientCompressor, repacked, value_format
+from psfleet.wire.connections import grpc_process
 
 Floats = NDArray[np.float32]
 _CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
@@ -90,6 +91,7 @@ class EmbeddedRuntime:
         self._clock = clock
         self._timer = TickTimer(clock())
         self._specs: dict[int, TableSpec] = {}
+        grpc_process.prepare()  # rows and sums of megabytes come and go with every step
         self._batches = RecentBatches()
         self._pushes = 0
         self._saves = 0
