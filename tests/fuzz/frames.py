@@ -17,20 +17,34 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from psfleet.settings.limits import ServerLimits
+from psfleet.shard.events import FrozenShard
+from psfleet.shard.row_dealing import dealt
 from psfleet.shard.shard import Shard
+from psfleet.shard.shard_tables import DeltaBases
 from psfleet.wire.connections.access import Access
+from psfleet.wire.server_state import read_state
 from psfleet.wire.shared_memory import SharedMemory
-from psfleet.wire.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb2, snapshot_pb2
+from psfleet.wire.v1 import (
+    coordinator_pb2,
+    frame_pb2,
+    membership_pb2,
+    scaling_pb2,
+    shard_pb2,
+    snapshot_pb2,
+)
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
 from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.log_shipping import LogShipping
+from psfleet_server.durability.log_shipping import LogShipping, joined
+from psfleet_server.durability.records import encode
+from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.server_metrics import ServerMetrics
 from psfleet_server.services.method_handlers import handlers
 from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
+from psfleet_server.services.scaling_service import scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.mutations import mutated_bytes, mutated_message
@@ -91,6 +105,18 @@ class Undying(LogShipping):
         """See LogShipping."""
 
 
+class Staying(RowMoves):
+    """Moves of a server that keeps its tables in the end: this one has more to try."""
+
+    def _check(self) -> None:
+        pass  # it has a standby
+
+    def adopt(self, number: int, state: bytes) -> None:
+        """See RowMoves."""
+        read_state(memoryview(state))
+        self.abandon(number)
+
+
 class Ground:
     """A server without its sockets: two tables and a worker that has joined.
 
@@ -114,6 +140,7 @@ class Ground:
             *handlers(self.host),
             *snapshot_handlers(self.host, self._snapshots),
             replica_handler(self.host),
+            scaling_handler(self.host, Staying(self.host, Access())),
             metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None, None)),
         ]
         self.methods = sorted(
@@ -283,6 +310,20 @@ class Ground:
         yield "Shard/Load", Pb.LoadRequest(path="checkpoint")  # within the present folder
         yield from self._valid_for_snapshots()
         yield "Replica/Follow", FollowRequest(attach=1, taken=1, version=1)
+        move: Any = scaling_pb2
+        yield "Scaling/Open", move.OpenMoveRequest(number=1, servers=1, ahead=True)
+        moved = [
+            move.MovedRecord(kind=kind, body=joined(parts))
+            for kind, parts in map(encode, self._moved())
+        ]
+        yield "Scaling/Fill", move.FillRowsRequest(number=1, records=moved)
+
+    def _moved(self) -> list[Any]:
+        """What a server that is to hold these tables gets of this one."""
+        with contextlib.closing(
+            FrozenShard(0, 0, 1, DeltaBases().freeze(self.shard.tables, 0), self.shard.state())
+        ) as frozen:
+            return [record for _, record in dealt(frozen, 1)]
 
     def _valid_for_snapshots(self) -> Iterator[tuple[str, Message]]:
         cut: Any = snapshot_pb2

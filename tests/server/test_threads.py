@@ -51,7 +51,7 @@ THREADS: dict[str, tuple[str, ...]] = {
 """By name, with what a job needs to have it."""
 
 ON_MACHINES = "moved servers"  # only where servers may move to another machine
-OF_SERVICES = {"follower", "http", "versions"}  # tests/serving
+OF_SERVICES = {"follower", "stopping", "versions"}  # tests/serving
 FOR_OTHERS = "http2 sending"  # only where a client does not read; tests/http2/test_slow_readers.py
 
 ELSEWHERE = {

@@ -82,7 +82,7 @@ def test_a_full_disk_refuses_new_rows_alone() -> None:
     there, memory = on_disk(PLAIN), SparseTable(PLAIN)
     known, more = np.arange(2000), np.arange(10**6, 10**6 + 100_000)
     for table in (there, memory):
-        table.push(known, np.ones((2000, 3), np.float32), 0.1)
+        table.push(known, np.ones((2000, PLAIN.dim), np.float32), 0.1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, before[1]))
     try:
@@ -93,15 +93,15 @@ def test_a_full_disk_refuses_new_rows_alone() -> None:
         with pytest.raises(
             UsageError, match=r"rows on disk in .*/rows' cannot grow to .* Make room"
         ):
-            there.push(more, np.ones((100_000, 3), np.float32), 0.1)
+            there.push(more, np.ones((100_000, PLAIN.dim), np.float32), 0.1)
         assert state(there) == state(memory)
         for table in (there, memory):
-            table.push(known, np.ones((2000, 3), np.float32), 0.1)
+            table.push(known, np.ones((2000, PLAIN.dim), np.float32), 0.1)
         assert state(there) == state(memory)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     for table in (there, memory):
-        table.push(more, np.ones((100_000, 3), np.float32), 0.1)
+        table.push(more, np.ones((100_000, PLAIN.dim), np.float32), 0.1)
     assert state(there) == state(memory)
 
 
@@ -110,7 +110,7 @@ def test_the_folder_is_empty_and_snapshots_move_both_ways(
 ) -> None:
     """Files have no names, so that no kill leaves one; what was saved on disk loads in memory, and back."""
     saved, contents = [str(tmp_path / name) for name in ("first", "second")], []
-    rows = Gradient(PLAIN.key, np.ones((3000, 3), np.float32), np.arange(3000), 0.1)
+    rows = Gradient(PLAIN.key, np.ones((3000, PLAIN.dim), np.float32), np.arange(3000), 0.1)
     there = EmbeddedRuntime()
     there.create(PLAIN)
     there.push([rows])
@@ -143,11 +143,11 @@ disk_rows.LEAST = 4096
 table = on_disk(EVERY_ROW if {changes_all} else PLAIN)
 for first in range(0, 40000, 4000):
     ids = np.arange(first, first + 4000)
-    table.push(ids, np.ones((4000, 3), np.float32), 0.1)
+    table.push(ids, np.ones((4000, PLAIN.dim), np.float32), 0.1)
 disk = table._index._disk
 os.ftruncate(disk._file, 4096)
 os.dup2(os.open("/dev/null", os.O_RDWR), disk._direct)
-table.pull_into(np.arange(40000), np.empty((40000, 3), np.float32))
+table.pull_into(np.arange(40000), np.empty((40000, PLAIN.dim), np.float32))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
@@ -164,7 +164,7 @@ def test_a_file_stays_small_and_snapshots_hold_what_was() -> None:
     for number in range(60):
         ids = dice.permutation(20_000)[:4000]
         for table in (there, memory):
-            table.push(ids, np.full((4000, 3), 0.01 * number, np.float32), 0.1)
+            table.push(ids, np.full((4000, PLAIN.dim), 0.01 * number, np.float32), 0.1)
         if number == 30:
             frozen = [table.freeze() for table in (there, memory)]
     assert content(read_frozen(frozen[0])) == content(read_frozen(frozen[1]))
