@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from psfleet.shard.shard import Shard
@@ -19,6 +20,7 @@ from tests.protocol.fleet.wisher import Wisher
 from tests.protocol.fleet.worker import Worker
 from tests.protocol.scheduler import Boot, Broken, Chances, Disk, Machine, Scheduler
 
+_BEHIND_CUT = 0.3  # of the cuts with standbys: a place changes hands right after it
 _LONG = 200.0  # seconds of silence after which also a worker that has never come is given up
 
 
@@ -96,6 +98,8 @@ class Fleet(Scheduler):
         """See Scheduler. What a cut has is there for ever, whoever answers from now on."""
         before = self.cuts.count
         super().do(name, event)
+        if self.cuts.count > before and self.job.standbys and not self.is_calm:
+            self._after_cut()
         if self.cuts.count > before or isinstance(event, Boot | Promote):
             for server, place in enumerate(self.places):
                 primary = self.machines.get(place.primary)
@@ -172,6 +176,16 @@ class Fleet(Scheduler):
         else:
             self._kill(kind)
 
+    def _after_cut(self) -> None:
+        """A standby takes over right after a cut: now it matters what the cut rests on."""
+        if self.dice.random() < _BEHIND_CUT:
+            place = self.dice.choice(self.places)
+            if self.dice.random() < 0.5:
+                self._depose(place)
+            elif place.primary not in self.crashed and self.fault(f"{place.primary} dies at a cut"):
+                self.counts["dead servers"] += 1
+                self.crash(place.primary)
+
     def _mode_request(self) -> None:
         """Somebody outside wants rounds, or leases."""
         mode = self.dice.choice(["sync", "async"])
@@ -232,6 +246,9 @@ class Fleet(Scheduler):
         """See Scheduler. Some of the dead stay dead where the fleet may go on without them."""
         if self.job.mode_requests:
             self._mode_request()
+        self.job = replace(self.job, lag=0)
+        for name in {*self.servers} & {*self.machines}:
+            self.machines[name].hurry()
         for place in self.places:
             if place.deposed:
                 self.crash(place.deposed)

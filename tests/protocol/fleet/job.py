@@ -67,6 +67,7 @@ class Job:
         size, batch, epochs: Of the dataset.
         staleness: Of ssp.
         followers: Copies of the weights are taken all the time.
+        lag: Events by which the streams to standbys are late: cuts matter that are ahead of these.
         mode_requests: The job's mode is wished for from outside, all the time. `requested_modes`: what has
             been so far, as in the file that server 0 looks at.
     """
@@ -86,6 +87,7 @@ class Job:
     epochs: int = 1
     staleness: int = 1
     mode_requests: bool = False
+    lag: int = 0
     requested_modes: list[ModeRequest] = field(default_factory=list)
 
     @property
@@ -167,6 +169,7 @@ def job_of(suite: str, dice: random.Random) -> Job:
         size=dice.choice([12, 24, 47]),
         epochs=dice.choice([1, 2]),
         staleness=dice.choice([0, 1, 2]),
+        lag=dice.choice([0, 2, 5]) if "standbys" in suite and "followers" in suite else 0,
     )
 
 

@@ -1,5 +1,6 @@
 """A server as the primary of a standby: its feed, the stream, and what must not be said too early."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class Primary:
         self._stream: list[Part] = []
         self._taken = 0  # places of the stream
         self._sent = 0  # likewise
+        self._lengths: deque[int] = deque([0], server.job.lag + 1)  # of the stream, after events
         self._held: list[tuple[int, Send]] = []
 
     def begin(self, standby: str, attach: int) -> None:
@@ -45,6 +47,7 @@ class Primary:
             return  # it asks again
         self._to, self._attach, self._stream = standby, attach, []
         self._taken = self._sent = 0
+        self._lengths.clear()
         self._said = []
         self._records = self.feed.records(attach)
         frozen = shard.freeze()
@@ -71,12 +74,17 @@ class Primary:
         """What the standby has not taken."""
         self._sent = min(self._sent, self._taken)
 
+    def hurry(self) -> None:
+        """From now on the stream is not late."""
+        self._lengths = deque(self._lengths, 1)
+
     def hold(self, out: list[Instruction]) -> list[Instruction]:
         """What may be performed now: what others are told waits until the standby has what it rests on."""
         while self.feed._waiting:
             fed = next(self._records)
             self._add(fed.number, fed.kind, fed.body, self._said.pop(0) if fed.kind else None)
-        due = self._stream[self._sent : self._taken + _WINDOW]
+        self._lengths.append(len(self._stream))
+        due = self._stream[self._sent : min(self._taken + _WINDOW, self._lengths[0])]
         self._sent += len(due)
         self._held += [(self.feed.end, one) for one in out if isinstance(one, Send)]
         free = [one for end, one in self._held if self._is_settled(end)]

@@ -151,6 +151,10 @@ class Server:
             self.out += self._followed.handle(event)
         return self._primary.hold(self.out)
 
+    def hurry(self) -> None:
+        """From now on what goes to the standby is not late."""
+        self._primary.hurry()
+
     def _receive(self, source: str, message: Any) -> None:
         match message:
             case Request(number, content):
