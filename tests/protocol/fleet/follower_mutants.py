@@ -85,7 +85,7 @@ def _keep_the_version(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangeLog, "add", flat)
 
 
-without("F5: a cut is of one round", "sync followers@6", "sync standbys followers@12")(
+without("F5: a cut is of one round", "sync followers@6", "sync standbys followers@23")(
     lambda patch: patch.setattr(following, "_are_one_cut", lambda replies: True)
 )
 
