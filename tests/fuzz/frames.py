@@ -22,7 +22,6 @@ from psfleet.shard.row_dealing import dealt
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_tables import DeltaBases
 from psfleet.wire.connections.access import Access
-from psfleet.wire.server_state import read_state
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1 import (
     coordinator_pb2,
@@ -35,9 +34,8 @@ from psfleet.wire.v1 import (
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
 from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.log_shipping import LogShipping, joined
+from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode
-from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.server_metrics import ServerMetrics
@@ -47,6 +45,7 @@ from psfleet_server.services.replica_service import feeds_standby, replica_handl
 from psfleet_server.services.scaling_service import scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
+from tests.fuzz.lasting import Staying, Undying
 from tests.fuzz.mutations import mutated_bytes, mutated_message
 from tests.server.seating import register
 
@@ -96,25 +95,6 @@ class Details:
 
     method: str
     invocation_metadata: tuple[Any, ...] = ()
-
-
-class Undying(LogShipping):
-    """A feed whose process does not end when it hears that it is deposed: this one has more to try."""
-
-    def depose(self, term: int) -> None:
-        """See LogShipping."""
-
-
-class Staying(RowMoves):
-    """Moves of a server that keeps its tables in the end: this one has more to try."""
-
-    def _check(self) -> None:
-        pass  # it has a standby
-
-    def adopt(self, number: int, state: bytes) -> None:
-        """See RowMoves."""
-        read_state(memoryview(state))
-        self.abandon(number)
 
 
 class Ground:

@@ -1,0 +1,24 @@
+"""Parts of a server that go on where a real one would end."""
+
+from psfleet.wire.server_state import read_state
+from psfleet_server.durability.log_shipping import LogShipping
+from psfleet_server.engine.row_moves import RowMoves
+
+
+class Undying(LogShipping):
+    """A feed whose process does not end when it hears that it is deposed: this one has more to try."""
+
+    def depose(self, term: int) -> None:
+        """See LogShipping."""
+
+
+class Staying(RowMoves):
+    """Moves of a server that keeps its tables in the end: this one has more to try."""
+
+    def _check(self) -> None:
+        pass  # it has a standby
+
+    def adopt(self, number: int, state: bytes) -> None:
+        """See RowMoves."""
+        read_state(memoryview(state))
+        self.abandon(number)
