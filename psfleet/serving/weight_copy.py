@@ -56,6 +56,8 @@ class WeightCopy:
         self._specs: dict[int, TableSpec] = {}
         self._reached: dict[int, tuple[int, int]] = {}  # by server its boot and version
         self._whole: dict[tuple[int, str], Ids] = {}  # ids of tables that come whole
+        # Slices, by range, of dense tables that some servers do not have yet.
+        self._slices: dict[str, dict[tuple[int, int], Floats]] = {}
 
     def begin(self, rows: ServedRows) -> None:
         """Have the rows and dense values of a snapshot; changes since it are applied next."""
@@ -106,26 +108,38 @@ class WeightCopy:
                     self.apply([changes])
 
     def apply(self, replies: Sequence[ChangesReply]) -> int:
-        """Take changes; returns how many rows they were."""
+        """Take changes; returns how many rows they were. A dense table is there once all servers have it."""
         rows = 0
         dense: dict[str, Floats] = {}
         for reply in replies:
             for change in read_changes(reply, self._specs):
                 name = change.spec.name
-                if not self.rows.has(name):
-                    self.rows.add(change.spec)
                 if change.spec.kind == "dense":
+                    if not self.rows.has(name):
+                        self._add_slice(change, reply)
+                        continue
                     if name not in dense:
                         dense[name] = self.rows.dense(name).reshape(-1).copy()
                     low, high = dense_range(change.spec, reply.server, reply.servers)
                     dense[name][low:high] = change.weights
                 else:
+                    if not self.rows.has(name):
+                        self.rows.add(change.spec)
                     self._apply_rows(change, reply.server, gap=reply.gap)
                     rows += len(change.ids)
             self._reached[reply.server] = reply.boot, reply.version
         for name, value in dense.items():
             self.rows.put_dense(name, value)
         return rows
+
+    def _add_slice(self, change: ChangedTable, reply: ChangesReply) -> None:
+        """Keep a server's slice of a dense table, and add the table if it is the last one."""
+        name = change.spec.name
+        slices = self._slices.setdefault(name, {})
+        slices[dense_range(change.spec, reply.server, reply.servers)] = change.weights
+        if sum(map(len, slices.values())) == change.spec.size:
+            self.rows.add(change.spec, np.concatenate([slices[each] for each in sorted(slices)]))
+            del self._slices[name]
 
     def _apply_rows(self, change: ChangedTable, server: int, *, gap: bool) -> None:
         table = self.rows.sparse[change.spec.name]

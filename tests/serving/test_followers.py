@@ -26,11 +26,15 @@ from psfleet.runtime.read_version import FollowedCut
 from psfleet.schema.entry import CapacityEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.serving.follower import Follower
+from psfleet.serving.weight_copy import WeightCopy
 from psfleet.settings.environment import Environment
+from psfleet.shard.server_group import dense_range
+from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.certificates import make_credentials
 from psfleet.wire.connections.channel import open_channel
+from psfleet_server.engine.followers import Followers
 from tests.programs import ended
 from tests.serving import models
 from tests.standby.pairs import Pairs
@@ -195,6 +199,22 @@ def test_begins_with_a_snapshot(mode: str, check: Callable[..., None]) -> None:
                 check(*copied(follower), another.values)
             another.runtime.close()
         trainer.runtime.close()
+
+
+def test_a_dense_table_is_there_when_all_servers_have_it() -> None:
+    """A cut between a worker's calls that make a table on each server has none of it, and not half."""
+    shards = [Shard(index=i, servers=3) for i in range(3)]
+    asked = [Followers(shard, boot=1) for shard in shards]
+    copy = WeightCopy("the job", "float32")
+    value = np.arange(1, DENSE.size + 1, dtype=np.float32)
+    call: Any = object()
+    for shard, made in zip(shards, ([], [], ["dense"]), strict=True):
+        low, high = dense_range(DENSE, shard.index, shard.servers)
+        shard.create(DENSE, value[low:high])
+        replies = [own.ask(copy.request(i), call)[0].changes for i, own in enumerate(asked)]
+        copy.apply(replies)
+        assert [*copy.rows.specs()] == made
+    np.testing.assert_array_equal(copy.rows.dense("dense"), value)
 
 
 def test_parts_and_forms() -> None:
