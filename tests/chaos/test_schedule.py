@@ -161,7 +161,8 @@ def test_the_audit_says_what_was_acknowledged(tmp_path: Path) -> None:
 
 def test_followers_that_lie_are_told_so(tmp_path: Path) -> None:
     """Promise 8 is broken by a cut that lacks a push, or has other bits than the run without faults; it is
-    not tried without a cut, or in sync mode without a round that both runs have noted."""
+    not tried without a cut, or in sync mode without a round that both runs have noted. Round 0 is none: the
+    job makes its tables then."""
     before = Leftovers(frozenset(), frozenset())
 
     def job(name: str, *cuts: tuple[int, str, list[str]]) -> FinishedJob:
@@ -175,6 +176,7 @@ def test_followers_that_lie_are_told_so(tmp_path: Path) -> None:
     assert followed(job("none"), plain).kept is None
     assert followed(job("same", (2, "b", []), (3, "c", [])), plain).kept
     assert followed(job("apart", (3, "c", [])), plain).kept is None
+    assert followed(job("early", (0, "no table", [])), job("later", (0, "two", []))).kept is None
     assert followed(job("any", (3, "", [])), None).kept
     other = followed(job("other", (2, "c", [])), plain)
     assert (other.kept, other.evidence) == (False, "other bits at round 2")
