@@ -122,6 +122,22 @@ def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
     assert stops > 20
 
 
+def test_no_server_is_killed_when_all_workers_have_left(tmp_path: Path) -> None:
+    """It would not come back, and its pushes could not be counted."""
+    request = JobRequest(__file__, servers=2, workers=2, durability="log")
+    living = {Member(role, rank) for role in ("server", "worker") for rank in range(2)}
+
+    def kills() -> int:
+        made = ChaosSchedule(5, request, tmp_path)
+        strikes = [s for second in range(600) for s in made.due(second, living, trains=True)]
+        return sum(s.signal == signal.SIGKILL and s.member.role == "server" for s in strikes)
+
+    assert kills() > 0
+    for rank in range(2):
+        (tmp_path / f"left.{rank}").touch()
+    assert kills() == 0
+
+
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_workers_die_as_often_as_they_come_back(restarts: int) -> None:
     """A full disk may end two workers."""

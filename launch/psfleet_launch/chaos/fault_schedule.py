@@ -255,11 +255,14 @@ class ChaosSchedule:
         return sorted(found + self.followed, key=lambda fault: fault["at"])
 
     def _has_left(self, fault: ProcessFault) -> bool:
-        """Return whether the fleet may end before the worker returns or the hung server is detected."""
+        """Return whether the fleet may end before the worker or the killed server returns, or the hung one is
+        detected."""
+        left = len([*self.folder.glob("left.*")])
         if fault.kind in ("hang", "lose"):
-            return any(self.folder.glob("left.*"))
-        worker = fault.member.role == "worker"
-        return worker and (self.folder / f"left.{fault.member.rank}").exists()
+            return left > 0
+        if fault.member.role == "worker":
+            return (self.folder / f"left.{fault.member.rank}").exists()
+        return fault.kind == "kill" and left >= self.request.workers
 
     def _begin(self, fault: ProcessFault, victim: Member, at: float) -> list[FaultSignal]:
         if fault.seconds:
