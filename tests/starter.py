@@ -98,10 +98,13 @@ class _Zygote:
         """The process id of a new child of this process that runs the request."""
         self.start()
         assert self._connection is not None
-        with self._lock, _subreaper():
-            socket.send_fds(self._connection, [json.dumps(request).encode()], files)
-            reply = self._connection.recv(100)
-        assert reply, "the zygote has ended; its error is above"
+        with self._lock:
+            with _subreaper():
+                socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+                reply = self._connection.recv(100)
+            assert reply, "the zygote has ended; its error is above"
+            # It begins now: had it ended before, a zygote of its own would be a child of this process.
+            self._connection.send(b"begin")
         return int(reply)
 
 
@@ -260,7 +263,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         data, files, _, _ = socket.recv_fds(connection, _LARGEST, 100)
         if not data:
             os._exit(0)
-        ours, theirs = os.pipe()
+        (ours, theirs), (waits, begins) = os.pipe(), os.pipe()
         between = os.fork()
         if between == 0:
             between = os.getpid()
@@ -273,17 +276,21 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             request = json.loads(data)
             _settle(request)
             os.write(theirs, str(os.getpid()).encode())
-            os.close(ours)
-            os.close(theirs)
+            os.close(begins)
+            os.read(waits, 1)  # until all others have closed the other end
+            for file in (ours, theirs, waits):
+                os.close(file)
             return request, files
-        os.close(theirs)
+        for file in (theirs, waits):
+            os.close(file)
         os.waitpid(between, 0)
         reply = os.read(ours, 100)  # nothing: the one that asked has ended, and so has the new one
-        for file in (ours, *files):
-            os.close(file)
         if not reply:
             os._exit(0)
         connection.send(reply)
+        connection.recv(100)
+        for file in (ours, begins, *files):
+            os.close(file)
 
 
 def _settle(request: dict[str, Any]) -> None:

@@ -1,16 +1,20 @@
 """Programs that tests/starter.py forks are what new interpreters would be."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import starter
+from tests.leaks import children
 
 _PROGRAM = """
 import json, os, random, signal, sys, threading
@@ -133,6 +137,25 @@ def test_a_fork_shows_its_environment_at_once(forking: Any, tmp_path: Path) -> N
         with forking(command, env=environment, stdin=subprocess.PIPE) as process:
             shown = Path(f"/proc/{process.pid}/environ").read_bytes()
             assert f"PSFLEET_JOB_ID=job {number}".encode() in shown.split(b"\0")
+
+
+def test_a_fork_leaves_no_zygote_to_whoever_asked(
+    forking: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that ends at once, while the other process is slow to go on."""
+    subreaper = starter._subreaper
+
+    @contextlib.contextmanager
+    def slow() -> Iterator[None]:
+        with subreaper():
+            yield
+            time.sleep(0.3)
+
+    monkeypatch.setattr(starter, "_subreaper", slow)
+    (tmp_path / "program.py").write_text("# it may start others: subprocess\n")
+    before = children()
+    forking([sys.executable, str(tmp_path / "program.py")]).wait()
+    assert children() <= before
 
 
 def test_a_module_is_run_as_an_interpreter_runs_it(forking: Any, tmp_path: Path) -> None:
