@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_models import alone, scores
 from tests.launch.conftest import Launch, launch
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+from tests.examples.test_models import alone, scores
 
 __all__ = ["alone", "launch"]
 
