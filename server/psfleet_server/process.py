@@ -30,8 +30,7 @@ from psfleet.wire.connections.access import Access, is_tcp
 from psfleet.wire.connections.channel import server_options
 from psfleet.wire.v1.membership_pb2 import HeartbeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.mode_requests import ModeRequestFile
-from psfleet_server.coordinator.scaling import ScaleRequestFile
+from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import Journal, go_on_from, open_log
 from psfleet_server.engine.memory_budget import spare, table_limit

@@ -440,7 +440,8 @@ class Coordinator:
         if (completed.switch is not None or self.scaling.is_due) and self.is_busy:
             return []  # neither changes while who is in the fleet is not known everywhere
         if self.scaling.is_due:
-            return self.scaling.begin()
+            self.scaling.begin()
+            return []
         try:
             return self._decide(completed)
         except NoRoom:

@@ -125,7 +125,7 @@ class RowMoves:
             self._sent.forget(shard.tables, 0)
             if ahead:
                 self._sent.remember(shard.tables, number)
-        throttle = Throttle(_SHARE if ahead else 1.0)
+        throttle = Throttle(_SHARE)
         with contextlib.ExitStack() as opened:
             opened.callback(frozen.close)
             ways: list[_Way] = []

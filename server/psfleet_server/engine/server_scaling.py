@@ -33,9 +33,8 @@ _REPLY = 10.0  # seconds for a server to answer a call without rows
 _MOVED = 600.0  # seconds for a server to send its rows
 _PAUSE = 0.05
 _LOOK = 0.2  # seconds between two looks for a request
-_ROUNDS = (
-    3  # of rows sent ahead: all, those that changed meanwhile, and those that changed during that
-)
+_ROUNDS = 3
+"""Rounds of rows sent ahead: all, those that changed meanwhile, and those that changed during that."""
 _FOLLOW = 2.0  # seconds between two more, until the workers meet
 
 

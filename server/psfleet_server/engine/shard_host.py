@@ -36,8 +36,7 @@ from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, OUTCOME_UNS
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.data_dispatch import DataDispatch
-from psfleet_server.coordinator.mode_requests import ModeRequestFile
-from psfleet_server.coordinator.scaling import ScaleRequestFile
+from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.records import TORN_STEP, server_state
 from psfleet_server.durability.recovery import Journal

@@ -1,0 +1,120 @@
+"""Requests to a running job from outside: files beside its logs, which `psfleet` and the launcher write."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from psfleet.errors import ConfigError
+from psfleet.formats import (
+    REQUEST,
+    SCALE_READY,
+    read_request,
+    read_scale_ready,
+    write_reply,
+    write_scale,
+)
+from psfleet.platform.logs import log_of
+from psfleet.strategy import Settings
+from psfleet_server.coordinator.barriers import ModeRequest
+from psfleet_server.coordinator.scaling import ScaleRequest
+
+_log = log_of(__name__)
+_Request = TypeVar("_Request")
+
+
+class _RequestFile(Generic[_Request]):
+    """Reads a file of requests when it has changed.
+
+    Args:
+        folder: The job's folder; None: there are no requests.
+        name: Name of the file.
+        read: Returns the request in the folder.
+        what: Its name in a line of the log that says why it is ignored.
+    """
+
+    def __init__(
+        self, folder: Path | None, name: str, read: Callable[[Path], _Request], what: str
+    ) -> None:
+        self._folder, self._name, self._read, self._what = folder, name, read, what
+        self._seen = 0
+        self._request: _Request | None = None
+        self._lock = threading.Lock()
+
+    def look(self) -> _Request | None:
+        """Return the last request; ignore one that cannot be read, with a line in the log."""
+        if self._folder is None:
+            return None
+        with self._lock:
+            try:
+                changed = (self._folder / self._name).stat().st_mtime_ns
+                if changed != self._seen:
+                    self._seen, self._request = changed, None
+                    self._request = self._read(self._folder)
+            except FileNotFoundError:
+                return None
+            except (OSError, ValueError) as error:  # as are all errors of what it says
+                _log.warning(f"{self._what} ignored: {error}")
+            return self._request
+
+
+class ModeRequestFile(_RequestFile[ModeRequest]):
+    """Reads the requests of `psfleet mode`, and confirms that the workers have received one.
+
+    Args:
+        folder: The job's folder; None: there are no mode requests.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__(folder, REQUEST, _mode_request, "the mode request is")
+        self._told = 0
+
+    def told(self, number: int) -> None:
+        """Record that workers know the mode request of this number."""
+        with self._lock, contextlib.suppress(OSError):  # a full disk is no reason to fail a barrier
+            if self._folder is None or self._request is None or number == self._told:
+                return
+            if number == self._request.number:
+                write_reply(self._folder, number)
+                self._told = number
+
+
+class ScaleRequestFile(_RequestFile[ScaleRequest]):
+    """Reads the file that the launcher writes when the servers of another number have started.
+
+    Args:
+        folder: The job's folder; None: nobody asks for another number of servers.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__(folder, SCALE_READY, _scale_request, "the servers that were started are")
+
+    def take(self) -> None:
+        """The request is under way; a later process does not begin it again."""
+        if self._folder is not None:
+            (self._folder / SCALE_READY).unlink(missing_ok=True)
+
+    def ask(self, servers: int) -> None:
+        """Ask the launcher for another number of servers.
+
+        Raises:
+            ConfigError: No launcher reads it.
+        """
+        if self._folder is None:
+            raise ConfigError(
+                f"scale_servers({servers}) needs a job of psfleet-launch, which starts the servers"
+            )
+        with self._lock:
+            write_scale(self._folder, servers)
+
+
+def _mode_request(folder: Path) -> ModeRequest:
+    number, part = read_request(folder)
+    Settings.from_parts({"consistency": part})
+    mode = str(part.pop("mode"))
+    return ModeRequest(number, mode, tuple((str(name), int(value)) for name, value in part.items()))
+
+
+def _scale_request(folder: Path) -> ScaleRequest:
+    return ScaleRequest(*read_scale_ready(folder))
