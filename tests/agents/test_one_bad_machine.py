@@ -15,42 +15,20 @@ from tests.agents.conftest import JOINED, TRAINER, TWO, Site
 from tests.agents.machines import Lab, has, run
 from tests.agents.test_errors import AGENTS
 from tests.agents.test_lost_machines import ALONE
+from tests.control_group import memory_limit
 from tests.launch.conftest import digest
-from tests.waiting import until
 
 pytestmark = JOINED
 WAITS = "import os, time\nif os.environ['PSFLEET_RANK'] == '0': time.sleep(600)\n"
 """How a script begins that does something on worker 1 alone, on beta. The end of that ends the job."""
-_LIMITS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
 LIMIT = 512 << 20  # bytes; an agent and a server take less
 
 
 @pytest.fixture
 def little_memory() -> Iterator[list[str]]:
     """What a command begins with that runs in a control group of little memory."""
-    group = _small_group()
-    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-    until(lambda: _removed(group), "end of the control group")
-
-
-def _small_group() -> Path:
-    """A control group with a limit, of version 1 or 2."""
-    for folder, limit in _LIMITS:
-        group = Path(folder) / f"psfleet-{os.getpid()}"
-        with contextlib.suppress(OSError):
-            group.mkdir()
-            if (group / limit).exists():
-                (group / limit).write_text(str(LIMIT))
-                return group
-        _removed(group)
-    pytest.skip("a limit of memory needs a control group that this user may make")
-
-
-def _removed(group: Path) -> bool:
-    """Remove the group once its processes have ended."""
-    with contextlib.suppress(OSError):
-        group.rmdir()
-    return not group.exists()
+    with memory_limit(LIMIT) as words:
+        yield words
 
 
 @pytest.fixture
