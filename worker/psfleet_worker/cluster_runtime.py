@@ -92,9 +92,9 @@ class ClusterRuntime:
         import_rules(environment.rules, environment.rules_folder)
         meddle = meddle or FaultInjector.wanted(environment.rank)
         self._tracing = open_tracing(environment)
-        declared = find_mode(mode) if isinstance(mode, str) else mode
+        present = find_mode(mode) if isinstance(mode, str) else mode
         self._fleet = FleetConnection(
-            environment, declared, patience or Patience.of(environment), meddle
+            environment, present, patience or Patience.of(environment), meddle
         )
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
@@ -227,14 +227,14 @@ class ClusterRuntime:
         if self.counters:
             gradients = with_counts(gradients, self.counters)
         position = position or self._worker_data.position or (0, 0)
-        pushed: PendingPush = CompletedPush()
+        ticket: PendingPush = CompletedPush()
         if not self._session.progress.passes():
             if self._audit is not None:
                 gradients = [*gradients, self._audited(self._audit)]
-            pushed = self._transfers.push(gradients, samples, loss, position)
+            ticket = self._transfers.push(gradients, samples, loss, position)
         for counter in self.counters:  # what left with a push that counts already counts with it
             counter.arrived()
-        return pushed
+        return ticket
 
     def push_counts(self) -> None:
         """Push what counters hold, by itself. In sync mode it is this worker's part of a round."""
@@ -251,10 +251,8 @@ class ClusterRuntime:
     @deferred()
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers. Sync mode: rounds of the others go on without this worker."""
-        released: CollectiveResult = self._transfers.run(
-            self._collectives.gather(), timeout=timeout
-        )
-        self._mode_request = released.mode_request
+        result: CollectiveResult = self._transfers.run(self._collectives.gather(), timeout=timeout)
+        self._mode_request = result.mode_request
 
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
         """Return mode and settings of a request from outside the script, if the last barrier announced it.
@@ -269,9 +267,9 @@ class ClusterRuntime:
         """Combine a value of every worker; return the result."""
         if mode not in ("sum", "max", "min"):
             raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
-        gathered = self._collectives.gather(mode, np.ascontiguousarray(value))
-        reduced: NDArray[Any] = self._transfers.run(gathered).value
-        return reduced.reshape(np.shape(value))
+        program = self._collectives.gather(mode, np.ascontiguousarray(value))
+        result: NDArray[Any] = self._transfers.run(program).value
+        return result.reshape(np.shape(value))
 
     @deferred()
     def set_mode(self, mode: ConsistencyMode) -> None:

@@ -94,10 +94,10 @@ class DataClient:
             else:
                 outcome = self._perform(instruction)
 
-    def _perform(self, wanted: Instruction) -> Any:
-        match wanted:
+    def _perform(self, instruction: Instruction) -> Any:
+        match instruction:
             case RequestData():
-                return self._request_data(wanted)
+                return self._request_data(instruction)
             case FlushPushes():
                 return self._trainer.flush()
             case SkipStep():
@@ -108,7 +108,7 @@ class DataClient:
                 [message] = links().receive(0, self._tag())
                 return tuple((low, high) for low, high in message.tolist())
             case _:
-                return self._fleet.perform(wanted)
+                return self._fleet.perform(instruction)
 
     def _request_data(self, request: RequestData) -> DataReply:
         message = self._message

@@ -65,10 +65,10 @@ class ReaderRuntime(ReadOnlyRuntime):
         self._form = (wire or WireSettings()).values
         patience = Patience.of(environment)
         patience = dataclasses.replace(patience, outage=max(patience.outage, _OUTAGE))
-        access, changed = Access.of(environment), threading.Condition()
+        access, condition = Access.of(environment), threading.Condition()
         self._clients = [
             ServerClient(
-                index, endpoint, patience, changed, access=access, transport=environment.transport
+                index, endpoint, patience, condition, access=access, transport=environment.transport
             )
             for index, endpoint in enumerate(environment.servers)
         ]
@@ -81,10 +81,10 @@ class ReaderRuntime(ReadOnlyRuntime):
 
     def _check_servers(self) -> None:
         """With fewer or other servers, ids would be looked up where they are not."""
-        told = [(status.server, status.servers) for status in self._statuses()]
-        if told != [(index, len(told)) for index in range(len(told))]:
+        numbers = [(status.server, status.servers) for status in self._statuses()]
+        if numbers != [(index, len(numbers)) for index in range(len(numbers))]:
             raise ConfigError(
-                f"the endpoints are those of {', '.join(f'server {i} of {n}' for i, n in told)}; name all "
+                f"the endpoints are those of {', '.join(f'server {i} of {n}' for i, n in numbers)}; name all "
                 "servers of one job, in their order"
             )
 
@@ -116,19 +116,19 @@ class ReaderRuntime(ReadOnlyRuntime):
             for spec, read in zip(specs, reads, strict=True)
         ]
         requests = [_ReadRequest(Header(seatless=True), None, self._form) for _ in self._clients]
-        asked = [split.ask(requests) for split in split_reads]
+        masks = [split.ask(requests) for split in split_reads]
         with self._said():
-            called = [server for server, request in enumerate(requests) if request.reads]
-            for server in called:
+            servers = [server for server, request in enumerate(requests) if request.reads]
+            for server in servers:
                 self._clients[server].send(requests[server], "Shard/Pull")
-            values = FleetPull(requests, called, split_reads, asked, spec_of).wait()
-        names, answered = [spec.name for spec in specs], [requests[server] for server in called]
-        self._check_number({request.servers for request in answered})
-        return values, _version(answered, names, asked, requests)
+            values = FleetPull(requests, servers, split_reads, masks, spec_of).wait()
+        names, queries = [spec.name for spec in specs], [requests[server] for server in servers]
+        self._check_number({request.servers for request in queries})
+        return values, _version(queries, names, masks, requests)
 
-    def _check_number(self, found: Iterable[int]) -> None:
+    def _check_number(self, counts: Iterable[int]) -> None:
         """Refuse what servers have told that are not as many as this reader knows: it is of other ids."""
-        for servers in found:
+        for servers in counts:
             if servers not in (0, len(self._clients)):
                 raise ServerUnavailable(
                     f"{self.source} has {servers} servers by now, and this process knows "
@@ -268,16 +268,16 @@ class _ReadRequest(ServerRequest):
 
 
 def _version(
-    answered: Sequence[_ReadRequest],
+    queries: Sequence[_ReadRequest],
     names: Sequence[str],
-    asked: Sequence[Sequence[bool]],
+    masks: Sequence[Sequence[bool]],
     requests: Sequence[_ReadRequest],
 ) -> ReadVersion:
     """Combine the servers' replies to the reads of these tables into one version."""
-    rounds = [request.round for request in answered] or [0]
+    rounds = [request.round for request in queries] or [0]
     counts = [iter(request.steps) for request in requests]
     steps: dict[str, list[int]] = {}
-    for name, has_part in zip(names, asked, strict=True):
+    for name, has_part in zip(names, masks, strict=True):
         numbers = [next(counts[server]) for server, has in enumerate(has_part) if has]
         steps.setdefault(name, []).extend(numbers)
     return ReadVersion(

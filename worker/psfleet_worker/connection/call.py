@@ -89,21 +89,21 @@ class Call:
             self.end(reply)
 
     def release(
-        self, sent: ClientConnection | None = None, failure: Exception | None = None
+        self, connection: ClientConnection | None = None, failure: Exception | None = None
     ) -> None:
         """Let another thread go on with the call.
 
         Args:
-            sent: It has just left.
+            connection: It has just left.
             failure: Its first attempt has ended with this; None: its answer is still to be read.
         """
         with self.client.changed:
             self.is_busy = False
-            self.sent = None if failure else sent or self.sent
+            self.sent = None if failure else connection or self.sent
             self.failure = failure
             if self.awaited:
                 self.client.changed.notify_all()
-        if sent is None:
+        if connection is None:
             self.client.resume(self)
 
     def end(self, reply: bytes | None = None, error: PsfleetError | None = None) -> None:
@@ -121,7 +121,7 @@ class Call:
             if self.span is not None:
                 self.span.called(error)
             if self.awaited:
-                if any(settled() for settled in self.awaited):
+                if any(is_over() for is_over in self.awaited):
                     client.changed.notify_all()
                 self.awaited = ()
 
@@ -131,13 +131,13 @@ def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[byte
     if not all(map(_has_ended, calls)) and not _settled(calls):
         _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
         if not all(map(_has_ended, calls)):
-            changed = calls[0].client.changed
-            with changed:
-                settled = functools.partial(_settled, calls)
+            condition = calls[0].client.changed
+            with condition:
+                is_over = functools.partial(_settled, calls)
                 for call in calls:  # they wake this thread once, not each for itself
                     if not call.ended:
-                        call.awaited += (settled,)
-                wait_for(changed, settled, timeout)
+                        call.awaited += (is_over,)
+                wait_for(condition, is_over, timeout)
     replies = []
     for call in calls:
         if call.error is not None:
@@ -185,8 +185,8 @@ def _read_all(calls: Sequence[Call], seconds: float) -> None:
     try:
         if (
             len(mine) == 1
-            and (sent := mine[0].sent) is not None
-            and sent.incoming.poll(seconds * 1000)
+            and (connection := mine[0].sent) is not None
+            and connection.incoming.poll(seconds * 1000)
         ):
             mine.pop().read()
         elif len(mine) > 1:
@@ -203,8 +203,8 @@ def _read_several(mine: list[Call], seconds: float) -> None:
     for descriptor in by_descriptor:
         incoming.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + seconds
-    while mine and (left := deadline - time.monotonic()) > 0:
-        for descriptor, _ in incoming.poll(left * 1000):
+    while mine and (rest := deadline - time.monotonic()) > 0:
+        for descriptor, _ in incoming.poll(rest * 1000):
             incoming.unregister(descriptor)
             call = by_descriptor[descriptor]
             mine.remove(call)

@@ -91,12 +91,12 @@ class FleetConnection:
         self.stream = Stream(self.session)
         self.correction = Correction()
         self.patience = patience
-        changed = threading.Condition()
+        condition = threading.Condition()
         self.access = Access.of(environment)
         self._client_at = functools.partial(
             ServerClient,
             patience=patience,
-            changed=changed,
+            changed=condition,
             meddle=meddle,
             access=self.access,
             transport=environment.transport,
@@ -134,22 +134,22 @@ class FleetConnection:
 
     def _reach(self, endpoints: Sequence[str]) -> None:
         """Connect to servers that are not reached yet, and let go of those that are not among these."""
-        kept = 0
+        count = 0
         for client, endpoint in zip(self.clients, endpoints, strict=False):
             if client.endpoint != endpoint:
                 break
-            kept += 1
-        gone, lanes = self.clients[kept:], self.lanes[kept:]
-        clients = [self._client_at(i, endpoints[i]) for i in range(kept, len(endpoints))]
+            count += 1
+        former, lanes = self.clients[count:], self.lanes[count:]
+        clients = [self._client_at(i, endpoints[i]) for i in range(count, len(endpoints))]
         self._memories.servers = len(endpoints)
-        self.lanes[kept:] = [
+        self.lanes[count:] = [
             Lane(self._shared, functools.partial(self._attach, client), client)
             for client in clients
         ]
-        self.clients[kept:] = clients
+        self.clients[count:] = clients
         for lane in lanes:
             lane.close()
-        for client in gone:
+        for client in former:
             client.close()
 
     def _move_to(self, endpoints: Sequence[str]) -> None:
@@ -199,29 +199,29 @@ class FleetConnection:
         while True:
             try:
                 with self.lock:
-                    wanted = program.send(outcome)
+                    instruction = program.send(outcome)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            outcome = perform(wanted, timeout)
+            outcome = perform(instruction, timeout)
 
-    def perform(self, wanted: Instruction, timeout: float | None = None) -> Any:
+    def perform(self, instruction: Instruction, timeout: float | None = None) -> Any:
         """Do what a program asks for; returns the answer."""
-        match wanted:
+        match instruction:
             case RegisterWorker():
                 return self._register()
             case Join():
-                return self._join(wanted)
+                return self._join(instruction)
             case Leave(rest=0):
-                return self._leave(wanted)
+                return self._leave(instruction)
             case Leave():
-                return wait_all(self.to_all("Shard/Leave", LEAVE.write(wanted)))
+                return wait_all(self.to_all("Shard/Leave", LEAVE.write(instruction)))
             case JoinCollective():
-                return self._arrive(wanted, timeout)
+                return self._arrive(instruction, timeout)
             case Pause(seconds):
                 return time.sleep(seconds)
             case _:
-                raise AssertionError(f"nobody makes {wanted}")
+                raise AssertionError(f"nobody makes {instruction}")
 
     def _register(self) -> SeatGranted:
         request = coordinator_pb2.RegisterRequest(
@@ -279,9 +279,9 @@ class FleetConnection:
         if value is None:
             request: Any = coordinator_pb2.BarrierRequest(**identity)
             response = self._meet("Coordinator/Barrier", request, timeout)
-            released = coordinator_pb2.BarrierReply.FromString(response)
-            self._move_to(released.servers)
-            mode_request = released.mode_request
+            reply = coordinator_pb2.BarrierReply.FromString(response)
+            self._move_to(reply.servers)
+            mode_request = reply.mode_request
             return CollectiveResult(
                 None,
                 (mode_request.mode, dict(mode_request.settings)) if mode_request.mode else None,
@@ -298,11 +298,13 @@ class FleetConnection:
             samples=arrive.reached[1],
         )
         response = self._meet("Coordinator/AllReduce", request, timeout)
-        combined = coordinator_pb2.AllReduceReply.FromString(response)
-        self._move_to(combined.servers)
-        found = np.frombuffer(combined.value, value.dtype).copy()
+        reduction = coordinator_pb2.AllReduceReply.FromString(response)
+        self._move_to(reduction.servers)
+        result = np.frombuffer(reduction.value, value.dtype).copy()
         # Others may want a mode with more settings: then what all bring is longer.
-        return CollectiveResult(found if found.size != value.size else found.reshape(value.shape))
+        return CollectiveResult(
+            result if result.size != value.size else result.reshape(value.shape)
+        )
 
     def scale(self, servers: int) -> None:
         """Ask for another number of servers."""

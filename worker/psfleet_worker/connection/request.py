@@ -36,8 +36,8 @@ class ServerRequest(Call):
 
     Args:
         header: Header with the worker and the sequence; the request adds the segments.
-        held: The memory that is shared with the server, if any.
-        wanted: The form in which values are asked for.
+        memory: The memory that is shared with the server, if any.
+        form: The form in which values are asked for.
 
     Attributes:
         bytes: Bytes of all tensors that go to the server.
@@ -49,11 +49,11 @@ class ServerRequest(Call):
 
     trace: Any = None
 
-    def __init__(self, header: Header, held: LaneMemory | None, wanted: Format = "float32") -> None:
+    def __init__(self, header: Header, memory: LaneMemory | None, form: Format = "float32") -> None:
         self._header = header
         self._layout: list[bytes] = []  # its segments, as fields
-        self.held = held
-        self._wanted = wanted
+        self.held = memory
+        self._form = form
         self._arrays: list[tuple[NDArray[Any], ...]] = []  # the bytes of each segment
         self._places: list[int] = []
         self._block: tuple[NDArray[np.uint8], int] | None = (
@@ -64,7 +64,7 @@ class ServerRequest(Call):
         self._replies: list[Values] = []
         self.reads = 0
         self._reply_bytes = 0
-        self.is_inline = held is None
+        self.is_inline = memory is None
         self._missed = 0  # bytes without a place in the memory
         self._borrowed: list[int] = []  # segments whose arrays are views of the caller's arrays
         self.bytes = 0
@@ -83,7 +83,7 @@ class ServerRequest(Call):
     @property
     def packs(self) -> bool:
         """The request asks for values in fewer bytes."""
-        return self._wanted != "float32"
+        return self._form != "float32"
 
     def say(self, **fields: int | str) -> None:
         """Set fields of the header."""
@@ -96,9 +96,9 @@ class ServerRequest(Call):
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
         """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""
-        placed = self._lay(segments.ID_ROWS, spec, len(ids), spec.push_width, learning_rate)
-        placed.ids[:] = ids
-        return placed.values
+        segment = self._lay(segments.ID_ROWS, spec, len(ids), spec.push_width, learning_rate)
+        segment.ids[:] = ids
+        return segment.values
 
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
         """Add this server's part of a dense gradient; without shared memory as a view, see `own`."""
@@ -128,7 +128,7 @@ class ServerRequest(Call):
 
     def read_rows(self, spec: TableSpec, ids: Ids) -> None:
         """Add a pull of rows."""
-        self._lay(segments.IDS, spec, len(ids), 0, asked=(len(ids), spec.dim)).ids[:] = ids
+        self._lay(segments.IDS, spec, len(ids), 0, shape=(len(ids), spec.dim)).ids[:] = ids
 
     def read_values(
         self, spec: TableSpec, low: int, high: int, lent: LentArray | None = None
@@ -140,7 +140,7 @@ class ServerRequest(Call):
             lent: The whole table's array, in the memory of this request; None: a place of its own.
         """
         if lent is None:
-            self._lay(segments.WHOLE, spec, 0, 0, asked=(high - low,))
+            self._lay(segments.WHOLE, spec, 0, 0, shape=(high - low,))
             return
         reply = lent.offset + 4 * low
         self._add(segments.field_of(spec.key, segments.WHOLE, 0, 0.0, 0, reply))
@@ -152,14 +152,14 @@ class ServerRequest(Call):
         """Return the message of the call. With shared memory it holds places only."""
         if self.trace is not None and self.span is None:
             self.span = self.trace.leave(self)
-        layout, held = b"".join(self._layout), self.held
-        if self.is_inline or held is None:
+        layout, memory = b"".join(self._layout), self.held
+        if self.is_inline or memory is None:
             self.is_small = self.bytes + self._reply_bytes <= _SMALL
             self._header.ClearField("lane")
             return segments.joined(self._header, self._arrays, layout)
         self.is_small = True
         lane = self._header.lane
-        lane.generation, lane.turn = held.generation, next(held.turns)
+        lane.generation, lane.turn = memory.generation, next(memory.turns)
         return frame.encode_header(self._header, layout)
 
     @override
@@ -179,10 +179,10 @@ class ServerRequest(Call):
                 return self._replies
         header, payload = frame.decode(message)
         self.view = header.view
-        found = segments.read_values(header, payload, spec_of)
-        if len(found) != self.reads:
-            raise FrameError(f"a server answers {len(found)} of {self.reads} reads")
-        return found
+        values = segments.read_values(header, payload, spec_of)
+        if len(values) != self.reads:
+            raise FrameError(f"a server answers {len(values)} of {self.reads} reads")
+        return values
 
     def own(self) -> None:
         """Copy what is still a view of the caller's arrays: the call is made later."""
@@ -220,7 +220,7 @@ class ServerRequest(Call):
         count: int,
         width: int,
         learning_rate: float = 0.0,
-        asked: tuple[int, ...] | None = None,
+        shape: tuple[int, ...] | None = None,
     ) -> PlacedSegment:
         """Add a segment with a place for its bytes.
 
@@ -230,33 +230,33 @@ class ServerRequest(Call):
             count: Number of its ids, or values.
             width: Values beside each.
             learning_rate: Learning rate of a gradient.
-            asked: The shape of the values that are asked for; None: none are.
+            shape: The shape of the values that are asked for; None: none are.
         """
-        key = content, spec.key, count, width, learning_rate, asked, self._wanted
-        held, before = self.held, self._last
-        if held is not None and not self._arrays and (block := held.begin()) is not None:
+        key = content, spec.key, count, width, learning_rate, shape, self._form
+        memory, before = self.held, self._last
+        if memory is not None and not self._arrays and (block := memory.begin()) is not None:
             before, self._block = block, block.block
             self._places.append(block.block[1])
-        placed = None if before is None else before.next.get(key)
-        if placed is not None:
-            self._used = placed.end
+        segment = None if before is None else before.next.get(key)
+        if segment is not None:
+            self._used = segment.end
         else:
-            placed = self._place_segment(content, spec, count, width, learning_rate, asked)
-            if before is not None and held is not None:
+            segment = self._place_segment(content, spec, count, width, learning_rate, shape)
+            if before is not None and memory is not None:
                 if len(self._places) == 1 and not self.is_inline:
-                    held.learn(before, key, placed)
+                    memory.learn(before, key, segment)
                 else:
                     before = None
-        self._layout.append(placed.segment)
-        self._arrays.append(placed.arrays)
-        self._last = placed if before is not None else None
-        self.bytes += placed.bytes
-        if asked is not None:
+        self._layout.append(segment.segment)
+        self._arrays.append(segment.arrays)
+        self._last = segment if before is not None else None
+        self.bytes += segment.bytes
+        if shape is not None:
             self.reads += 1
-            self._reply_bytes += placed.reply_bytes
-            if placed.reply is not None:
-                self._replies.append(placed.reply)
-        return placed
+            self._reply_bytes += segment.reply_bytes
+            if segment.reply is not None:
+                self._replies.append(segment.reply)
+        return segment
 
     def _place_segment(
         self,
@@ -265,7 +265,7 @@ class ServerRequest(Call):
         count: int,
         width: int,
         learning_rate: float,
-        asked: tuple[int, ...] | None,
+        shape: tuple[int, ...] | None,
     ) -> PlacedSegment:
         """Place a segment that `_lay` has not placed before."""
         start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
@@ -275,17 +275,17 @@ class ServerRequest(Call):
         if content != segments.WHOLE:
             mine, at = self._room(start + 4 * count * width)
             arrays = (mine,)
-        form = value_format(spec, self._wanted)
-        if asked is not None:
-            size = CompressedValues.size_of(form, asked)
+        form = value_format(spec, self._form)
+        if shape is not None:
+            size = CompressedValues.size_of(form, shape)
             if self.held is not None:
                 out, reply = self._room(size)
                 replies = (
-                    out.view(np.float32).reshape(asked)
+                    out.view(np.float32).reshape(shape)
                     if form == "float32"
-                    else CompressedValues.over(out, form, asked)
+                    else CompressedValues.over(out, form, shape)
                 )
-        precision = segments.PRECISIONS["float32" if asked is None else form]
+        precision = segments.PRECISIONS["float32" if shape is None else form]
         segment = segments.field_of(spec.key, content, count, learning_rate, at, reply, precision)
         values = mine[start:].view(np.float32)
         if content == segments.ID_ROWS:
@@ -305,15 +305,15 @@ class ServerRequest(Call):
             start = self._used
             end = start + (size + _LINE - 1 & -_LINE)
             if self._block is None or end > BLOCK:
-                taken = self.held.take(max(size, BLOCK))
-                if taken is None:
+                place = self.held.take(max(size, BLOCK))
+                if place is None:
                     self._miss(max(size, BLOCK))
                     self.is_inline = True  # what is in the memory already is sent from there
                     return np.empty(size, np.uint8), 0
-                self._places.append(taken[1])
+                self._places.append(place[1])
                 if size >= BLOCK:
-                    return taken
-                self._block, start, end = taken, 0, end - start
+                    return place
+                self._block, start, end = place, 0, end - start
             self._used = end
             block, at = self._block
             return block[start : start + size], at + start

@@ -147,11 +147,11 @@ class ServerClient:
                 self._queue.put(call)
         if client is not None:
             try:
-                sent = client.begin(PATHS[method], call.message, max(call.seconds, 0) + GRACE)
+                connection = client.begin(PATHS[method], call.message, max(call.seconds, 0) + GRACE)
             except Exception as error:
                 call.release(failure=self._tensors.failed(client, error, call.seconds))
             else:
-                call.release(sent)
+                call.release(connection)
         return call
 
     def take_unread(self) -> None:
@@ -283,13 +283,13 @@ class ServerClient:
     def _given_up(self, error: PsfleetError, seconds: float) -> str:
         if isinstance(error, NoRoom):
             return f"{self.name}, for {seconds:.1f} seconds: {error}"
-        said = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
+        sentence = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
         if closes_at_once(self._location(), tls=self._speaks_tls):
             return (
-                f"{said}; it closes connections at once, perhaps because it has as many as it "
+                f"{sentence}; it closes connections at once, perhaps because it has as many as it "
                 "takes: raise connections in PSFLEET_LIMITS of the servers"
             )
-        return said
+        return sentence
 
     @property
     def _speaks_tls(self) -> bool:

@@ -92,8 +92,8 @@ class TensorCalls:
         """Return the error of a call that could not be sent."""
         match error:
             case DeadlinePassed():  # of the connection: the call has time to be made again
-                broken = ConnectionBroken(f"no connection within {HANDSHAKE:g} seconds")
-                return self._failed(client, broken, seconds)
+                failure = ConnectionBroken(f"no connection within {HANDSHAKE:g} seconds")
+                return self._failed(client, failure, seconds)
             case ConnectionBroken():
                 return self._failed(client, error, seconds)
         return error
@@ -105,8 +105,8 @@ class TensorCalls:
                 code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
                 return error_named(error.metadata.get(KEY, ""), code, error.details, self._name)
             case DeadlinePassed():
-                said = f"no answer within {seconds:.1f} seconds"
-                return DeadlineExceeded(f"{self._name} does not answer: {said}")
+                details = f"no answer within {seconds:.1f} seconds"
+                return DeadlineExceeded(f"{self._name} does not answer: {details}")
         self._lose(client)
         return ServerUnavailable(f"{self._name} does not answer: {error}")
 
@@ -136,10 +136,10 @@ class TensorCalls:
                 self._asks = not silent and self._failures < _MOST_FAILURES
                 return
         with self._lock:
-            kept = not self._closed
-            if kept:
+            is_open = not self._closed
+            if is_open:
                 self.client, self._asks, self._failures = client, False, 0
-        if client is not None and not kept:  # closed meanwhile
+        if client is not None and not is_open:  # closed meanwhile
             client.close()
 
     def _made(self, offer: shard_pb2.TransportReply) -> Http2Client:

@@ -89,10 +89,10 @@ class LaneMemory:
         self._missed += size
         self.missing = max(self.missing, self._missed)
 
-    def ended(self, size: int, missed: int) -> None:
+    def ended(self, size: int, shortage: int) -> None:
         """A call has ended whose tensors took so many bytes, some of them without a place."""
         self.largest = max(self.largest, size)
-        self._missed -= missed
+        self._missed -= shortage
 
     def lend(self, count: int) -> "LentArray | None":
         """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
@@ -103,13 +103,13 @@ class LaneMemory:
         self.lent = max(self.lent, lent)
         if lent > len(self) // _LENDABLE:
             return None
-        taken = self.take(size)
-        if taken is None:
+        place = self.take(size)
+        if place is None:
             self.missing = max(self.missing, self._missed + size)
             return None
-        base = _LentValues(self, taken[0].view(np.float32))
-        self._lent[_Loan(base, self._returned, taken[1])] = size
-        return LentArray(self, base, taken[1])
+        base = _LentValues(self, place[0].view(np.float32))
+        self._lent[_Loan(base, self._returned, place[1])] = size
+        return LentArray(self, base, place[1])
 
     def _regain(self) -> None:
         """Take back the arrays that are not in use any more."""
@@ -138,10 +138,10 @@ class LaneMemory:
         return start
 
     def learn(
-        self, before: "PlacedSegment", asked: tuple[object, ...], placed: "PlacedSegment"
+        self, before: "PlacedSegment", key: tuple[object, ...], segment: "PlacedSegment"
     ) -> None:
         """Behind `before` this was asked for, and lies there."""
-        before.next[asked] = placed
+        before.next[key] = segment
         self._known += 1
 
 
@@ -154,8 +154,8 @@ class LentArray:
         array: float32 [count].
     """
 
-    def __init__(self, held: LaneMemory, base: "_LentValues", offset: int) -> None:
-        self.held = held
+    def __init__(self, memory: LaneMemory, base: "_LentValues", offset: int) -> None:
+        self.held = memory
         self.offset = offset
         self.array: Floats = np.asarray(base)
         self.address = address_of(self.array)
@@ -164,9 +164,9 @@ class LentArray:
 class _LentValues:
     """The base of a lent array and of all its views: NumPy lets go of it with the last of them."""
 
-    def __init__(self, held: LaneMemory, array: Floats) -> None:
+    def __init__(self, memory: LaneMemory, array: Floats) -> None:
         self.__array_interface__ = array.__array_interface__
-        self._held = held
+        self._held = memory
         self._array = array
 
 
@@ -179,14 +179,10 @@ class _Loan(weakref.ref[_LentValues]):
 
     __slots__ = ("offset",)
 
-    def __new__(
-        cls, base: _LentValues, returned: "collections.deque[_Loan]", offset: int
-    ) -> "_Loan":
-        return super().__new__(cls, base, returned.append)
+    def __new__(cls, base: _LentValues, queue: "collections.deque[_Loan]", offset: int) -> "_Loan":
+        return super().__new__(cls, base, queue.append)
 
-    def __init__(
-        self, base: _LentValues, returned: "collections.deque[_Loan]", offset: int
-    ) -> None:
+    def __init__(self, base: _LentValues, queue: "collections.deque[_Loan]", offset: int) -> None:
         self.offset = offset
 
 
@@ -205,11 +201,11 @@ class WorkerMemory:
 
     def renew(self) -> LaneMemory | None:
         """The memory to share from now on; None: there is none to be had."""
-        held = self.latest
-        if held is None or held.lost or held.missing:
-            self.latest = self._make(held)
-            if held is not None and held is not self.latest:
-                os.close(held.offer.descriptor)
+        latest = self.latest
+        if latest is None or latest.lost or latest.missing:
+            self.latest = self._make(latest)
+            if latest is not None and latest is not self.latest:
+                os.close(latest.offer.descriptor)
         return self.latest
 
     def close(self) -> None:
@@ -227,8 +223,8 @@ class WorkerMemory:
             if before.missing and not before.lost and len(before) >= size:
                 before.missing = 0  # as large as it gets; what does not fit goes in messages
                 return before
-        made = SharedMemory.make(size)
-        return None if made is None else LaneMemory(*made)
+        memory = SharedMemory.make(size)
+        return None if memory is None else LaneMemory(*memory)
 
 
 class Lane:
@@ -249,21 +245,21 @@ class Lane:
 
     def held(self) -> LaneMemory | None:
         """The memory to use for the next call, None: the message."""
-        held, memories = self._held, self._memories
+        shared, memories = self._held, self._memories
         if memories is not None and not self._client.open_calls:
-            wanted = memories.latest
-            if wanted is None or wanted.lost or wanted.missing:
-                wanted = memories.renew()
-            if wanted is not held:
-                self._held = held = self._share(wanted)
-        return None if held is None or held.lost else held
+            latest = memories.latest
+            if latest is None or latest.lost or latest.missing:
+                latest = memories.renew()
+            if latest is not shared:
+                self._held = shared = self._share(latest)
+        return None if shared is None or shared.lost else shared
 
-    def _share(self, wanted: LaneMemory | None) -> LaneMemory | None:
+    def _share(self, memory: LaneMemory | None) -> LaneMemory | None:
         """The memory, shared. What the server does not share once it is not asked again."""
-        if wanted is None or not self._attach(wanted.generation, wanted.offer):
+        if memory is None or not self._attach(memory.generation, memory.offer):
             self._memories = None
             return None
-        return wanted
+        return memory
 
     def close(self) -> None:
         """Let go of the memory; arrays in it keep it. Safe to call twice."""

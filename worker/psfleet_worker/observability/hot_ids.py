@@ -37,13 +37,13 @@ class FrequentIds:
     def add(self, ids: Ids) -> None:
         """Count the ids of a batch, int64 [n], with repeats."""
         distinct, counts = np.unique(ids, return_counts=True)
-        merged, place = np.unique(np.concatenate([self.ids, distinct]), return_inverse=True)
-        sums = np.zeros(len(merged))
+        union, place = np.unique(np.concatenate([self.ids, distinct]), return_inverse=True)
+        sums = np.zeros(len(union))
         np.add.at(sums, place, np.concatenate([self.counts, counts]))
-        if len(merged) > self._places:
+        if len(union) > self._places:
             sums -= np.partition(sums, -self._places - 1)[-self._places - 1]
-        kept = sums > 0
-        self.ids, self.counts = merged[kept], sums[kept]
+        positive = sums > 0
+        self.ids, self.counts = union[positive], sums[positive]
         self.total += len(ids)
 
     def fade(self, factor: float) -> None:
@@ -112,14 +112,14 @@ class HotIds:
             frequent.add(sample)
             self._name(name, frequent)
 
-    def _name(self, table: str, found: FrequentIds) -> None:
+    def _name(self, table: str, frequent: FrequentIds) -> None:
         """Say once which id it is: no metric has ids for labels."""
-        share = found.share(1)
+        share = frequent.share(1)
         if table in self._named or share < _HOT:
             return
-        if found.total >= _ENOUGH and len(found.ids) > _MANY:
+        if frequent.total >= _ENOUGH and len(frequent.ids) > _MANY:
             self._named.add(table)
             _log.warning(
                 f"psfleet: worker {self._worker}: {share:.0%} of the ids of table {table!r} are "
-                f"{found.first()}; if it stands for a missing value, leave it out of the batches"
+                f"{frequent.first()}; if it stands for a missing value, leave it out of the batches"
             )

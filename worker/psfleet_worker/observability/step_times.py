@@ -37,10 +37,10 @@ class StepTimes:
         """A push is made."""
         now, others = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
-            spent = now - self._pushed
-            self.steps.counts[spent.bit_length()] += 1
-            self.steps.total += spent
-            script = spent + self._spent - others
+            duration = now - self._pushed
+            self.steps.counts[duration.bit_length()] += 1
+            self.steps.total += duration
+            script = duration + self._spent - others
             if script > 0:
                 self.script += script
         self._spent = others

@@ -22,15 +22,15 @@ class Collectives:
     Args:
         session: The incarnation.
         stream: Its pushes.
-        reached: Position of the incarnation in its data: leases used up, and samples of the next one.
+        position: Position of the incarnation in its data: leases used up, and samples of the next one.
     """
 
     def __init__(
-        self, session: Session, stream: Stream, reached: Callable[[], tuple[int, int]]
+        self, session: Session, stream: Stream, position: Callable[[], tuple[int, int]]
     ) -> None:
         self._session = session
         self._stream = stream
-        self._reached = reached
+        self._position = position
 
     def gather(
         self, mode: str = "", value: NDArray[Any] | None = None
@@ -42,9 +42,9 @@ class Collectives:
             value: Value of this worker; None: it is a barrier.
         """
         passes = self._session.passes
-        released = yield from self._meet(mode, value)
+        result = yield from self._meet(mode, value)
         yield from self._come_back(passes)
-        return released
+        return result
 
     def set_mode(self, mode: ConsistencyMode) -> Program[None]:
         """Go on in another mode; every worker must come here between two of its steps.
@@ -55,19 +55,19 @@ class Collectives:
         yield from self._stream.flush()
         session = self._session
         passes = session.passes
-        brought = write_change(mode, session.sequence)
-        agreed, last = read_change((yield from self._meet("switch", brought)).value)
-        if agreed is None:
+        change = write_change(mode, session.sequence)
+        common, last = read_change((yield from self._meet("switch", change)).value)
+        if common is None:
             yield from self._come_back(passes)
             raise ConfigError(
                 f"worker {session.worker} asks for {_words(mode)} and another worker for something else; "
                 "let all of them ask for the same"
             )
-        yield from session.change_mode(agreed, last)
+        yield from session.change_mode(common, last)
 
     def _meet(self, mode: str, value: NDArray[Any] | None) -> Program[CollectiveResult]:
         yield from self._stream.flush()
-        return (yield from self._session.meet(mode, value, self._reached()))
+        return (yield from self._session.meet(mode, value, self._position()))
 
     def _come_back(self, passes: bool) -> Program[None]:
         """Be a member of rounds again, unless the collective was over before this incarnation began."""

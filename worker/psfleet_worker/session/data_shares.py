@@ -95,17 +95,17 @@ class WorkerData:
         """All rounds of the dataset; whether the mode has changed and another way is to go on."""
         session, turns = self._session, self._session.turns
         yield FlushPushes()  # what is planned for the next round is final from here on
-        plan, known = yield from self._plan(batch)
+        plan, view = yield from self._plan(batch)
         if not plan.entries:  # it was leased, in another mode, and is over
             return False
         self._check_begin(plan)
         while True:
             number = session.sequence + 1
-            if session.view > known:
-                plan, known = yield from self._plan(batch)
+            if session.view > view:
+                plan, view = yield from self._plan(batch)
             if number > plan.last():
                 yield FlushPushes()
-                if session.view > known:
+                if session.view > view:
                     continue
                 return False
             session.progress.catch_up()  # what is planned from here on has not been pushed
@@ -132,13 +132,13 @@ class WorkerData:
 
     def _made(self, number: int) -> int:
         """Pushes since round `number` was next; a round gets one of every worker."""
-        made = self._session.sequence + 1 - number
-        if made > 1:
+        pushes = self._session.sequence + 1 - number
+        if pushes > 1:
             raise UsageError(
-                f"{made} pushes in one step of fleet.dataset; in sync mode make one for each batch, "
+                f"{pushes} pushes in one step of fleet.dataset; in sync mode make one for each batch, "
                 "or use fleet.shard"
             )
-        return made
+        return pushes
 
     # -- other modes ---------------------------------------------------------------------------
 

@@ -133,15 +133,15 @@ class Stream:
             yield _WINDOW_FREE
         sequence, clock = session.sequence + 1, session.clock + 1
         is_held = session.declared.has_rounds
-        sent: Sequence[bool] = yield LayOutPush(sequence, clock)
-        before = self._addressed or (sequence - 1,) * len(sent)
-        addressed = (sequence,) * len(sent)
-        if not all(sent):
+        goes_to: Sequence[bool] = yield LayOutPush(sequence, clock)
+        before = self._addressed or (sequence - 1,) * len(goes_to)
+        addressed = (sequence,) * len(goes_to)
+        if not all(goes_to):
             addressed = tuple(
-                sequence if to_it else last for to_it, last in zip(sent, before, strict=True)
+                sequence if to_it else last for to_it, last in zip(goes_to, before, strict=True)
             )
         self._begun, self._begun_to = sequence, addressed
-        lingers = not is_held or len(sent) == 1
+        lingers = not is_held or len(goes_to) == 1
         ticket = yield SendPush(
             sequence, self.cut, lingers, is_held, self._ahead, before, addressed
         )

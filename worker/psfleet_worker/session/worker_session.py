@@ -130,26 +130,26 @@ class Session:
         yield from self._join_equal(attrgetter("sequence"), "rounds", switch, last)
 
     def _join_equal(
-        self, said: Callable[[ServerJoined], object], what: str, switch: int, last: int
+        self, key: Callable[[ServerJoined], object], what: str, switch: int, last: int
     ) -> Program[None]:
         """Join, again and again, until all servers say the same."""
-        waited = 0.0
-        while len(replies := {*map(said, (yield from self._join(switch, last)))}) > 1:
-            if waited > self._patience:
+        seconds = 0.0
+        while len(replies := {*map(key, (yield from self._join(switch, last)))}) > 1:
+            if seconds > self._patience:
                 raise DeadlineExceeded(f"the servers are in different {what} ({replies})")
             yield Pause(_PAUSE)
-            waited += _PAUSE
+            seconds += _PAUSE
 
     def _join(self, switch: int, last: int) -> Program[list[ServerJoined]]:
         """Begin or continue on every server, in the mode that it reports."""
-        joined: list[ServerJoined] = yield Join(
+        replies: list[ServerJoined] = yield Join(
             self.worker, self.incarnation, self.declared, switch, last
         )
-        one = joined[0]
+        one = replies[0]
         self.sequence, self._switches = one.sequence, one.switches
         self._be_in(one.mode)
-        self.clock = min(each.clock for each in joined)
-        return joined
+        self.clock = min(each.clock for each in replies)
+        return replies
 
     def change_mode(self, mode: ConsistencyMode, last: int) -> Program[None]:
         """Continue in another mode. All workers are at the switch with nothing under way, and all do this.
@@ -181,13 +181,13 @@ class Session:
         passes, number = self.passes, self.collectives + 1
         if self.rests and not passes:
             yield Leave(self.worker, self.incarnation, self.sequence, rest=number)
-        released: CollectiveResult = yield JoinCollective(
+        result: CollectiveResult = yield JoinCollective(
             number, mode, value, self.changes + 1, reached
         )
         self.collectives = number
         if not passes:
             self.clock = 0
-        return released
+        return result
 
     def pass_collectives(self, collectives: int, changes: int) -> None:
         """Those that the script's earlier incarnation came to in a part that this incarnation passes over."""
@@ -195,5 +195,5 @@ class Session:
         self.changes += changes
 
 
-def _mode_of(joined: ServerJoined) -> tuple[ConsistencyMode, int]:
-    return joined.mode, joined.switches
+def _mode_of(reply: ServerJoined) -> tuple[ConsistencyMode, int]:
+    return reply.mode, reply.switches

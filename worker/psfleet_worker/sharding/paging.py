@@ -82,7 +82,7 @@ def _split_rows(
     scores = None if state.scores is None else np.asarray(state.scores, np.float32)
     for start in range(0, max(len(ids), 1), _PAGE_ROWS):
         page = slice(start, start + _PAGE_ROWS)
-        owned = [owned_rows(spec, ids[page], server, servers) for server in range(servers)]
+        masks = [owned_rows(spec, ids[page], server, servers) for server in range(servers)]
         yield [
             segments.write_state(
                 PartState(
@@ -94,7 +94,7 @@ def _split_rows(
                     None if scores is None else scores[page][mine],
                 )
             )
-            for mine in owned
+            for mine in masks
         ]
 
 

@@ -31,19 +31,19 @@ class RoutingPlans:
 
     def group(self, spec: TableSpec) -> list[int]:
         """The servers that hold a table."""
-        known = self._groups.get(spec.key)
-        if known is None:
-            known = self._groups[spec.key] = servers_of(spec, self.servers)
-        return known
+        servers = self._groups.get(spec.key)
+        if servers is None:
+            servers = self._groups[spec.key] = servers_of(spec, self.servers)
+        return servers
 
     def ranges(self, spec: TableSpec) -> list[tuple[int, int, int]]:
         """Return number, first and end for each server that holds a dense table."""
-        known = self._ranges.get(spec.key)
-        if known is None:
-            known = self._ranges[spec.key] = [
+        ranges = self._ranges.get(spec.key)
+        if ranges is None:
+            ranges = self._ranges[spec.key] = [
                 (server, *dense_range(spec, server, self.servers)) for server in self.group(spec)
             ]
-        return known
+        return ranges
 
     def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
         """Return the distinct ids [n] of a batch, split by server of the table's group."""
@@ -66,20 +66,20 @@ class DenseRead:
         """Add the read to the request of each server that has a part; which ones have."""
         if 4 * self._spec.size >= LEND_FROM and not requests[0].packs:
             self._lent = self._borrow(requests)
-        asked = [False] * len(requests)
+        mask = [False] * len(requests)
         for server, low, high in self._ranges:
             if high > low:
                 requests[server].read_values(self._spec, low, high, self._lent)
-                asked[server] = True
-        return asked
+                mask[server] = True
+        return mask
 
     def _borrow(self, requests: Sequence[ServerRequest]) -> LentArray | None:
         """The whole array, if all servers that have a part share the memory that it is in."""
         parts = [requests[server] for server, low, high in self._ranges if high > low]
-        held = parts[0].held
-        if held is None or any(request.held is not held for request in parts):
+        memory = parts[0].held
+        if memory is None or any(request.held is not memory for request in parts):
             return None
-        return held.lend(self._spec.size)
+        return memory.lend(self._spec.size)
 
     def join(self, values: Sequence[Values | None]) -> Floats:
         """The array, from what each server gave."""
@@ -110,12 +110,12 @@ class SparseRead:
 
     def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
         """Add the read to the request of each server that has a part; which ones have."""
-        asked = [False] * len(requests)
+        mask = [False] * len(requests)
         for server, mine in zip(self._group, self._plan.unique, strict=True):
             if len(mine):
                 requests[server].read_rows(self._spec, mine)
-                asked[server] = True
-        return asked
+                mask[server] = True
+        return mask
 
     def join(self, values: Sequence[Values | None]) -> Floats:
         """One row per id or bag that was asked for, from what each server gave."""

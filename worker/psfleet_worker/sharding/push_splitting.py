@@ -47,7 +47,7 @@ class _GradientPart:
 
 def add_gradients(
     requests: Sequence[ServerRequest],
-    checked: Sequence[Checked],
+    gradients: Sequence[Checked],
     plans: RoutingPlans,
     compressor: GradientCompressor,
     look: Callable[[Iterable[tuple[str, Floats, Ids | None]]], None],
@@ -58,7 +58,7 @@ def add_gradients(
 
     Args:
         requests: One per server.
-        checked: The gradients.
+        gradients: The gradients.
         plans: Routing of ids to servers.
         compressor: Knows the form in which gradients travel.
         look: Gets names of tables, values and ids, to see whether they are finite; rows when they are
@@ -69,21 +69,21 @@ def add_gradients(
     """
     rows: list[_GradientPart] = []
     whole: list[_GradientPart] = []  # with a value for every place of a dense table
-    looked, packed = [], []
-    summed: list[tuple[str, Floats, Ids | None]] = []
-    for spec, gradient, values, ids in checked:
+    views, compressed = [], []
+    sums: list[tuple[str, Floats, Ids | None]] = []
+    for spec, gradient, values, ids in gradients:
         form = compressor.form_of(spec, gradient)
         part = _GradientPart(spec, gradient, values, ids, form)
         in_place = form == gradient.precision == "float32"
         if in_place and ids is not None and spec.kind == "sparse":
-            _sum(requests, part, ids, plans, summed)
+            _sum(requests, part, ids, plans, sums)
         else:
             (whole if ids is None else rows).append(part)
-            looked.append((spec.name, values, None if gradient.bags is not None else ids))
+            views.append((spec.name, values, None if gradient.bags is not None else ids))
         if FORMATS[form].is_finite:
-            packed.append(part)
-    look(looked + summed)
-    for part in packed:
+            compressed.append(part)
+    look(views + sums)
+    for part in compressed:
         compressor.check(part.spec, part.values)
     # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
     for part in (*rows, *whole):
@@ -106,8 +106,8 @@ def _pack_values(
         room = request.reserve(
             part.segment(segments.VALUES, high - low), CompressedValues.size_of(part.form, shape)
         )
-        packed = CompressedValues.over(room, part.form, shape)
-        compressor.part(part.spec, request.number, low, part.values[low:high], packed)
+        compressed = CompressedValues.over(room, part.form, shape)
+        compressor.part(part.spec, request.number, low, part.values[low:high], compressed)
 
 
 def _pack_rows(
@@ -119,15 +119,15 @@ def _pack_rows(
 ) -> None:
     plan = plans.of(part.spec, ids)
     holders = _holders(requests, part, plans)
-    merged = plan.merge(part.values, part.gradient.bags)
-    for request, mine, rows in zip(holders, plan.unique, merged, strict=True):
+    sums = plan.merge(part.values, part.gradient.bags)
+    for request, mine, rows in zip(holders, plan.unique, sums, strict=True):
         room = request.reserve(
             part.segment(segments.ID_ROWS, len(mine)),
             mine.nbytes + CompressedValues.size_of(part.form, rows.shape),
         )
         room[: mine.nbytes].view(np.int64)[:] = mine
-        packed = CompressedValues.over(room[mine.nbytes :], part.form, rows.shape)
-        compressor.rows(part.spec, request.number, mine, rows, packed)
+        compressed = CompressedValues.over(room[mine.nbytes :], part.form, rows.shape)
+        compressor.rows(part.spec, request.number, mine, rows, compressed)
 
 
 def _sum(
@@ -135,16 +135,16 @@ def _sum(
     part: _GradientPart,
     ids: Ids,
     plans: RoutingPlans,
-    summed: list[tuple[str, Floats, Ids | None]],
+    sums: list[tuple[str, Floats, Ids | None]],
 ) -> None:
-    """Sum the rows of each id where they leave; add table, sums and ids of each server to `summed`."""
+    """Sum the rows of each id where they leave; add table, sums and ids of each server to `sums`."""
     spec, plan = part.spec, plans.of(part.spec, ids)
-    sums = []
+    rows_by_server = []
     for server, mine in zip(plans.group(spec), plan.unique, strict=True):
         rows = requests[server].rows(spec, mine, part.gradient.learning_rate)
-        sums.append(rows)
-        summed.append((spec.name, rows, mine))
-    plan.merge_into(part.values, sums, part.gradient.bags)
+        rows_by_server.append(rows)
+        sums.append((spec.name, rows, mine))
+    plan.merge_into(part.values, rows_by_server, part.gradient.bags)
 
 
 def _holders(

@@ -101,8 +101,8 @@ class StageLinks:
         poller.register(self._taking, zmq.POLLIN)
         if full is not None:
             poller.register(full, zmq.POLLOUT)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(int(left * 1000) + 1):
+        rest = deadline - time.monotonic()
+        if rest <= 0 or not poller.poll(int(rest * 1000) + 1):
             raise DeadlineExceeded(f"{self._me} has waited {self._patience:g} seconds for {what}")
         with contextlib.suppress(zmq.Again):
             while True:

@@ -39,9 +39,9 @@ class FleetPull:
 
     Args:
         requests: One per server; those that are called have begun.
-        called: The servers that are called; the push before the pull may be in the calls.
+        servers: The servers that are called; the push before the pull may be in the calls.
         split_reads: The reads.
-        asked: Mask of the servers that have a part, for each read.
+        masks: Mask of the servers that have a part, for each read.
         spec_of: The definition of a table.
         settle: Waits for all pushes; raises what a server has refused one with.
 
@@ -53,16 +53,16 @@ class FleetPull:
     def __init__(
         self,
         requests: Sequence[ServerRequest],
-        called: Sequence[int],
+        servers: Sequence[int],
         split_reads: Sequence[DenseRead | SparseRead],
-        asked: Sequence[Sequence[bool]],
+        masks: Sequence[Sequence[bool]],
         spec_of: Callable[[int], TableSpec],
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._requests = requests
-        self._called = called
+        self._servers = servers
         self._split_reads = split_reads
-        self._asked = asked
+        self._masks = masks
         self._spec_of = spec_of
         self._settle = settle
         self.view = 0
@@ -83,9 +83,9 @@ class FleetPull:
             if self._found is None:
                 self.arrive()
             assert self._found is not None
-            self.joined = joined = []
+            self.joined = arrays = []
             for read, values in zip(self._split_reads, self._found, strict=True):
-                joined.append(read.join(values))
+                arrays.append(read.join(values))
             self._found = None
             for request in self._requests:
                 request.close()
@@ -97,29 +97,29 @@ class FleetPull:
             return
         requests = self._requests
         try:
-            replies = replies_of([*map(requests.__getitem__, self._called)])
+            replies = replies_of([*map(requests.__getitem__, self._servers)])
         except (PsfleetError, KeyboardInterrupt) as error:
             for request in requests:
                 request.lose()
             if isinstance(error, UsageError):  # perhaps of the push that came with it
                 self._settle()
             raise
-        found: list[list[Values | None]] = []
+        by_read: list[list[Values | None]] = []
         for _ in self._split_reads:
-            found.append([None] * len(requests))
-        for server, reply in zip(self._called, replies, strict=True):
+            by_read.append([None] * len(requests))
+        for server, reply in zip(self._servers, replies, strict=True):
             request = requests[server]
             values = iter(request.values_of(reply, self._spec_of))
             self.view = max(self.view, request.view)
-            for of_read, has_part in zip(found, self._asked, strict=True):
+            for of_read, has_part in zip(by_read, self._masks, strict=True):
                 if has_part[server]:
                     of_read[server] = next(values)
-        self._found = found
+        self._found = by_read
 
     @property
     def is_under_way(self) -> bool:
         """A server has not replied yet."""
-        return not all(self._requests[server].ended for server in self._called)
+        return not all(self._requests[server].ended for server in self._servers)
 
 
 class FleetPush:
@@ -175,10 +175,10 @@ class FleetPush:
     def refusal(self, error: UsageError) -> UsageError:
         """Return the error as the caller of the push gets it."""
         number = self.requests[0].number
-        taken = ""
+        addition = ""
         if sum(self.goes_to) > 1 and not self.is_held:
-            taken = ", and servers that had room have taken their parts of it"
-        return type(error)(f"push {number} was refused{taken}: {error}")
+            addition = ", and servers that had room have taken their parts of it"
+        return type(error)(f"push {number} was refused{addition}: {error}")
 
 
 class PushQueue:
@@ -222,7 +222,7 @@ class PushQueue:
 
         Args:
             requests: One for each server.
-            goes_to: Returns whether it is sent to a server.
+            goes_to: For each server whether it is sent there.
             linger: It waits a moment for company.
             is_held: Servers hold it for a round.
             behind: The moment begins with the answers of this pull.
@@ -257,10 +257,10 @@ class PushQueue:
         with self.lock:
             ticket, self._waiting, self._behind = self._waiting, None, None
             if ticket is not None:
-                for client, request, sent in zip(
+                for client, request, goes in zip(
                     self._clients, ticket.requests, ticket.goes_to, strict=True
                 ):
-                    if sent:
+                    if goes:
                         client.send(request, "Shard/Push")
                 self.sent(ticket)
 
@@ -334,8 +334,8 @@ class PushQueue:
                     self._asleep, self._came = not self._came, False
                     self._changed.wait(None if self._asleep else LINGER)
                     self._asleep = False
-                elif (left := self._due - time.monotonic()) > 0:
-                    self._changed.wait(left)
+                elif (rest := self._due - time.monotonic()) > 0:
+                    self._changed.wait(rest)
                 elif self._behind is not None:
                     if not self._behind.is_under_way:
                         self._behind = None

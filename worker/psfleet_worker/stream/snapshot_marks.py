@@ -52,7 +52,7 @@ class SnapshotMarks:
         Returns:
             What it has kept in the snapshot from which the fleet has started; empty: nothing.
         """
-        asked = snapshot_pb2.KeptRequest(
+        request = snapshot_pb2.KeptRequest(
             worker=self._fleet.worker,
             incarnation=self._fleet.session.incarnation,
             servers=[client.endpoint for client in self._fleet.clients],
@@ -62,7 +62,7 @@ class SnapshotMarks:
         patience = self._fleet.patience
         call = self._fleet.clients[0].start(
             "SnapshotCoordinator/Kept",
-            asked.SerializeToString(),
+            request.SerializeToString(),
             outage=max(patience.start, patience.outage),
         )
         [reply] = wait_all([call])
@@ -73,7 +73,7 @@ class SnapshotMarks:
         keeps."""
         if not self._keeps:
             return
-        kept = snapshot_pb2.KeepRequest(
+        request = snapshot_pb2.KeepRequest(
             worker=self._fleet.worker,
             incarnation=self._fleet.session.incarnation,
             state=self.state_at(-1),
@@ -81,7 +81,7 @@ class SnapshotMarks:
         with contextlib.suppress(
             PsfleetError
         ):  # it is about a snapshot that the script did not request
-            self._call(0, "SnapshotCoordinator/Keep", kept)
+            self._call(0, "SnapshotCoordinator/Keep", request)
 
     def listen(self, reply: HeartbeatReply) -> None:
         """Hear what server 0 wants."""
@@ -107,22 +107,22 @@ class SnapshotMarks:
         with contextlib.suppress(PsfleetError):
             self._fleet.run(self._fleet.stream.mark(number), self._perform)
 
-    def _perform(self, wanted: Instruction, timeout: float | None) -> object:
+    def _perform(self, instruction: Instruction, timeout: float | None) -> object:
         who = {"worker": self._fleet.worker, "incarnation": self._fleet.session.incarnation}
-        match wanted:
+        match instruction:
             case AwaitMarking(number):
-                asked = snapshot_pb2.ReadyRequest(number=number, **who)
-                reply = self._call(0, "SnapshotCoordinator/Ready", asked)
+                ready_request = snapshot_pb2.ReadyRequest(number=number, **who)
+                reply = self._call(0, "SnapshotCoordinator/Ready", ready_request)
                 ready = snapshot_pb2.ReadyReply.FromString(reply)
                 return ready.mark, ready.round
             case CutStream():
                 for server in range(len(self._fleet.clients)):
-                    self._call(server, "Snapshots/Mark", _mark_request(wanted.to(server)))
+                    self._call(server, "Snapshots/Mark", _mark_request(instruction.to(server)))
             case ReportState(number, last):
                 self._lasts[number] = last
                 state = self.state_at(last)
-                kept = snapshot_pb2.KeepRequest(number=number, state=state, **who)
-                self._call(0, "SnapshotCoordinator/Keep", kept)
+                request = snapshot_pb2.KeepRequest(number=number, state=state, **who)
+                self._call(0, "SnapshotCoordinator/Keep", request)
         return None
 
     def _call(self, server: int, method: str, request: object) -> bytes:
@@ -130,11 +130,11 @@ class SnapshotMarks:
         message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
         deadline = time.monotonic() + _PATIENCE
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or self._closing:
+            rest = deadline - time.monotonic()
+            if rest <= 0 or self._closing:
                 raise DeadlineExceeded(f"{method} was not answered within {_PATIENCE:g} seconds")
             try:
-                return self._fleet.clients[server].attempt(method, message, left)
+                return self._fleet.clients[server].attempt(method, message, rest)
             except ServerUnavailable:
                 time.sleep(_PAUSE)
 

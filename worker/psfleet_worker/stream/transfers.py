@@ -126,13 +126,13 @@ class Transfers:
 
         position: Position of the worker in its data: leases used up, and samples of the next one.
         """
-        said = {
+        fields = {
             "samples": samples,
             "loss": loss,
             "leases": position[0],
             "lease_samples": position[1],
         }
-        lay = functools.partial(self._lay_out, gradients, said)
+        lay = functools.partial(self._lay_out, gradients, fields)
         trace = self._trace = None if self._begin_trace is None else self._begin_trace()
         try:
             ticket: FleetPush = self.run(self._stream.push(), lay=lay)
@@ -184,32 +184,34 @@ class Transfers:
         while True:
             try:
                 with fleet.lock:
-                    wanted = program.send(outcome)
+                    instruction = program.send(outcome)
             except StopIteration as end:
                 return end.value
             began, kind = time.perf_counter_ns(), "wait"
             try:
-                match wanted:
+                match instruction:
                     case SendPull():
                         kind = "pull"
-                        outcome = self._read(wanted, split_reads if wanted.own else (), timeout)
+                        outcome = self._read(
+                            instruction, split_reads if instruction.own else (), timeout
+                        )
                     case AwaitPushes():
-                        if wanted.leaves:
+                        if instruction.leaves:
                             self._pushes.send()
-                        self._pushes.settle(wanted.under_way, timeout)
+                        self._pushes.settle(instruction.under_way, timeout)
                         outcome = None
                     case LayOutPush():
                         kind = "push"
                         assert lay is not None
-                        outcome = self._goes_to = self._receivers(lay(wanted))
+                        outcome = self._goes_to = self._receivers(lay(instruction))
                     case SendPush():
                         kind = "push"
-                        outcome = self._send(wanted)
+                        outcome = self._send(instruction)
                     case AwaitReads():
                         kind = "pull"
-                        outcome = self._land(wanted.joined)
+                        outcome = self._land(instruction.joined)
                     case _:
-                        outcome = fleet.perform(wanted, timeout)
+                        outcome = fleet.perform(instruction, timeout)
             finally:
                 setattr(times, kind, getattr(times, kind) + time.perf_counter_ns() - began)
 
@@ -229,9 +231,9 @@ class Transfers:
 
         At most one stays like this: the places of all others in memory are free to be used again.
         """
-        ahead, arrived, self._ahead, self._arrived = self._ahead, self._arrived, None, None
-        if arrived is not None:
-            arrived.join()
+        ahead, before, self._ahead, self._arrived = self._ahead, self._arrived, None, None
+        if before is not None:
+            before.join()
         if ahead is None:
             return 0
         ahead.arrive()
@@ -265,22 +267,22 @@ class Transfers:
                     requests[0].say(commit=read.commit, progress=progress)
                 for lane in fleet.lanes:
                     lane.held()  # it was laid out while a server was at work: look for memory now
-            asked = []
+            masks = []
             for part in split_reads:
-                asked.append(part.ask(requests))
-            called = []
+                masks.append(part.ask(requests))
+            servers = []
             for server, request in enumerate(requests):
-                pushed = ticket is not None and ticket.goes_to[server]
-                if request.reads or read.commit or pushed:
+                carries = ticket is not None and ticket.goes_to[server]
+                if request.reads or read.commit or carries:
                     method = "Shard/Pull"
-                    if pushed:
+                    if carries:
                         is_exchange = request.reads or read.commit
                         method = "Shard/Exchange" if is_exchange else "Shard/Push"
                     fleet.clients[server].send(request, method, seconds, ahead=read.ahead)
-                    called.append(server)
+                    servers.append(server)
             if ticket is not None:
                 pushes.sent(ticket)
-        pull = FleetPull(requests, called, split_reads, asked, self._spec_of, pushes.settle)
+        pull = FleetPull(requests, servers, split_reads, masks, self._spec_of, pushes.settle)
         if read.ahead:
             self._ahead = pull
         else:
@@ -305,30 +307,32 @@ class Transfers:
         return gradient if counts else without_values(gradient)
 
     def _lay_out(
-        self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
+        self, gradients: Sequence[Gradient], fields: dict[str, Any], load: LayOutPush
     ) -> Sequence[ServerRequest]:
         """A request for each server with its part of the gradients."""
-        checked = check_gradients(self._spec_of, gradients)
+        parts = check_gradients(self._spec_of, gradients)
         # A push of deltas sums several steps, whose losses were looked at when they were made.
         session = self._session
         mode, is_step = session.declared, not session.declared.adds_deltas
-        loss = said["loss"] if is_step else None
+        loss = fields["loss"] if is_step else None
         look = functools.partial(self.watch.look, load.sequence, loss, is_step=is_step)
         progress = ""  # a round's commit carries it for a held push
         if not mode.has_rounds:  # merged pushes are no steps
             progress = session.progress.text(1, repeats=not mode.merges_pushes)
-        requests = self._empty(sequence=load.sequence, clock=load.clock, progress=progress, **said)
+        requests = self._empty(
+            sequence=load.sequence, clock=load.clock, progress=progress, **fields
+        )
         try:
-            add_gradients(requests, checked, self._plans, self._compressor, look)
+            add_gradients(requests, parts, self._plans, self._compressor, look)
         except (PsfleetError, SkippedGradients) as error:
             for request in requests:
                 request.close()
             if isinstance(error, PsfleetError):
                 raise
-            nothing = {**said, "samples": 0, "loss": None}
+            nothing = {**fields, "samples": 0, "loss": None}
             return self._lay_out([*map(self._skipped, gradients)], nothing, load)
         if self._trace is not None:
-            self._trace.describe(load.sequence, said["samples"])
+            self._trace.describe(load.sequence, fields["samples"])
         return requests
 
     def _send(self, send: SendPush) -> FleetPush:
