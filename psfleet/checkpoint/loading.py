@@ -20,6 +20,7 @@ from psfleet.checkpoint.manifest import Manifest, ShardFile, read_manifest, veri
 from psfleet.checkpoint.tensors import HEADER, NAMES, SERVER, SHARD
 from psfleet.errors import CheckpointError
 from psfleet.formats import Misfit, exact, reading
+from psfleet.kernels.dedup import ascending
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import CreateTable, RestorePart
 from psfleet.shard.server_group import dense_range, located_as, owned_rows
@@ -374,7 +375,7 @@ def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
     for file in files:
         there = (f"{spec.name}/{name}" for name in (ROW_IDS, REMOVED))
         found += [file.whole(name) for name in there if name in file.names()]
-    return np.unique(np.concatenate(found))
+    return ascending(found)
 
 
 def _of(column: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, TableConflict, UnknownTable, UsageError
+from psfleet.kernels.dedup import ascending
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import check_elements
@@ -345,7 +346,7 @@ class DeltaBases:
         changed: dict[int, NDArray[np.int64] | None] = dict.fromkeys(tables)
         for key, mark in marks.items():
             changes = sparse[key].changed_since(mark)
-            changed[key] = np.union1d(changes.ids, changes.removed)
+            changed[key] = ascending([changes.ids, changes.removed])
         return changed
 
     def forget(self, tables: Mapping[int, Table], base: int) -> None:

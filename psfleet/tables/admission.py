@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.kernels.dedup import ascending
 from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial_values import initializer_arguments
 from psfleet.runtime.evictions import EvictionCause
@@ -116,7 +117,7 @@ class AdmissionFilter:
         """See SparseTable.check_room."""
         if self._room.surely_fit(sum(map(len, parts))):
             return
-        ids = np.unique(np.concatenate(parts))
+        ids = ascending(parts)
         slots, unknown = self._index.locate(ids)
         kept = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
         new = ids[kept & (slots == 0)]
@@ -124,7 +125,7 @@ class AdmissionFilter:
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
         """See SparseTable.surplus; the table lets rows go."""
-        ids = np.unique(np.concatenate(parts))
+        ids = ascending(parts)
         slots, _ = self._index.locate(ids)
         kept = self._rowed(ids, slots, step)
         new = int(np.count_nonzero(kept & (slots == 0)))

@@ -372,11 +372,6 @@ class DiskTraffic:
         return self.found + self.read
 
 
-def set_bits(bits: NDArray[np.uint64], places: Ids) -> None:
-    """Set these bits of a row of words."""
-    np.bitwise_or.at(bits, places >> 6, np.uint64(1) << (places & 63).astype(np.uint64))
-
-
 def clear_bits(bits: NDArray[np.uint64], places: Ids) -> None:
-    """Clear them."""
+    """Clear these bits of a row of words."""
     np.bitwise_and.at(bits, places >> 6, ~(np.uint64(1) << (places & 63).astype(np.uint64)))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
+from psfleet.kernels.dedup import ascending
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.tables.row_data import EVICTED, HistoryPoint, TableChanges
 from psfleet.tables.row_memory import RowMemory
@@ -171,11 +172,7 @@ class ChangeHistory:
     def since(self, event: int) -> tuple[Ids, Ids]:
         """Ids removed and ids set since a mark, ascending, whatever became of them later."""
         start = event - self.first
-        return _union(self._removed[start:]), _union(self._written[start:])
-
-
-def _union(parts: list[Ids]) -> Ids:
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+        return ascending(self._removed[start:]), ascending(self._written[start:])
 
 
 class RowScan:
@@ -263,7 +260,7 @@ class RowScan:
         changed = self._index.aged(step, most=most)[0]
         back = self._index.locate(written)[0] != 0
         gone = self._index.locate(removed)[0] == 0
-        return TableChanges(np.union1d(changed, written[back]), removed[gone], mark.evicted)
+        return TableChanges(ascending([changed, written[back]]), removed[gone], mark.evicted)
 
     def release(self, mark: HistoryPoint) -> None:
         """See SparseTable.release."""

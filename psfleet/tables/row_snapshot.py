@@ -30,7 +30,7 @@ from psfleet.tables.row_data import (
     row_columns,
     row_group,
 )
-from psfleet.tables.row_memory import EVERY, Listed, RowStore, clear_bits, set_bits
+from psfleet.tables.row_memory import EVERY, Listed, RowStore
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -73,9 +73,10 @@ class FrozenRows:
         else:
             self._only = rows.recall(only, step())
             self._unread = np.zeros(self._size // 64 + 1, np.uint64)
-            set_bits(self._unread, self._only[1])
-            clear_bits(self._unread, np.zeros(1, np.int64))  # slot 0 is none
-            self.count = int(np.count_nonzero(np.unique(self._only[1])))
+            slots = self._only[1]
+            self.count = self._kernels.choose(
+                address_of(self._unread), len(slots), address_of(slots)
+            )
         self._left = self.count
         rows.views.append(self)
 

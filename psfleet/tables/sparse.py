@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
+from psfleet.kernels.dedup import ascending
 from psfleet.kernels.rule_text import scalars_of
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.schema.entry import EvictionStreamEntry, part_of
@@ -258,7 +259,7 @@ class SparseTable:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
             there = ids[self._index.locate(ids)[0] != 0]
-            return self.scan.drop(np.unique(there), self.step, cause)
+            return self.scan.drop(ascending([there]), self.step, cause)
 
     def evict(self, count: int) -> int:
         """Remove the `count` rows that go first; returns how many went."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet.errors import ShapeError, UsageError
-from psfleet.kernels.dedup import dedup, first_repeat, merge_pushes
+from psfleet.kernels.dedup import ascending, dedup, first_repeat, merge_pushes
 from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 from tests.trainings import in_threads
 
@@ -144,3 +144,10 @@ def test_kernels_get_addresses_of_arrays_that_stay() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "address_of":
                 assert not isinstance(node.args[0], ast.Call), f"{path}:{node.lineno}"
+
+
+@given(st.lists(IDS, max_size=4))
+def test_ascending_equals_sorted_set(parts: list[list[int]]) -> None:
+    """The distinct ids of all parts come in order, whatever their distance."""
+    found = ascending([np.array(ids, np.int64) for ids in parts])
+    assert found.tolist() == sorted({id_ for ids in parts for id_ in ids})

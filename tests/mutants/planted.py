@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     # -- followers -----------------------------------------------------------------------------------
     Mutant(
-        "changed[key] = np.union1d(changes.ids, changes.removed)",
+        "changed[key] = ascending([changes.ids, changes.removed])",
         "changed[key] = changes.ids",
         "tests/serving/test_followers.py",
     ),

@@ -21,6 +21,19 @@ def recall(d, ids, n, step, slots, touched):
         store_i64(touched, i, step - age_of(step, load_u32(line, 12 + entry)) if slot != 0 else 0)
 
 
+@kernel(int64(int64, int64, int64))
+def choose(bits, n, slots):
+    """Set the bit of each slot but slot 0, which is none. -> how many were clear."""
+    count = 0
+    for i in range(n):
+        slot = read_i64(slots, i)
+        word, bit = load_u64(bits, slot >> 6), uint64(1) << uint64(slot & 63)
+        if slot != 0 and word & bit == uint64(0):
+            store_u64(bits, slot >> 6, word | bit)
+            count += 1
+    return count
+
+
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def claim(bits, size, n, ids, slots, touched, to_ids, to_slots, to_touched):
     """Clear the bit of each slot below `size`; write out those whose bit was set. -> how many."""
