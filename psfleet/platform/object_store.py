@@ -45,7 +45,11 @@ class ObjectStore:
         try:
             self._system, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
-            raise ConfigError(f"{self.name!r} cannot be used: {_why(error)}") from None
+            # Nothing was requested yet, so that only the URL itself can bring credentials into the text.
+            why = str(error).partition("\n")[0] if url == self.name else _why(error)
+            raise ConfigError(
+                f"{self.name!r} cannot be used: {why}; schemes are s3, gs, hdfs, file and others of fsspec"
+            ) from None
         self._root = root.rstrip("/")
         if not self._root:
             raise ConfigError(f"{self.name!r} names no folder; add one")

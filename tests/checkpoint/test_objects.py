@@ -304,3 +304,5 @@ def test_urls(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'nothing://host/m' cannot be used") as caught:
         EmbeddedRuntime().load("nothing://me:secret@host/m")
     assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="Protocol not known: nothing; schemes are s3, gs, hdfs"):
+        EmbeddedRuntime().load("nothing://host/m")
