@@ -198,8 +198,9 @@ def first_repeat(ids: Ids) -> int | None:
 
 def ascending(parts: Sequence[Ids]) -> Ids:
     """The distinct ids of these arrays in order. np.unique, which hashes them, takes ten times as long."""
-    ids: Ids = np.sort(np.concatenate([*parts, np.zeros(0, np.int64)]))
-    return ids[np.diff(ids, prepend=ids[:1] - 1) != 0]
+    ids = np.sort(np.concatenate([*parts, np.zeros(0, np.int64)]))
+    distinct: Ids = ids[np.diff(ids, prepend=ids[:1] - 1) != 0]
+    return distinct
 
 
 def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids, Floats]:
