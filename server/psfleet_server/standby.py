@@ -197,11 +197,12 @@ class Standby:
         first = FollowRequest(server=self._host.shard.index, attach=self._attach, version=VERSION)
         yield first.SerializeToString()
         while (request := self._said.get()) is not None:
-            while not request.term and not self._said.empty():  # only the newest counts
+            while not request.term and not self._said.empty():  # one message says it all
                 later = self._said.get()
                 if later is None:
                     return
                 later.metrics = later.metrics or request.metrics
+                later.taken = max(later.taken, request.taken)  # metrics name an older record
                 request = later
             yield request.SerializeToString()
 

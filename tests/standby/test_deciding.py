@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from psfleet.errors import Fenced, ProtocolError
+from psfleet.settings.environment import Environment
+from psfleet.shard.shard import Shard
+from psfleet.wire.connections.access import Access
 from psfleet.wire.frame import Part
+from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_launch.console.screen import StandbyNotice
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import (
@@ -23,6 +27,9 @@ from psfleet_launch.supervision.job_events import (
 )
 from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.durability.log_shipping import LogShipping, joined
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.standby import Standby
 
 SERVER = Member("server", 0)
 FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)
@@ -197,6 +204,23 @@ def test_words_of_a_released_standby_do_not_count() -> None:
     assert feed.attached
     feed.took(2, last)
     assert feed.required
+
+
+def test_metrics_do_not_take_back_a_record() -> None:
+    """A standby may take a record while it collects its metrics; the primary waits for its confirmation."""
+    host = ShardHost(Shard(), None, Deadlines())
+    standby = Standby(host, Environment(servers=("unix:/nowhere",), standby=1), Access())
+
+    def metrics() -> bytes:
+        standby._took(8)
+        return b"metrics"
+
+    standby.metrics = metrics
+    standby._took(7)
+    standby._tell_metrics()
+    requests = map(FollowRequest.FromString, standby._requests())
+    _, message = next(requests), next(requests)
+    assert (message.taken, message.metrics) == (8, b"metrics")
 
 
 def test_released_standbys_cannot_attach() -> None:
