@@ -48,15 +48,15 @@ def main(load: str | None, insecure: bool, **options: str | None) -> None:
     What is not given comes from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
     PSFLEET_READY_FILE, PSFLEET_DEVICE. Credentials for TCP are in the folder that PSFLEET_TLS names.
     """
-    given = {_OPTIONS[name]: text for name, text in options.items() if text is not None}
+    variables = {_OPTIONS[name]: text for name, text in options.items() if text is not None}
     if insecure:
-        given["PSFLEET_INSECURE"] = "1"
+        variables["PSFLEET_INSECURE"] = "1"
     sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]  # None: not to be found
     with _kept_for_ever():
         from psfleet_server.process import serve  # loads numba, which --help need not wait for
 
     try:
-        environment = read_environment({**os.environ, "PSFLEET_ROLE": "server", **given})
+        environment = read_environment({**os.environ, "PSFLEET_ROLE": "server", **variables})
         serve(environment, load)
     except PsfleetError as error:
         print(f"psfleet-server: {error}", file=sys.stderr)

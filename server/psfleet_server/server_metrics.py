@@ -103,17 +103,17 @@ class ServerMetrics:
         torn = len(coordinator.dispatch.torn)
         yield counter("torn_steps", "Steps that only some of the servers have", torn)
         with self._host.lock:
-            left = coordinator.dispatch.samples_left(self._host.shard.rounds.closed)
-        if left:  # else there is no dataset, or it has no end
-            yield gauge("samples_left", "Samples of fleet.dataset that nobody has had yet", left)
+            samples = coordinator.dispatch.samples_left(self._host.shard.rounds.closed)
+        if samples:  # else there is no dataset, or it has no end
+            yield gauge("samples_left", "Samples of fleet.dataset that nobody has had yet", samples)
         if self._snapshots is not None and self._snapshots.latest is not None:
             at, size = self._snapshots.latest
             yield gauge("snapshot_timestamp_seconds", "When the last snapshot was complete", at)
             yield gauge("snapshot_bytes", "Size of the last snapshot", size)
         if self._schedule is not None and self._schedule.seconds:
             yield gauge("snapshot_interval_seconds", "--snapshot-every", self._schedule.seconds)
-            waited = self._schedule.waited
-            yield gauge("snapshot_wait_seconds", "Since a snapshot held all pushes", waited)
+            seconds = self._schedule.waited
+            yield gauge("snapshot_wait_seconds", "Since a snapshot held all pushes", seconds)
 
 
 def process() -> "Iterator[Metric]":
@@ -154,7 +154,7 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
     sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
     on_device = {n: t.device_bytes for n, t in tables.items() if not KINDS[t.device].is_host}
     on_host = sum(table.bytes - table.device_bytes for table in tables.values())
-    used = on_host + shard.tables.budget.held
+    host_bytes = on_host + shard.tables.budget.held
     yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
     yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})
     yield counter("table_updates", "Updates of a table", {n: t.step for n, t in tables.items()})
@@ -183,7 +183,9 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
         yield gauge("device_memory_used_bytes", "Device memory of tables", sum(on_device.values()))
     if (most := shard.tables.device_limit) is not None:
         yield gauge("device_memory_limit_bytes", "Device memory that tables may take", most)
-    yield gauge("memory_used_bytes", "Host memory of tables and of pushes that are held", used)
+    yield gauge(
+        "memory_used_bytes", "Host memory of tables and of pushes that are held", host_bytes
+    )
     yield gauge(
         "held_bytes", "Memory of pushes that wait for their round", shard.tables.budget.held
     )
@@ -211,13 +213,13 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
         host: Host of the shard that the records fill.
         standby: Takes them.
     """
-    held = sum(table.bytes for table in [*host.shard.tables.values()])
+    size = sum(table.bytes for table in [*host.shard.tables.values()])
     return encode(
         [
             *process(),
             *log(host),
             counter("standby_taken_records", "Records taken, with the copy", standby.records),
             counter("standby_taken_bytes", "Bytes of these records", standby.bytes),
-            gauge("standby_table_bytes", "Memory of the tables so far", held),
+            gauge("standby_table_bytes", "Memory of the tables so far", size),
         ]
     )

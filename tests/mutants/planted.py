@@ -105,7 +105,7 @@ MUTANTS = (
         "if arrival.number <= self.completed:", "if arrival.number < self.completed:", COORDINATOR
     ),
     Mutant(
-        "if len(self._waiting) < max(len(awaited), 1) or not self._waiting.keys() >= set(awaited):",
+        "if len(self._waiting) < max(len(seats), 1) or not self._waiting.keys() >= set(seats):",
         "if not self._waiting:",
         COORDINATOR,
     ),
@@ -124,7 +124,7 @@ MUTANTS = (
     ),
     Mutant("if seat is not None and boot in seat.earlier:", "if False:", COORDINATOR),
     Mutant(
-        "elif at - seen[1] > (self.dead_after",
+        "elif at - last[1] > (self.dead_after",
         "elif at - seen[1] > 1000 + (self.dead_after",
         "tests/membership tests/server",
     ),
@@ -133,7 +133,7 @@ MUTANTS = (
         "self.closed = min(report.closed for report in reports)",
         COORDINATOR,
     ),
-    Mutant("max(incarnation.first - 1, *known) if", "min(known) if", COORDINATOR),
+    Mutant("max(incarnation.first - 1, *lasts) if", "min(lasts) if", COORDINATOR),
     Mutant(
         "if last is not None and self.closed <= last and not seat.left:",
         "if last is not None and not seat.left:",

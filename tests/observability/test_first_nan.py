@@ -14,18 +14,18 @@ SENTENCE = f"worker {WORKER}, step {STEP}: the gradient for table 'users' has na
 def test_the_earliest_of_all_workers_is_named_once() -> None:
     """However late its heartbeat comes: the others are only told of when all have been heard since."""
     first = FirstNonFinite()
-    assert first.take("", found=0.0, now=1.0, oldest=0.5) == ""
-    assert first.take("victim", found=9.5, now=10.0, oldest=9.2) == ""
-    assert first.take("culprit", found=9.4, now=10.3, oldest=10.0) == "culprit"
-    assert first.take("another", found=1.0, now=11.0, oldest=10.3) == ""
+    assert first.take("", at=0.0, now=1.0, oldest=0.5) == ""
+    assert first.take("victim", at=9.5, now=10.0, oldest=9.2) == ""
+    assert first.take("culprit", at=9.4, now=10.3, oldest=10.0) == "culprit"
+    assert first.take("another", at=1.0, now=11.0, oldest=10.3) == ""
 
 
 def test_a_worker_that_has_died_is_not_waited_for() -> None:
     """After some seconds the earliest is named without its heartbeat."""
     first = FirstNonFinite()
-    assert first.take("victim", found=9.5, now=10.0, oldest=3.0) == ""
-    assert first.take("victim", found=9.5, now=14.0, oldest=3.0) == ""
-    assert first.take("", found=0.0, now=15.0, oldest=3.0) == "victim"
+    assert first.take("victim", at=9.5, now=10.0, oldest=3.0) == ""
+    assert first.take("victim", at=9.5, now=14.0, oldest=3.0) == ""
+    assert first.take("", at=0.0, now=15.0, oldest=3.0) == "victim"
 
 
 def test_a_job_names_the_worker_that_began(tmp_path: Path) -> None:

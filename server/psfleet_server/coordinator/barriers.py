@@ -167,7 +167,7 @@ class CollectiveState:
         return max((mode_request.number for mode_request in self.told.values()), default=0)
 
     def complete(
-        self, awaited: Collection[int], mode_request: ModeRequest | None = None
+        self, seats: Collection[int], mode_request: ModeRequest | None = None
     ) -> CollectiveCompleted | None:
         """Return the decision that completes the collective, once all awaited workers have arrived.
 
@@ -175,7 +175,7 @@ class CollectiveState:
             awaited: Seats in the fleet.
             mode_request: Mode request to announce at a barrier, unless it was announced before.
         """
-        if len(self._waiting) < max(len(awaited), 1) or not self._waiting.keys() >= set(awaited):
+        if len(self._waiting) < max(len(seats), 1) or not self._waiting.keys() >= set(seats):
             return None
         arrivals = [self._waiting[worker][0] for worker in sorted(self._waiting)]
         value = _combine(arrivals)
@@ -206,19 +206,19 @@ class CollectiveState:
             {arrival.worker: arrival.position for arrival in arrivals},
         )
 
-    def take(self, completed: CollectiveCompleted) -> list[CollectiveReply | SendError]:
+    def take(self, decision: CollectiveCompleted) -> list[CollectiveReply | SendError]:
         """Complete the collective."""
-        self.completed = completed.number
-        self.switch = completed.switch or self.switch
-        if completed.value is not None:
-            self.results[completed.number] = completed.value
+        self.completed = decision.number
+        self.switch = decision.switch or self.switch
+        if decision.value is not None:
+            self.results[decision.number] = decision.value
             self._forget()
-        if completed.mode_request is not None:
-            self.told[completed.number] = completed.mode_request
+        if decision.mode_request is not None:
+            self.told[decision.number] = decision.mode_request
         waiting = [calls for _, (_, calls) in sorted(self._waiting.items())]
         self._waiting.clear()
         return [
-            CollectiveReply(call, completed.value, completed.mode_request)
+            CollectiveReply(call, decision.value, decision.mode_request)
             for calls in waiting
             for call in calls
         ]
@@ -228,16 +228,16 @@ class CollectiveState:
         _, calls = self._waiting.pop(worker, (None, []))
         return [SendError(call, error) for call in calls]
 
-    def expire(self, call: Call, awaited: Collection[int]) -> list[CollectiveReply | SendError]:
+    def expire(self, call: Call, seats: Collection[int]) -> list[CollectiveReply | SendError]:
         """Refuse a call whose deadline has passed. Its worker still counts as arrived."""
         for arrival, calls in self._waiting.values():
             if call in calls:
                 calls.remove(call)
-                missing = sorted(set(awaited) - self._waiting.keys())
-                waited = ", ".join(f"worker {index}" for index in missing)
+                missing = sorted(set(seats) - self._waiting.keys())
+                workers = ", ".join(f"worker {index}" for index in missing)
                 error = DeadlineExceeded(
                     f"{arrival.kind[0]} {arrival.number} of worker {arrival.worker} "
-                    f"did not end in time: it waits for {waited}"
+                    f"did not end in time: it waits for {workers}"
                 )
                 return [SendError(call, error)]
         return []

@@ -131,22 +131,22 @@ class Coordinator:
         except PsfleetError as error:
             return [SendError(call, error)]
         if seat is not None and boot == seat.boot and seat.present is not None:
-            known = self._registering.get(worker)
-            if known is None or known[0] != boot:
+            waiting = self._registering.get(worker)
+            if waiting is None or waiting[0] != boot:
                 self._registering[worker] = (boot, [])
             self._registering[worker][1].append(call)
             return self._seated()
         earlier = self._registering.pop(worker, (boot, []))
-        replaced: list[Outcome] = []
+        refusals: list[Outcome] = []
         if earlier[0] != boot:
             later = Fenced(f"a later process has taken the seat of worker {worker}")
-            replaced = [SendError(old, later) for old in earlier[1]]
+            refusals = [SendError(old, later) for old in earlier[1]]
             earlier = (boot, [])
         self._registering[worker] = (boot, [*earlier[1], call])
         if self._change is None or self._change.joining.get(worker) != boot:
             self._joining[worker] = boot
             self._wanted = True
-        return replaced
+        return refusals
 
     def _seated(self) -> list[Outcome]:
         """Answer those whose incarnations every server knows."""
@@ -195,17 +195,17 @@ class Coordinator:
         for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
-                said = f"worker {worker} has asked server 0 for its seat, which waits for {self._lacking()}"
-                error = NotReady(f"{said}: look whether it runs, and whether server 0 reaches it")
+                what = f"worker {worker} has asked server 0 for its seat, which waits for {self._lacking()}"
+                error = NotReady(f"{what}: look whether it runs, and whether server 0 reaches it")
                 return [SendError(call, error)]
         return [*self.collectives.expire(call, self.members.present())]
 
     def _lacking(self) -> str:
         """The servers that have not answered what is due."""
-        waited = self._uninstalled
+        servers = self._uninstalled
         if self._change is not None:
-            waited = set(range(self.servers)) - self._change.reports.keys()
-        return " and ".join(f"server {one}" for one in sorted(waited)) or "a change of members"
+            servers = set(range(self.servers)) - self._change.reports.keys()
+        return " and ".join(f"server {one}" for one in sorted(servers)) or "a change of members"
 
     def take_heartbeat(self, heartbeat: Heartbeat, at: float) -> WorkerRequests:
         """Note a liveness signal that came at time `at`; what is wanted of whoever gave it.
@@ -225,11 +225,11 @@ class Coordinator:
         """Remove the seats of workers that have been silent for too long at time `at`."""
         for worker in self.members.present() if self.dead_after else []:
             incarnation = self.members.seats[worker].incarnation
-            seen = self._seen.get(worker)
-            if seen is None or seen[0] != incarnation:
+            last = self._seen.get(worker)
+            if last is None or last[0] != incarnation:
                 # Every incarnation gets the whole time, also after a restart of this process.
                 self._seen[worker] = (incarnation, at)
-            elif at - seen[1] > (self.dead_after if incarnation else max(self.dead_after, _START)):
+            elif at - last[1] > (self.dead_after if incarnation else max(self.dead_after, _START)):
                 self._remove(worker)
 
     def _remove(self, worker: int) -> None:
@@ -254,18 +254,18 @@ class Coordinator:
             raise NotReady(f"incarnation {incarnation} of worker {worker} is about to end")
         if self.collectives.switch is not None:
             self._check_asked_since(self.collectives.switch, request)
-        begun = self.dispatch.begin(request, self.members.first_rounds() if request.round else None)
-        if begun is not None:
-            self._decide(begun)
+        begin = self.dispatch.begin(request, self.members.first_rounds() if request.round else None)
+        if begin is not None:
+            self._decide(begin)
         plan = self.dispatch.datasets[request.number - 1].plan
         if plan is not None:
             return plan
         if request.round:  # it was leased, and all of it is used
             return ()
         incarnations = [self.members.seats[index].incarnation for index in self.members.seats]
-        leased = self.dispatch.lease(request, seat.incarnation, incarnations)
-        if leased is not None:
-            self._decide(leased)
+        grant = self.dispatch.lease(request, seat.incarnation, incarnations)
+        if grant is not None:
+            self._decide(grant)
         return self.dispatch.leased(request, seat.incarnation)
 
     def _check_asked_since(self, switch: ModeSwitch, request: DatasetRequest) -> None:
@@ -280,9 +280,9 @@ class Coordinator:
         """Note the process of a server. A new one has to install the view."""
         if self._boots.get(server) == boot or server >= self.servers:
             return
-        known = self._boots.get(server)
+        before = self._boots.get(server)
         self._boots[server] = boot
-        if known is not None:
+        if before is not None:
             self._wanted = True
         if self._change is not None and server in self._change.reports:
             self._abandon()
@@ -315,14 +315,14 @@ class Coordinator:
     def _begin_change(self) -> None:
         self._wanted = False
         self._changes += 1
-        touched = self._removed | self._joining.keys()
-        ended = {
+        seats = self._removed | self._joining.keys()
+        endings = {
             index: seat.incarnation
             for index, seat in self.members.seats.items()
-            if index in touched and seat.incarnation
+            if index in seats and seat.incarnation
         }
         view = (self.term << _CHANGES) + self._changes
-        self._change = ViewChange(view, self._joining, self._removed, ended)
+        self._change = ViewChange(view, self._joining, self._removed, endings)
         self._joining, self._removed = {}, set()
 
     def reported(self, server: int, boot: int, view: int, report: ViewReport) -> list[Outcome]:
@@ -334,12 +334,12 @@ class Coordinator:
         if len(change.reports) < self.servers:
             return []
         try:
-            refused = self._view(change)
+            refusals = self._view(change)
         except PsfleetError:  # it could not be kept: the server is asked once more
             del change.reports[server]
             raise
         self._change = None
-        return [*refused, *self._complete()]
+        return [*refusals, *self._complete()]
 
     def _view(self, change: ViewChange) -> list[Outcome]:
         """Decide: first kept in the journal, then in force; who waits in an ended incarnation is told."""
@@ -404,13 +404,13 @@ class Coordinator:
 
     def _turn(self, switch: ModeSwitch) -> None:
         """Redistribute the rest of the data by the rules of the new mode."""
-        reached = {}
+        positions = {}
         for seat, number in switch.rounds.items():
             incarnation = self.members.seats[seat].present
             if incarnation is not None:
                 at = (incarnation.incarnation, incarnation.first, number, switch.positions[seat])
-                reached[seat] = SeatPosition(*at)
-        self.dispatch.turn(switch.mode.has_rounds, reached)
+                positions[seat] = SeatPosition(*at)
+        self.dispatch.turn(switch.mode.has_rounds, positions)
 
     def _admit(self, worker: int, incarnation: int) -> Seat:
         seat = self.members.seats.get(worker)
@@ -432,18 +432,18 @@ class Coordinator:
     def _complete(self) -> list[Outcome]:
         """End the collective if all have come. A decision for which there is no room waits."""
         self.waits_for_room = False
-        completed = self.collectives.complete(
+        decision = self.collectives.complete(
             self.members.present(), self.worker_requests.mode_request
         )
-        if completed is None or self.scaling.moving is not None:
+        if decision is None or self.scaling.moving is not None:
             return []
-        if (completed.switch is not None or self.scaling.is_due) and self.is_busy:
+        if (decision.switch is not None or self.scaling.is_due) and self.is_busy:
             return []  # neither changes while who is in the fleet is not known everywhere
         if self.scaling.is_due:
             self.scaling.begin()
             return []
         try:
-            return self._decide(completed)
+            return self._decide(decision)
         except NoRoom:
             self.waits_for_room = True
             return []

@@ -153,11 +153,11 @@ class Leases:
         """Number of leases so far."""
         return self.forgotten + len(self.kept)
 
-    def forget(self, used: int) -> None:
-        """The first `used` ones are used up, and every server knows that."""
-        gone = min(max(used - self.forgotten, 0), len(self.kept))
-        del self.kept[:gone]
-        self.forgotten += gone
+    def forget(self, number: int) -> None:
+        """The first so many are used up, and every server knows that."""
+        count = min(max(number - self.forgotten, 0), len(self.kept))
+        del self.kept[:count]
+        self.forgotten += count
 
     def left(self, position: Position) -> list[tuple[int, tuple[Range, ...]]]:
         """Return dataset and samples of each lease that an incarnation at `position` has not used."""
@@ -229,13 +229,13 @@ class DataDispatch:
                 "use the same datasets in the same order"
             )
         if request.number <= len(self.datasets):
-            known = self.datasets[request.number - 1]
-            there = known.request
-            if known.ended and there.whole == request.whole:
+            dataset = self.datasets[request.number - 1]
+            there = dataset.request
+            if dataset.ended and there.whole == request.whole:
                 return None
-            if known.resumed and there.whole == request.whole:
-                left = None if first_of is None else _plan(request, first_of, tuple(known.pool))
-                return DatasetBegun(replace(request, parts=there.parts), left)
+            if dataset.resumed and there.whole == request.whole:
+                plan = None if first_of is None else _plan(request, first_of, tuple(dataset.pool))
+                return DatasetBegun(replace(request, parts=there.parts), plan)
             if there.same != request.same:
                 raise UsageError(
                     f"dataset {request.number} is (size, batch, epochs, seed) {there.same} for others, "
@@ -258,9 +258,9 @@ class DataDispatch:
         if dataset.pool:
             low, high = dataset.pool[0]
             end = (low // request.size + 1) * request.size  # of the epoch
-            taken = (low, min(high, end, low + _STEPS * request.batch))
+            samples = (low, min(high, end, low + _STEPS * request.batch))
             return LeaseGranted(
-                incarnation, request.number, (taken,), max(request.used, request.known)
+                incarnation, request.number, (samples,), max(request.used, request.known)
             )
         return None if any(map(self.is_open, live)) else DatasetEnded(request.number)
 
@@ -316,7 +316,7 @@ class DataDispatch:
             )
         return dispatch
 
-    def turn(self, to_rounds: bool, reached: Mapping[int, SeatPosition]) -> None:
+    def turn(self, to_rounds: bool, positions: Mapping[int, SeatPosition]) -> None:
         """Distribute all unused samples in rounds from now on, or by leases.
 
         A round may have closed without a worker that was at the collective already: what it had in it is not
@@ -324,20 +324,20 @@ class DataDispatch:
 
         Args:
             to_rounds: The fleet switches to rounds; else to leases.
-            reached: By seat where the present incarnations are.
+            positions: By seat where the present incarnations are.
         """
-        pools = self._pools({at.incarnation: at.position for at in reached.values()})
-        closed = max((at.round for at in reached.values()), default=0)
+        pools = self._pools({at.incarnation: at.position for at in positions.values()})
+        closed = max((at.round for at in positions.values()), default=0)
         for index, (dataset, pool) in enumerate(zip(self.datasets, pools, strict=True)):
             plan = dataset.plan
             if dataset.ended or (plan is None) != to_rounds:
                 continue
             if plan is not None:
-                missed = [
+                gaps = [
                     plan.missed(seat, max(at.round, at.first - 1), closed)
-                    for seat, at in reached.items()
+                    for seat, at in positions.items()
                 ]
-                pool = [part for ranges in (*missed, plan.unused(closed)) for part in ranges]
+                pool = [part for ranges in (*gaps, plan.unused(closed)) for part in ranges]
             self.datasets[index] = DispatchedDataset(
                 dataset.request, None, sorted(pool), not pool, True
             )
@@ -377,7 +377,7 @@ class DataDispatch:
         leases = self.leases.get(incarnation, Leases())
         if request.lease < leases.forgotten:
             raise Gap(
-                f"lease {request.lease + 1} is used up; the life has {leases.forgotten} behind it"
+                f"lease {request.lease + 1} is used up; the incarnation has {leases.forgotten} behind it"
             )
         if request.lease < leases.count:
             number, ranges = leases.kept[request.lease - leases.forgotten]
@@ -391,8 +391,8 @@ def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
     """By server the last push of an incarnation that it has. Later ones that were not sent to it count as
     there."""
     sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
-    addressed = own[0].addressed.get(worker, ()) if 0 in own else ()
-    for server, last in enumerate(addressed):
+    lasts = own[0].addressed.get(worker, ()) if 0 in own else ()
+    for server, last in enumerate(lasts):
         if last <= sequences.get(server, -1) <= sequences[0]:
             sequences[server] = sequences[0]
     return sequences

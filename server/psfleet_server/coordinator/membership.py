@@ -115,26 +115,24 @@ class Membership:
             if incarnation is not None
         }
 
-    def seat_for(self, worker: int, boot: int, workers: int, started: int) -> Seat | None:
+    def seat_for(self, worker: int, boot: int, workers: int, seats: int) -> Seat | None:
         """The seat that a process wants, which was started for a fleet of `workers`; None: it is a new one.
 
         Args:
             worker: Number of the seat.
             boot: Number of the process.
             workers: Number of workers that it knows.
-            started: Number of workers that the servers were started for.
+            seats: Number of workers that the servers were started for.
 
         Raises:
             PsfleetError: It cannot have the seat.
         """
-        if not 0 <= worker < min(max(workers, started), _MOST_SEATS):
-            raise ConfigError(
-                f"worker {worker} is unknown; the fleet has workers 0 to {started - 1}"
-            )
-        if worker < started != workers:
+        if not 0 <= worker < min(max(workers, seats), _MOST_SEATS):
+            raise ConfigError(f"worker {worker} is unknown; the fleet has workers 0 to {seats - 1}")
+        if worker < seats != workers:
             raise ConfigError(
                 f"worker {worker} was started for {workers} workers, "
-                f"the servers were started for {started}"
+                f"the servers were started for {seats}"
             )
         seat = self.seats.get(worker)
         if seat is not None and boot in seat.earlier:
@@ -146,7 +144,7 @@ class Membership:
         seat = self.seats.get(index)
         return seat is not None and member(seat.incarnations, number) is not None
 
-    def decide(self, change: ViewChange, completed: int) -> None:
+    def decide(self, change: ViewChange, collectives: int) -> None:
         """Be what the change leads to.
 
         Args:
@@ -160,14 +158,14 @@ class Membership:
         self.sync = any(find_mode(report.mode).has_rounds for report in reports)
         for index, seat in self.seats.items():
             self._note(index, seat, reports)
-        removed = {index for index, seat in self.seats.items() if seat.present is None}
+        vacant = {index for index, seat in self.seats.items() if seat.present is None}
         for index in sorted(change.removed | change.joining.keys()):
             if index in self.seats:
                 self._end(self.seats[index], index, reports)
         over = frozenset.intersection(*(report.left for report in reports))
         for index, boot in change.joining.items():
             seat = self.seats.setdefault(index, Seat(incarnations=[]))
-            self._begin(seat, boot, completed, follows=index not in removed, over=index in over)
+            self._begin(seat, boot, collectives, follows=index not in vacant, over=index in over)
         lowest = min(report.closed for report in reports)
         for seat in self.seats.values():
             seat.incarnations = [
@@ -189,14 +187,14 @@ class Membership:
         if incarnation is None:
             return
         seat.progress = _furthest(index, incarnation.incarnation, reports) or seat.progress
-        known = [report.of(report.committed, index, incarnation.incarnation) for report in reports]
+        lasts = [report.of(report.committed, index, incarnation.incarnation) for report in reports]
         last = (
-            max(incarnation.first - 1, *known) if incarnation.incarnation else incarnation.first - 1
+            max(incarnation.first - 1, *lasts) if incarnation.incarnation else incarnation.first - 1
         )
         seat.incarnations[-1] = Incarnation(incarnation.incarnation, incarnation.first, last)
         seat.earlier.add(seat.boot)
 
-    def _begin(self, seat: Seat, boot: int, completed: int, *, follows: bool, over: bool) -> None:
+    def _begin(self, seat: Seat, boot: int, collectives: int, *, follows: bool, over: bool) -> None:
         """A process takes the seat: from the round after its predecessor's last, if none is missed.
 
         That is only so if the predecessor was there until now (`follows`): what a removed seat had
@@ -213,7 +211,7 @@ class Membership:
         seat.incarnations.append(Incarnation(self.incarnations, first))
         if over:
             seat.progress = ""
-        seat.boot, seat.left, seat.rests = boot, False, completed
+        seat.boot, seat.left, seat.rests = boot, False, collectives
 
     def install(self) -> InstallView:
         """Return the instruction that installs this membership on servers."""

@@ -33,9 +33,9 @@ def release(outcomes: Sequence[Outcome], servers: Sequence[str]) -> None:
 
 
 def _seated(seating: Registration, servers: Sequence[str]) -> bytes:
-    switch, changed = seating.switch, {}
+    switch, fields = seating.switch, {}
     if switch is not None:
-        changed = {"switches": switch.number, "last": switch.last, **mode_fields(switch.mode)}
+        fields = {"switches": switch.number, "last": switch.last, **mode_fields(switch.mode)}
     reply = coordinator_pb2.RegisterReply(
         incarnation=seating.incarnation,
         first=seating.first,
@@ -43,7 +43,7 @@ def _seated(seating: Registration, servers: Sequence[str]) -> bytes:
         completed=seating.completed,
         progress=seating.progress,
         servers=servers,
-        **changed,
+        **fields,
     )
     return bytes(reply.SerializeToString())
 

@@ -96,14 +96,14 @@ class Followers:
 
     def _changes(self, request: ChangesRequest) -> ChangesReply:
         shard, log, began = self._shard, self._shard.tables.changes, time.thread_time()
-        changed = log.since(request.version if request.boot == self._boot else 0)
+        ids_of = log.since(request.version if request.boot == self._boot else 0)
         if request.snapshot:
             number = self._snapshot(request.snapshot)
-            changed = shard.last_cuts.changed_since(shard.tables, number)
-        gap = changed is None or self._is_too_much(changed)
-        if changed is None or gap:
-            changed = dict.fromkeys(shard.tables)
-        changes = [self._change(key, ids, gap, request) for key, ids in changed.items()]
+            ids_of = shard.last_cuts.changed_since(shard.tables, number)
+        gap = ids_of is None or self._is_too_much(ids_of)
+        if ids_of is None or gap:
+            ids_of = dict.fromkeys(shard.tables)
+        changes = [self._change(key, ids, gap, request) for key, ids in ids_of.items()]
         self.asked += 1
         self.gaps += gap
         self.bytes += sum(change.ids.nbytes + change.weights.nbytes for change in changes)
@@ -125,11 +125,11 @@ class Followers:
         reply.microseconds = round((time.thread_time() - began) * 1e6)
         return reply
 
-    def _is_too_much(self, changed: Mapping[int, Ids | None]) -> bool:
+    def _is_too_much(self, ids_of: Mapping[int, Ids | None]) -> bool:
         return (
             sum(
                 len(ids) * (8 + 4 * self._shard.tables[key].spec.dim)
-                for key, ids in changed.items()
+                for key, ids in ids_of.items()
                 if ids is not None
             )
             > _MOST
@@ -141,13 +141,12 @@ class Followers:
         table = self._shard.tables[key]
         if isinstance(table, DenseTable):
             return ChangedTable(table.spec, NO_IDS, values_of(table), whole=True)
-        wanted = NO_IDS if gap else table.ids() if ids is None else ids
-        wanted = _part(wanted, request)
-        there, weights = _weights(table, wanted)
-        removed = NO_IDS
-        if ids is not None and len(there) < len(wanted):
-            removed = np.setdiff1d(wanted, there, assume_unique=True)
-        return ChangedTable(table.spec, there, weights, removed, whole=ids is None)
+        part = _part(NO_IDS if gap else table.ids() if ids is None else ids, request)
+        there, weights = _weights(table, part)
+        absent = NO_IDS
+        if ids is not None and len(there) < len(part):
+            absent = np.setdiff1d(part, there, assume_unique=True)
+        return ChangedTable(table.spec, there, weights, absent, whole=ids is None)
 
     def rows(self, request: RowsRequest) -> RowsReply:
         """Return a page of rows as they are."""

@@ -121,18 +121,18 @@ class FirstNonFinite:
         """True if a value was not finite and the worker that had the first one is not named yet."""
         return self._earliest is not None and not self._is_told
 
-    def take(self, sentence: str, found: float, now: float, oldest: float) -> str:
+    def take(self, sentence: str, at: float, now: float, oldest: float) -> str:
         """A worker has sent a heartbeat; what is to be told now, once.
 
         Args:
             sentence: Description of the worker's first value that was not finite; empty: all were.
-            found: Time of that, by the clock of the worker's machine: a heartbeat may be late.
+            at: Time of that, by the clock of the worker's machine: a heartbeat may be late.
             now: Time by this process's monotonic clock.
             oldest: Likewise, when the worker was heard that has been silent for longest.
         """
         if sentence:
             self._since = now if self._earliest is None else self._since
-            one = found, sentence[:_LONGEST_SENTENCE]
+            one = at, sentence[:_LONGEST_SENTENCE]
             self._earliest = min(self._earliest or one, one)
         if self._earliest is None or self._is_told:
             return ""
@@ -157,7 +157,7 @@ def log_view(before: Mapping[int, int], event: InstallView) -> None:
             "view": event.view,
             "round": event.closed,
         }
-        ended = f"incarnation {old} of worker {worker} has ended and is fenced"
-        began = f"worker {worker} has joined as incarnation {new}"
-        text = "; ".join([*([ended] if old else []), *([began] if new else [])])
+        end = f"incarnation {old} of worker {worker} has ended and is fenced"
+        start = f"worker {worker} has joined as incarnation {new}"
+        text = "; ".join([*([end] if old else []), *([start] if new else [])])
         _log.info(text, extra=fields)

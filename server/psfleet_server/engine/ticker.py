@@ -59,9 +59,9 @@ class Ticker:
                 every = self._host.shard.tick_every
             now = self._clock()
             evictions.look(now)
-            if passed := timer.due(every, now):
+            if seconds := timer.due(every, now):
                 with contextlib.suppress(NoRoom, NotReady):  # the time goes on to count
-                    self._host.ask(Tick(passed))
+                    self._host.ask(Tick(seconds))
                     timer.told(now)
             with contextlib.suppress(NoRoom):
                 self._host.retry()

@@ -86,10 +86,10 @@ class AttachedMemory:
             shared = self._shared.get(header.worker)
             if shared is None or shared.generation != lane.generation or lane.turn <= shared.turn:
                 return None
-            known = shared.layouts.get(layout)
-            if known is not None:
+            call = shared.layouts.get(layout)
+            if call is not None:
                 shared.turn = lane.turn
-            return known
+            return call
 
     def of(self, header: Header) -> SharedMemory | None:
         """The memory in which a call's tensors lie; None: they are in its message.
@@ -117,14 +117,14 @@ class AttachedMemory:
             shared.turn = turn
             return shared.memory
 
-    def keep(self, header: Header, layout: bytes, made: CallLayout) -> None:
+    def keep(self, header: Header, layout: bytes, call: CallLayout) -> None:
         """Calls in the memory of this one may come with the same bytes again."""
         with self._lock:
             shared = self._shared.get(header.worker)
             if shared is not None and shared.generation == header.lane.generation:
                 if len(shared.layouts) >= _MOST_LAYOUTS:
                     shared.layouts.clear()
-                shared.layouts[layout] = made
+                shared.layouts[layout] = call
 
     def forget_layouts(self) -> None:
         """Tables have other shapes here: calls with the same bytes are laid out anew."""
@@ -150,10 +150,10 @@ class AttachedMemory:
 
     def _watch(self) -> None:
         while True:
-            happened = {descriptor for descriptor, _ in self._deaths.poll()}
-            if self._end in happened:
+            descriptors = {descriptor for descriptor, _ in self._deaths.poll()}
+            if self._end in descriptors:
                 return
-            self._drop_all(happened)
+            self._drop_all(descriptors)
 
     def _drop_all(self, processes: set[int]) -> None:
         """These workers have died. A function of its own: its names must not keep what they shared."""

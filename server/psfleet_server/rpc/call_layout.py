@@ -21,22 +21,22 @@ class CallLayout:
     """A call's segments.
 
     Attributes:
-        asked: Gradients and reads of the call; shared between calls, so read-only.
+        tensors: Gradients and reads of the call; shared between calls, so read-only.
         room: Room for the response, in the memory that the worker shares; None: its values go into the
             message.
     """
 
-    asked: TensorRequest
+    tensors: TensorRequest
     room: PullResponse | None = None
 
 
 def lay_out_call(
-    asked: TensorRequest, memory: SharedMemory | None, shape_of: Callable[[Read], tuple[int, ...]]
+    tensors: TensorRequest, memory: SharedMemory | None, shape_of: Callable[[Read], tuple[int, ...]]
 ) -> CallLayout:
     """The layout of a call whose segments are these, in this memory or in its message."""
     if memory is None:
-        return CallLayout(asked)
-    return CallLayout(asked, lay_out_in(memory, asked.places, asked.reads, shape_of))
+        return CallLayout(tensors)
+    return CallLayout(tensors, lay_out_in(memory, tensors.places, tensors.reads, shape_of))
 
 
 def is_lasting(layout: bytes, header: Header) -> bool:
@@ -46,12 +46,12 @@ def is_lasting(layout: bytes, header: Header) -> bool:
         layout: The first part of its header.
         header: All of it.
     """
-    parsed = read_header(layout)
-    if len(parsed.ListFields()) != 1 or len(parsed.segments) != len(header.segments):
+    part = read_header(layout)
+    if len(part.ListFields()) != 1 or len(part.segments) != len(header.segments):
         return False
     return all(
         segment.precision == PRECISION_FLOAT32
         and segment.content != ELEMENTS
         and segment.offset % ALIGNMENT == 0
-        for segment in parsed.segments
+        for segment in part.segments
     )

@@ -96,10 +96,10 @@ class ConnectionLimit:
 
     def _look(self) -> bool:
         """Close what is too much; whether there are so many strangers that it soon may be again."""
-        proved, self._proved = self._proved, set()  # before the sockets: theirs are among those
+        peers, self._proved = self._proved, set()  # before the sockets: theirs are among those
         descriptors = _sockets()
         self._meet(descriptors)
-        self._recognize({unquote(peer).partition(":")[2] for peer in tuple(proved)})
+        self._recognize({unquote(peer).partition(":")[2] for peer in tuple(peers)})
         members = [one for one in self._connections.values() if one is not None and one.proved]
         strangers = [
             replace(one.stranger, silent=_is_silent(descriptors[inode], inode))
@@ -152,13 +152,13 @@ class ConnectionLimit:
 
 def _sockets() -> dict[int, int]:
     """The descriptors of this process's sockets, by inode."""
-    found = {}
+    descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
+                descriptors[status.st_ino] = int(name)
+    return descriptors
 
 
 @contextlib.contextmanager
@@ -177,8 +177,8 @@ def _opened(descriptor: int, inode: int) -> Iterator[socket.socket]:
 def _is_silent(descriptor: int, inode: int) -> bool:
     """Return whether nothing was received from the other end."""
     with contextlib.suppress(OSError, struct.error), _opened(descriptor, inode) as end:
-        known = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
-        return _RECEIVED.unpack(known) == (0,)
+        info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
+        return _RECEIVED.unpack(info) == (0,)
     return False
 
 

@@ -84,9 +84,9 @@ class DeferredReply:
 
     def measure(self, latency: LatencyHistogram) -> None:
         """Count the time since the call came."""
-        spent = time.perf_counter_ns() - self._began
-        latency.counts[spent.bit_length()] += 1
-        latency.total += spent
+        duration = time.perf_counter_ns() - self._began
+        latency.counts[duration.bit_length()] += 1
+        latency.total += duration
 
     def park(
         self, deadlines: "Deadlines", expire: Callable[[], None], most: float = LONGEST
@@ -108,15 +108,15 @@ class DeferredReply:
         with self._lock:
             first, self.done = not self.done, True
         if first:
-            spent = time.perf_counter_ns() - self._began
+            duration = time.perf_counter_ns() - self._began
             for latency in (self._latency, self.waited):
                 if latency is not None:
-                    latency.counts[spent.bit_length()] += 1
-                    latency.total += spent
+                    latency.counts[duration.bit_length()] += 1
+                    latency.total += duration
             if self._deadlines is not None:
                 self._deadlines.forget(self)
-            elif spent > SLOW:  # it has waited for no other worker
-                _log_slow(self._latency.name, spent)
+            elif duration > SLOW:  # it has waited for no other worker
+                _log_slow(self._latency.name, duration)
         return first
 
 
@@ -192,8 +192,8 @@ class Deadlines:
                     heapq.heappop(self._heap)  # answered long ago
                 if not self._heap:
                     self._condition.wait()
-                elif (left := self._heap[0][0] - time.monotonic()) > 0:
-                    self._condition.wait(left)
+                elif (seconds := self._heap[0][0] - time.monotonic()) > 0:
+                    self._condition.wait(seconds)
                 else:
                     reply, expire = self.live.pop(heapq.heappop(self._heap)[1])
                     self._of.pop(reply, None)
@@ -218,7 +218,7 @@ def parkable(
 
     `latency`: Gets the time from each call to its answer.
     """
-    measured = latency or LatencyHistogram()
+    histogram = latency or LatencyHistogram()
 
     def handle(
         request: bytes,
@@ -226,7 +226,7 @@ def parkable(
         send_response_callback: Callable[[bytes | None], None],
     ) -> None:
         end = functools.partial(_end, send_response_callback)
-        perform(behavior, request, DeferredReply(context, end, measured))
+        perform(behavior, request, DeferredReply(context, end, histogram))
 
     handle.experimental_non_blocking = True  # type: ignore[attr-defined]
     return grpc.unary_stream_rpc_method_handler(handle)
@@ -247,12 +247,12 @@ def prompt(
     A streaming reply leaves in two batches, the message and the end of the call, and the thread
     waits for the first to be sent; this one is sent whole. It saves a tenth of a millisecond of CPU.
     """
-    measured = latency or LatencyHistogram()
+    histogram = latency or LatencyHistogram()
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
-        sent: list[bytes | None] = []
-        perform(behavior, request, _ImmediateReply(context, sent.append, measured))
-        return sent[0] or b""
+        messages: list[bytes | None] = []
+        perform(behavior, request, _ImmediateReply(context, messages.append, histogram))
+        return messages[0] or b""
 
     return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -261,7 +261,7 @@ def immediate(
     behavior: Callable[[bytes], bytes], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """A handler whose behavior returns its answer."""
-    measured = latency or LatencyHistogram()
+    histogram = latency or LatencyHistogram()
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         began = time.perf_counter_ns()
@@ -273,11 +273,11 @@ def immediate(
             error_status.failure(context, refusal)
             return b""
         finally:
-            spent = time.perf_counter_ns() - began
-            measured.counts[spent.bit_length()] += 1
-            measured.total += spent
-            if spent > SLOW:
-                _log_slow(behavior.__name__, spent)
+            duration = time.perf_counter_ns() - began
+            histogram.counts[duration.bit_length()] += 1
+            histogram.total += duration
+            if duration > SLOW:
+                _log_slow(behavior.__name__, duration)
 
     return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -291,6 +291,6 @@ def as_psfleet_error(error: Exception) -> PsfleetError:
     return PsfleetError(f"the server failed: {type(error).__name__}: {words}; see its log")
 
 
-def _log_slow(name: str, spent: int) -> None:
-    seconds = spent / 1e9
+def _log_slow(name: str, duration: int) -> None:
+    seconds = duration / 1e9
     _log.info(f"the call {name!r} took {seconds:.2f} s", extra={"seconds": round(seconds, 3)})

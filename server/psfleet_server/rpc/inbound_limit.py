@@ -39,18 +39,18 @@ class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic
         handler = continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
-        known = self._handlers.get(id(handler))
-        if known is None:
-            known = self._handlers[id(handler)] = (handler, self._around(handler))
-        return known[1]
+        entry = self._handlers.get(id(handler))
+        if entry is None:
+            entry = self._handlers[id(handler)] = (handler, self._around(handler))
+        return entry[1]
 
     def _around(self, handler: Handler) -> Handler:
         """The handler, called before its message."""
         if handler.unary_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._answering(handler.unary_unary))
-        held = self._held(handler.unary_stream)
-        held.experimental_non_blocking = True  # type: ignore[attr-defined]  # see parking
-        return grpc.stream_stream_rpc_method_handler(held)
+        behavior = self._held(handler.unary_stream)
+        behavior.experimental_non_blocking = True  # type: ignore[attr-defined]  # see parking
+        return grpc.stream_stream_rpc_method_handler(behavior)
 
     def _answering(self, behavior: Behavior) -> Behavior:
         def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:

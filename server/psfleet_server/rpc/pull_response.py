@@ -54,8 +54,8 @@ class PullResponse:
 
     def finish(self, outcome: Outcome, view: int) -> bytes:
         """The tables have filled `values`: put those that are packed in their rooms. What is sent."""
-        for values, packed in self._packed:
-            packed.pack(values)
+        for values, target in self._packed:
+            target.pack(values)
         if self.message:
             return self.message
         message = _placed(outcome, view)

@@ -9,7 +9,7 @@ from psfleet.shard.recent_events import RecentEvents
 from psfleet_server.rpc.rate_limited_log import RateLimitedLog
 
 _EXPECTED = (Fenced, LaneLost, Later, NotReady)
-_fenced, _unexpected = RateLimitedLog(), RateLimitedLog()
+_fences, _errors = RateLimitedLog(), RateLimitedLog()
 
 
 def explain(error: Exception, recent: RecentEvents) -> None:
@@ -38,10 +38,10 @@ def explained(recent: RecentEvents) -> Iterator[None]:
 def log_refusal(error: PsfleetError) -> None:
     """Log the error with which a call is refused, if it is a fence or nobody expects it."""
     if isinstance(error, Fenced):
-        _fenced.say(f"fenced: {error}")
+        _fences.say(f"fenced: {error}")
     elif _is_unexpected(error):
-        said = f"refused a call: {type(error).__name__}: {error}"
-        _unexpected.say("\n".join([said, *getattr(error, "__notes__", ())]))
+        line = f"refused a call: {type(error).__name__}: {error}"
+        _errors.say("\n".join([line, *getattr(error, "__notes__", ())]))
 
 
 def _is_unexpected(error: Exception) -> bool:

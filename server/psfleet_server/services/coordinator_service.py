@@ -59,15 +59,15 @@ class CoordinatorService:
         coordinator = self._host.coordinator
         assert coordinator is not None
         with self._host.mutating(), explained(coordinator.recent):
-            dealt = coordinator.assign_data(message.worker, message.incarnation, dataset_request)
+            data = coordinator.assign_data(message.worker, message.incarnation, dataset_request)
             parts = coordinator.dispatch.datasets[message.dataset - 1].request.parts
             reply = membership_pb2.AssignDataReply(
-                view=coordinator.view, ended=dealt == (), parts=parts
+                view=coordinator.view, ended=data == (), parts=parts
             )
-        if isinstance(dealt, RoundPlan):
-            reply.plan.extend(map(PLAN_ENTRY.write, dealt.entries))
-        elif dealt is not None:
-            reply.lease.extend(write_pairs(dealt))
+        if isinstance(data, RoundPlan):
+            reply.plan.extend(map(PLAN_ENTRY.write, data.entries))
+        elif data is not None:
+            reply.lease.extend(write_pairs(data))
         return encoded(reply)
 
     def _used(self, worker: int, incarnation: int) -> int:
@@ -161,22 +161,22 @@ def _oldest_heartbeat(coordinator: Coordinator, now: float) -> float:
     )
 
 
-def _array(asked: Any) -> Any:
+def _array(message: Any) -> Any:
     """The array that a worker brings to a reduction."""
-    if asked.dtype not in DTYPES:
-        raise ShapeError(f"all_reduce of dtype {asked.dtype!r}; it must be {', '.join(DTYPES)}")
-    dtype = np.dtype(asked.dtype).newbyteorder("<")
-    if len(asked.shape) > MAX_AXES:
-        raise ShapeError(f"an all_reduce of {len(asked.shape)} axes; the limit is {MAX_AXES}")
+    if message.dtype not in DTYPES:
+        raise ShapeError(f"all_reduce of dtype {message.dtype!r}; it must be {', '.join(DTYPES)}")
+    dtype = np.dtype(message.dtype).newbyteorder("<")
+    if len(message.shape) > MAX_AXES:
+        raise ShapeError(f"an all_reduce of {len(message.shape)} axes; the limit is {MAX_AXES}")
     count = 1
-    for extent in asked.shape:
+    for extent in message.shape:
         count *= extent
-    if count * dtype.itemsize != len(asked.value):
+    if count * dtype.itemsize != len(message.value):
         raise FrameError(
-            f"an all_reduce of shape {tuple(asked.shape)} announces "
-            f"{count * dtype.itemsize} bytes and brings {len(asked.value)}"
+            f"an all_reduce of shape {tuple(message.shape)} announces "
+            f"{count * dtype.itemsize} bytes and brings {len(message.value)}"
         )
-    return np.frombuffer(asked.value, dtype).reshape(tuple(asked.shape))
+    return np.frombuffer(message.value, dtype).reshape(tuple(message.shape))
 
 
 class MembershipService:
@@ -196,7 +196,7 @@ class MembershipService:
 
     def install(self, request: bytes) -> bytes:
         message = parsed(membership_pb2.InstallRequest, request)
-        meant = message.boot == self._host.boot
-        if meant:
+        is_own = message.boot == self._host.boot
+        if is_own:
             self._host.install(INSTALL.read(message))
-        return encoded(membership_pb2.InstallReply(boot=self._host.boot, installed=meant))
+        return encoded(membership_pb2.InstallReply(boot=self._host.boot, installed=is_own))

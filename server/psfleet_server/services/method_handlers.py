@@ -31,24 +31,24 @@ class PromptMethod:
     Attributes:
         name: Within its service.
         behavior: Takes a request and returns the answer.
-        measured: Gets the time from each call to its answer.
+        latency: Gets the time from each call to its answer.
         over_http2: It carries tensors of the training, and is answered over psfleet's own HTTP/2 too.
     """
 
     name: str
     behavior: Callable[[bytes], bytes]
-    measured: LatencyHistogram = field(default_factory=LatencyHistogram)
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     over_http2: bool = False
 
     @property
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
         """Answers it over gRPC."""
-        return immediate(self.behavior, self.measured)
+        return immediate(self.behavior, self.latency)
 
     @property
     def measured_method(self) -> MeasuredMethod:
         """Answers it over HTTP/2."""
-        return self.behavior, self.measured, True
+        return self.behavior, self.latency, True
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,23 @@ class WaitingMethod:
 
     name: str
     behavior: Callable[[bytes, DeferredReply], None]
-    measured: LatencyHistogram = field(default_factory=LatencyHistogram)
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     over_http2: bool = False
 
     @property
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
         """Handler of the method over gRPC."""
-        return parkable(self.behavior, self.measured)
+        return parkable(self.behavior, self.latency)
 
     @property
     def prompt_handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
         """Answers it over gRPC where it never waits."""
-        return prompt(self.behavior, self.measured)
+        return prompt(self.behavior, self.latency)
 
     @property
     def measured_method(self) -> MeasuredMethod:
         """Handler of the method over HTTP/2, with its latency histogram."""
-        return self.behavior, self.measured, False
+        return self.behavior, self.latency, False
 
 
 Method = PromptMethod | WaitingMethod

@@ -23,8 +23,8 @@ def metrics_handler(host: ShardHost, metrics: ServerMetrics) -> "grpc.GenericRpc
             own.append(ProcessMetrics(role="standby", rank=rank, text=standby))
         workers = [] if host.coordinator is None else sorted(host.worker_reports.look().items())
         others = [ProcessMetrics(role="worker", rank=rank, text=text) for rank, text in workers]
-        encoded: bytes = CollectReply(processes=[*own, *others]).SerializeToString()
-        return encoded
+        reply: bytes = CollectReply(processes=[*own, *others]).SerializeToString()
+        return reply
 
     return grpc.method_handlers_generic_handler(
         "psfleet.v1.Metrics", {"Collect": immediate(collect)}

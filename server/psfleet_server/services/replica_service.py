@@ -94,8 +94,8 @@ class _ReplicaService:
             for record in _copy(frozen):
                 yield from _messages(ShippedRecord(0, *_encoded(record)))
         yield from _messages(ShippedRecord(last, kind, joined(state)))
-        for fed in feed.records(request.attach):
-            yield from _messages(fed)
+        for entry in feed.records(request.attach):
+            yield from _messages(entry)
         yield encoded(FollowReply(over=True))
 
 
@@ -141,16 +141,18 @@ def _encoded(record: Record) -> tuple[int, bytes]:
     return kind, joined(parts)
 
 
-def _messages(fed: ShippedRecord) -> Iterator[bytes]:
+def _messages(record: ShippedRecord) -> Iterator[bytes]:
     """Yield the messages for one record."""
-    if not fed.kind:
-        if fed.wants_metrics:
+    if not record.kind:
+        if record.wants_metrics:
             yield encoded(FollowReply(wants_metrics=True))
         else:
-            required = not fed.complete
-            yield encoded(FollowReply(number=fed.number, complete=fed.complete, required=required))
+            required = not record.complete
+            yield encoded(
+                FollowReply(number=record.number, complete=record.complete, required=required)
+            )
         return
-    yield from replication.encode(fed.number, fed.kind, fed.body)
+    yield from replication.encode(record.number, record.kind, record.body)
 
 
 def _read(request: bytes) -> FollowRequest:

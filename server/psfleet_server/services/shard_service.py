@@ -51,7 +51,7 @@ class ShardService:
     def push(self, request: bytes) -> bytes:
         header, call = self._open(request)
         self._host.bytes.push += len(request)
-        if call.asked.reads:
+        if call.tensors.reads:
             raise FrameError("the frame of a push has a read; make an exchange of it")
         reply = self._host.ask(self._push(header, call))
         assert reply.outcome is not None
@@ -60,21 +60,21 @@ class ShardService:
     def pull(self, request: bytes, reply: DeferredReply) -> None:
         header, call = self._open(request)
         self._host.bytes.pull += len(request)
-        if call.asked.gradients:
+        if call.tensors.gradients:
             raise FrameError("the frame of a pull has a gradient; make an exchange of it")
         if header.seatless:
             if call.room is not None:
                 raise FrameError("a pull without a seat is in shared memory; send its tensors")
-            reply.complete(self._host.read(call.asked.reads))
+            reply.complete(self._host.read(call.tensors.reads))
             return
         reply.response = None if call.room is None else call.room.again()
-        self._host.submit(_pull(header, call.asked), reply)
+        self._host.submit(_pull(header, call.tensors), reply)
 
     def exchange(self, request: bytes, reply: DeferredReply) -> None:
         header, call = self._open(request)
         self._host.bytes.exchange += len(request)
         reply.response = None if call.room is None else call.room.again()
-        self._host.exchange(self._push(header, call), _pull(header, call.asked), reply)
+        self._host.exchange(self._push(header, call), _pull(header, call.tensors), reply)
 
     def attach(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.AttachRequest, request)
@@ -108,11 +108,11 @@ class ShardService:
             if memory is not None and layout and is_lasting(layout, header):
                 lanes.keep(header, layout, call)
         if call.room is not None:
-            self._host.bytes.push += call.asked.gradient_bytes
+            self._host.bytes.push += call.tensors.gradient_bytes
         return header, call
 
     def _push(self, header: Header, call: CallLayout) -> Push:
-        gradients: Iterable[Gradient] = call.asked.gradients
+        gradients: Iterable[Gradient] = call.tensors.gradients
         if call.room is not None and self._host.shard.consistency.declared.has_rounds:
             # The push is held for its round; its places may go back to the worker before.
             gradients = map(_kept, gradients)
@@ -166,23 +166,23 @@ class ShardService:
         with self._host.mutating():
             self._refuse_if_awaited(spec, len(value))
             self._refuse_if_too_many(spec)
-            made = self._host.shard.create(spec, value, message.worker)
+            is_new = self._host.shard.create(spec, value, message.worker)
             tables = self._host.shard.tables
             # By the seat: if the maker dies between two servers, its next incarnation goes on.
             created = tables.makers.get(spec.key) == message.worker
-            there = None if made else write_spec(tables[spec.key].spec)
+            there = None if is_new else write_spec(tables[spec.key].spec)
         return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created, spec=there))
 
     def _definition(self, name: str) -> bytes:
         """Return the specification of a table for a reader that does not know it."""
         with self._host.lock:
             tables = self._host.shard.tables
-            found = tables.get(key_of(name))
-            names = [table.spec.name for table in tables.values()]
-        if found is None:
+            table = tables.get(key_of(name))
+            names = [one.spec.name for one in tables.values()]
+        if table is None:
             raise UnknownTable(missing_table(name, names))
-        spec = write_spec(found.spec)
-        return encoded(shard_pb2.CreateTableReply(table=found.spec.key, spec=spec))
+        spec = write_spec(table.spec)
+        return encoded(shard_pb2.CreateTableReply(table=table.spec.key, spec=spec))
 
     def _refuse_if_too_many(self, spec: TableSpec) -> None:
         tables, most = self._host.shard.tables, self._host.limits.tables
@@ -226,7 +226,7 @@ class ShardService:
 
     def load(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.LoadRequest, request)
-        shard, loaded = self._host.shard, 0
+        shard, count = self._host.shard, 0
         try:
             snapshot = Snapshot(_path(message.path))
             there = shard.tables.specs()
@@ -236,12 +236,12 @@ class ShardService:
                         shard.create(event.spec, event.value)
                 else:
                     self._host.ask(event)
-                    loaded += len(event.columns.get("ids", event.columns.get("value", ())))
+                    count += len(event.columns.get("ids", event.columns.get("value", ())))
         except OSError as error:
             raise CheckpointError(
                 f"server {shard.index} cannot read {message.path!r}: {error.strerror}"
             ) from None
-        return encoded(shard_pb2.LoadReply(loaded=loaded))
+        return encoded(shard_pb2.LoadReply(loaded=count))
 
     def shrink(self, request: bytes) -> bytes:
         reply = self._host.ask(SHRINK.read(parsed(shard_pb2.ShrinkRequest, request)))
@@ -251,11 +251,11 @@ class ShardService:
         message = parsed(shard_pb2.EvictionsRequest, request)
         with self._host.lock:
             tables = self._host.shard.tables
-            evicted = tables.evicted(
+            page = tables.evicted(
                 message.table, message.position, min(message.limit, _MOST_EVICTIONS)
             )
         self._host.settle_read()
-        return encoded(write_evictions(evicted))
+        return encoded(write_evictions(page))
 
     def status(self, request: bytes) -> bytes:
         parsed(shard_pb2.StatusRequest, request)
@@ -270,12 +270,12 @@ class ShardService:
         return self._host.shard.tables[key].spec
 
 
-def _pull(header: Header, asked: TensorRequest) -> Pull:
+def _pull(header: Header, tensors: TensorRequest) -> Pull:
     keeps = header.delay_compensation > 0
     return Pull(
         header.worker,
         header.incarnation,
-        tuple(asked.reads),
+        tuple(tensors.reads),
         header.commit,
         header.clock,
         keeps,
@@ -304,7 +304,7 @@ def _refuse_repeats(ids: NDArray[np.int64], spec: TableSpec) -> None:
     )
 
 
-def _path(said: str) -> str:
-    if not said or "\0" in said:
-        raise ConfigError(f"the folder of a checkpoint is {said!r}; name one")
-    return said
+def _path(path: str) -> str:
+    if not path or "\0" in path:
+        raise ConfigError(f"the folder of a checkpoint is {path!r}; name one")
+    return path

@@ -41,15 +41,15 @@ def snapshot_handlers(
         )
     ]
     if runner is not None:
-        led = _SnapshotCoordination(host, runner)
+        coordination = _SnapshotCoordination(host, runner)
         services.append(
             grpc.method_handlers_generic_handler(
                 "psfleet.v1.SnapshotCoordinator",
                 {
-                    "Ready": parkable(led.ready),
-                    "Keep": immediate(led.keep),
-                    "Kept": immediate(led.kept),
-                    "Take": parkable(led.take),
+                    "Ready": parkable(coordination.ready),
+                    "Keep": immediate(coordination.keep),
+                    "Kept": immediate(coordination.kept),
+                    "Take": parkable(coordination.take),
                 },
             )
         )
@@ -77,11 +77,11 @@ class _SnapshotService:
         shard = self._host.shard
         with self._host.lock:
             mode = write_mode(shard.mode)
-            left = shard.rounds.left
+            leavers = shard.rounds.left
             incarnations = {
                 seat: incarnation
                 for seat, incarnation in shard.workers.incarnations.items()
-                if seat not in left
+                if seat not in leavers
             }
             delta_bases = list(shard.delta_bases)
         return encoded(
@@ -162,20 +162,20 @@ class _SnapshotCoordination:
         ticket.add_done_callback(lambda ticket: _reply(reply, ticket))
 
 
-def _state(asked: Any) -> Any:
+def _state(message: Any) -> Any:
     """Parse a worker's state: for a snapshot a state or None, for its last steps a list of [step, state]."""
     try:
-        state = json.loads(asked.state) if asked.state or not asked.number else None
+        state = json.loads(message.state) if message.state or not message.number else None
     except (ValueError, RecursionError) as error:
         why = "too deep" if isinstance(error, RecursionError) else "no JSON"
-        raise FrameError(f"what worker {asked.worker} keeps is {why}") from None
-    if not asked.number and not (isinstance(state, list) and all(map(_is_step, state))):
-        raise FrameError(f"what worker {asked.worker} keeps of its last steps is no list of them")
+        raise FrameError(f"what worker {message.worker} keeps is {why}") from None
+    if not message.number and not (isinstance(state, list) and all(map(_is_step, state))):
+        raise FrameError(f"what worker {message.worker} keeps of its last steps is no list of them")
     return state
 
 
-def _is_step(said: Any) -> bool:
-    return isinstance(said, list) and len(said) == 2 and isinstance(said[0], int)
+def _is_step(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int)
 
 
 def _reply(reply: DeferredReply, ticket: "Future[tuple[int, str]]") -> None:

@@ -150,13 +150,13 @@ class SnapshotCoordinator:
     def _stop(self, at: float) -> Instructions:
         """Give up what waits for time, workers or rounds; what waits for servers goes on."""
         self.is_stopping = True
-        refused: Instructions = [
+        refusals: Instructions = [
             SendError(event.call, CheckpointError("the server is ending")) for event in self._queue
         ]
         self._queue.clear()
         if self.stage is Stage.AWAITING_ROUND:
-            return [*refused, *self._postpone()]
-        return [*refused, *self._overdue(at)]
+            return [*refusals, *self._postpone()]
+        return [*refusals, *self._overdue(at)]
 
     @property
     def _now(self) -> SnapshotUnderWay:
@@ -213,12 +213,12 @@ class SnapshotCoordinator:
         self._enter(Stage.PLACING)
         return [*warnings, BeginCuts(now.folder, cutting)]
 
-    def _round_after(self, closed: int) -> int:
+    def _round_after(self, last: int) -> int:
         """The round to cut after: the last closed one, or the next that is a multiple."""
         every = self._now.asked.request.every
         if not every:
-            return closed
-        return -(-max(closed, self._last_round + 1) // every) * every
+            return last
+        return -(-max(last, self._last_round + 1) // every) * every
 
     def _choose_base(self, standings: tuple[Standing, ...]) -> Instructions:
         """Find what a delta builds on; without it the delta holds everything, and a line says why."""
@@ -321,9 +321,9 @@ class SnapshotCoordinator:
     def _advance(self) -> Instructions:
         """Go on if no worker is waited for any more."""
         if self.stage is Stage.AWAITING_WORKERS and not self._unaware():
-            learned, self._now.learned = self._now.learned, {}
-            released = [self._now.release(call) for call in learned.values()]
-            return [*released, *self._await_cuts()]
+            calls, self._now.learned = self._now.learned, {}
+            releases = [self._now.release(call) for call in calls.values()]
+            return [*releases, *self._await_cuts()]
         if self.stage is Stage.AWAITING_STATES and not self._stateless():
             return self._publish()
         return []
@@ -342,11 +342,11 @@ class SnapshotCoordinator:
         self._enter(Stage.PUBLISHING)
         now = self._now
         cut = now.parts[0].cut
-        left = self._workers.farewells(cut, in_rounds=now.round is not None)
-        delivered = {seat: state for seat, state in now.states.items() if state is not None}
+        farewells = self._workers.farewells(cut, in_rounds=now.round is not None)
+        states = {seat: state for seat, state in now.states.items() if state is not None}
         contents = tuple(part.content for part in now.parts)
         base = now.base[1] if now.base else ""
-        return [PublishSnapshot(cut, contents, {**left, **delivered}, base)]
+        return [PublishSnapshot(cut, contents, {**farewells, **states}, base)]
 
     def _published(self) -> Instructions:
         now = self._now
@@ -360,11 +360,11 @@ class SnapshotCoordinator:
         now = self._now
         now.failure = now.explained(error)
         over = CheckpointError(f"snapshot {now.number} is over")
-        refused: Instructions = [SendError(call, over) for call in now.learned.values()]
+        refusals: Instructions = [SendError(call, over) for call in now.learned.values()]
         now.learned = {}
         if self.stage is Stage.OPENING:
             return self._end()
-        return [*refused, *self._settle()]
+        return [*refusals, *self._settle()]
 
     def _settle(self) -> Instructions:
         """Tell the servers how it ended. A server that is away learns of it with the next snapshot."""
@@ -381,9 +381,9 @@ class SnapshotCoordinator:
         self._snapshot = None
         if now.failure is not None:
             return [CloseDraft(), SendError(call, now.failure), *self._begin_next()]
-        pruned: Instructions = [PruneSnapshots()] if now.is_own else []
+        prune: Instructions = [PruneSnapshots()] if now.is_own else []
         complete = CompleteSnapshot(call, now.number, now.path)
-        return [CloseDraft(), *pruned, complete, *self._begin_next()]
+        return [CloseDraft(), *prune, complete, *self._begin_next()]
 
     # -- time ----------------------------------------------------------------------------------
 

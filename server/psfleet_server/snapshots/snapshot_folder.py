@@ -39,16 +39,16 @@ class SnapshotFolder:
         if url_of(self._place) is None:
             folder = local_path(self._place)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the job's user only
-            for left in folder.glob(".snapshot-*.partial"):  # of a process that died
-                shutil.rmtree(left, ignore_errors=True)
+            for draft in folder.glob(".snapshot-*.partial"):  # of a process that died
+                shutil.rmtree(draft, ignore_errors=True)
         return self.path_of(number)
 
     def prune(self) -> None:
         """Remove all but the last few snapshots and what they build on."""
         snapshots = [place_or_url(each) for each in own_snapshots(self._place)]
-        needed = {each for kept in snapshots[-self._keep :] for each in _chain(kept)}
+        keep = {each for snapshot in snapshots[-self._keep :] for each in _chain(snapshot)}
         for each in snapshots:
-            if each not in needed:
+            if each not in keep:
                 remove_snapshot(each)
 
 

@@ -154,11 +154,11 @@ class SnapshotRunner:
             raise SnapshotPostponed(f"server 0 does not know yet where servers {unknown} listen")
         if not request.path and self._folder is None:
             raise CheckpointError("this job keeps no snapshots; say where the snapshot is to lie")
-        seen = self._host.shard.cuts.last
+        highest = self._host.shard.cuts.last
         if self._folder is not None:
-            seen = max(seen, self._folder.last())
+            highest = max(highest, self._folder.last())
         ticket = SnapshotTicket()
-        self.post(SnapshotRequested(ticket, request, seen))
+        self.post(SnapshotRequested(ticket, request, highest))
         return ticket
 
     def post(self, event: SnapshotEvent) -> None:
@@ -170,9 +170,9 @@ class SnapshotRunner:
         coordinator = self._host.coordinator
         assert coordinator is not None
         with self._host.lock:
-            left = frozenset(self._host.shard.rounds.left)
+            leavers = frozenset(self._host.shard.rounds.left)
             alive = frozenset(seat for server, seat in coordinator.heartbeats if not server)
-            self.post(MembersChanged(left, alive))
+            self.post(MembersChanged(leavers, alive))
 
     # -- the thread of events ------------------------------------------------------------------
 
@@ -184,9 +184,9 @@ class SnapshotRunner:
         self._opened.close()  # a call under way ends with its connection
 
     def _next(self) -> SnapshotEvent | None:
-        left = min(self._coordinator.deadline - time.monotonic(), _LONGEST)
+        seconds = min(self._coordinator.deadline - time.monotonic(), _LONGEST)
         try:
-            return self._events.get(timeout=max(left, 0))
+            return self._events.get(timeout=max(seconds, 0))
         except queue.Empty:
             return TimePassed()
 
@@ -206,8 +206,8 @@ class SnapshotRunner:
                 reply: Any = call
                 reply.complete(snapshot_pb2.ReadyReply(mark=mark, round=last).SerializeToString())
             case SendError(call, error):
-                refused: Any = call
-                refused.fail(error)
+                caller: Any = call
+                caller.fail(error)
             case CompleteSnapshot(call, number, path):
                 assert isinstance(call, SnapshotTicket)
                 self._tell_workers(number, path)
@@ -245,8 +245,8 @@ class SnapshotRunner:
 
     def _watch_cut(self, number: int) -> None:
         def told(outcome: bytes | PsfleetError) -> None:
-            lost = isinstance(outcome, PsfleetError)
-            self.post(CutLost(number) if lost else CutMade(number))
+            is_lost = isinstance(outcome, PsfleetError)
+            self.post(CutLost(number) if is_lost else CutMade(number))
 
         self._host.parts.await_part(number, told, cut=True)
 
@@ -268,13 +268,15 @@ class SnapshotRunner:
             self._opened.callback(peer.close)
         return DraftOpened(place, self._draft.folder)
 
-    def _publish(self, wanted: PublishSnapshot) -> SnapshotPublished:
+    def _publish(self, snapshot: PublishSnapshot) -> SnapshotPublished:
         draft = self._draft
         assert draft is not None
-        files = tuple(part.file for part in wanted.parts)
-        specs = merged_specs([part.tables for part in wanted.parts])
-        link = linked(place_or_url(wanted.base), self._place) if wanted.base else None
-        draft.finish(Manifest(specs, files, wanted.cut, link, dict(wanted.states)), check_restart)
+        files = tuple(part.file for part in snapshot.parts)
+        specs = merged_specs([part.tables for part in snapshot.parts])
+        link = linked(place_or_url(snapshot.base), self._place) if snapshot.base else None
+        draft.finish(
+            Manifest(specs, files, snapshot.cut, link, dict(snapshot.states)), check_restart
+        )
         if self._crashes is not None:
             self._crashes.reach("complete")
         size, seconds = sum(file.bytes for file in files), time.monotonic() - self._began
@@ -347,6 +349,6 @@ def _begin_request(folder: str, cutting: PendingCut, servers: int) -> bytes:
     ).SerializeToString()
 
 
-def _part(number: int, said: bytes) -> SnapshotPart:
-    part = Part.decode(said)
+def _part(number: int, content: bytes) -> SnapshotPart:
+    part = Part.decode(content)
     return SnapshotPart(CutPosition(number, part.mode, part.round, part.pushes), part)

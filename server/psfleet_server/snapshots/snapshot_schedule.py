@@ -60,8 +60,8 @@ class SnapshotSchedule:
     @property
     def waited(self) -> float:
         """Seconds since the last snapshot of this schedule, or its start; 0: it holds all pushes."""
-        done = self._position() == self._rounds_done
-        return 0.0 if done else self._clock() - self._time_done
+        stands_still = self._position() == self._rounds_done
+        return 0.0 if stands_still else self._clock() - self._time_done
 
     def stop(self) -> None:
         """End the thread; a snapshot that is being taken is given up."""
