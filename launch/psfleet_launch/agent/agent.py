@@ -56,16 +56,16 @@ class AgentEngine(LocalEngine):
         """None: the launcher chooses them."""
         return []
 
-    def exit_message(self, exited: ProcessExited) -> pb.Exited:
+    def exit_message(self, event: ProcessExited) -> pb.Exited:
         """Return the message to the launcher about a process that has ended."""
-        used = self._used.pop(self._processes[exited.member].pid)
+        usage = self._used.pop(self._processes[event.member].pid)
         return pb.Exited(
-            member=member_message(exited.member),
-            code=exited.code,
-            left=exited.left,
-            cause=self._cause(exited.code),
-            cpu_seconds=used.ru_utime + used.ru_stime,
-            peak_memory=used.ru_maxrss * 1024,
+            member=member_message(event.member),
+            code=event.code,
+            left=event.left,
+            cause=self._cause(event.code),
+            cpu_seconds=usage.ru_utime + usage.ru_stime,
+            peak_memory=usage.ru_maxrss * 1024,
         )
 
     def _cause(self, code: int) -> str:
@@ -79,10 +79,10 @@ class AgentEngine(LocalEngine):
 
     def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
         if process.returncode is None:
-            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
-                self._used[pid] = used
+                self._used[pid] = usage
         return process.returncode
 
 
@@ -139,14 +139,14 @@ class Agent:
         link: Is connected.
         folder: Private; sockets, ready files, credentials and output.
         name: Name of the machine.
-        held: A file descriptor whose end of file ends the agent; -1: none.
+        lifeline: A file descriptor whose end of file ends the agent; -1: none.
     """
 
-    def __init__(self, link: LauncherLink, folder: Path, name: str, held: int = -1) -> None:
+    def __init__(self, link: LauncherLink, folder: Path, name: str, lifeline: int = -1) -> None:
         self._link = link
         self._folder = folder
         self._name = name
-        self._held = held
+        self._lifeline = lifeline
         self._selector = selectors.DefaultSelector()
         self._engine: AgentEngine | None = None
         self._tails: OutputTails | None = None
@@ -156,18 +156,18 @@ class Agent:
     def run(self) -> int:
         """Serve until the job is over; 0, or 1 if the connection was lost or the job was refused."""
         self._selector.register(self._link, selectors.EVENT_READ, lambda: None)
-        if self._held >= 0:
-            self._selector.register(self._held, selectors.EVENT_READ, self._read_held)
+        if self._lifeline >= 0:
+            self._selector.register(self._lifeline, selectors.EVENT_READ, self._read_lifeline)
         with self._signals():
             try:
-                lost = ""
-                while not (self._asked or self._refused or (lost := self._link.lost)):
+                reason = ""
+                while not (self._asked or self._refused or (reason := self._link.lost)):
                     self._step()
                 self._hear_refusal()
             finally:
                 self._end()
         self._close()
-        why = self._refused or self._asked or lost
+        why = self._refused or self._asked or reason
         over = why == "the job is over"
         print(f"psfleet agent {self._name}: {why}", file=sys.stdout if over else sys.stderr)
         return 0 if over else 1
@@ -209,8 +209,8 @@ class Agent:
         if number in _ENDING:
             self._asked = f"it was asked to end by {signal.Signals(number).name}"
 
-    def _read_held(self) -> None:
-        if not os.read(self._held, 1 << 16):
+    def _read_lifeline(self) -> None:
+        if not os.read(self._lifeline, 1 << 16):
             self._asked = "its standard input has ended"
 
     def _wait(self, seconds: float) -> bool:
@@ -224,17 +224,17 @@ class Agent:
         if self._engine is None or self._tails is None:
             return
         events = self._engine.events()
-        ended = [event for event in events if isinstance(event, ProcessExited)]
-        if any(exited.member == self._engine.job.shown for exited in ended):
+        exits = [event for event in events if isinstance(event, ProcessExited)]
+        if any(event.member == self._engine.job.shown for event in exits):
             events += self._last_words()
         for event in events:
             if not isinstance(event, ProcessExited):
                 self._link.send(message_of(event, self._engine.job.shown))
         if not self._link.is_full:
             self._send(self._tails.fresh())
-        for exited in [event for event in events if isinstance(event, ProcessExited)]:
-            self._send(self._tails.rest(exited.member))
-            self._link.send(pb.AgentMessage(exited=self._engine.exit_message(exited)))
+        for end in [event for event in events if isinstance(event, ProcessExited)]:
+            self._send(self._tails.rest(end.member))
+            self._link.send(pb.AgentMessage(exited=self._engine.exit_message(end)))
 
     def _last_words(self) -> list[Event | Shown]:
         """Return the shown member's output that was not read yet."""
@@ -283,43 +283,47 @@ class Agent:
                 ServiceThread(self._connect, "connect", where).start()  # the loop must not wait
 
     def _connect(self, endpoint: str) -> None:
-        tried = pb.Connected(endpoint=endpoint, error=why_unreachable(endpoint))
-        self._link.send(pb.AgentMessage(connected=tried))
+        reply = pb.Connected(endpoint=endpoint, error=why_unreachable(endpoint))
+        self._link.send(pb.AgentMessage(connected=reply))
 
-    def _open(self, said: pb.OpenJob) -> pb.Opened:
+    def _open(self, message: pb.OpenJob) -> pb.Opened:
         """Make ready for processes of the job."""
         try:
-            os.chdir(said.working_folder)
-            job = self._job(said)
-            engine = AgentEngine(job, self._selector, said.workers)
+            os.chdir(message.working_folder)
+            job = self._job(message)
+            engine = AgentEngine(job, self._selector, message.workers)
             self._engine, self._tails = engine, OutputTails(job)
             engine.open()
         except ConfigError as error:
             return pb.Opened(error=str(error))
         except OSError as error:
             return pb.Opened(error=f"folder {error.filename!r} cannot be used ({error.strerror})")
-        return pb.Opened(has_shared_logs=(job.logs / said.probe).exists())
+        return pb.Opened(has_shared_logs=(job.logs / message.probe).exists())
 
-    def _job(self, said: pb.OpenJob) -> Job:
-        logs, spool = Path(said.logs), self._folder / "output"
+    def _job(self, message: pb.OpenJob) -> Job:
+        logs, spool = Path(message.logs), self._folder / "output"
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         spool.mkdir(mode=0o700)
         return Job(
-            read_request(said.request),
-            said.name,
-            said.token,
+            read_request(message.request),
+            message.name,
+            message.token,
             self._folder,
             logs,
-            write_secrets(self._folder / "tls", dict(said.credentials)),
-            dict(said.variables),
+            write_secrets(self._folder / "tls", dict(message.credentials)),
+            dict(message.variables),
             spool,
             self._folder / "relocations.json",
         )
 
-    def _spawn(self, engine: AgentEngine, said: pb.Spawn) -> None:
-        member = member_of(said.member)
+    def _spawn(self, engine: AgentEngine, message: pb.Spawn) -> None:
+        member = member_of(message.member)
         parameters = Told(
-            tuple(said.endpoints), said.resume, said.follows, said.takes_commands, said.listen
+            tuple(message.endpoints),
+            message.resume,
+            message.follows,
+            message.takes_commands,
+            message.listen,
         )
         assert self._tails is not None
         engine.spawn(member, parameters)
@@ -343,8 +347,8 @@ class Agent:
             self._engine.sweep()
         self._selector.unregister(self._link)
         self._link.close()
-        if self._held >= 0:
-            self._selector.unregister(self._held)
+        if self._lifeline >= 0:
+            self._selector.unregister(self._lifeline)
 
     def _close(self) -> None:
         if self._engine is not None:

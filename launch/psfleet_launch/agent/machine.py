@@ -60,7 +60,7 @@ def gpu_drivers() -> list[str]:
 
 def _of_each_gpu(field: str) -> list[str]:
     try:
-        listed = subprocess.run(
+        output = subprocess.run(
             ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
@@ -69,7 +69,7 @@ def _of_each_gpu(field: str) -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in output.stdout.splitlines() if line.strip()]
 
 
 def memory_kills() -> int:

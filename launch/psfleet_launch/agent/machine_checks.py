@@ -81,33 +81,33 @@ def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Find
 
 
 def _versions() -> Finding:
-    installed, missing = _installed(_PACKAGES)
+    versions, missing = _installed(_PACKAGES)
     advice = f"install {' and '.join(missing)}" if missing else ""
-    value = ", ".join([f"Python {platform.python_version()}", *installed])
+    value = ", ".join([f"Python {platform.python_version()}", *versions])
     return Finding("versions", value, advice, is_fatal=bool(missing))
 
 
 def _installed(packages: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split these packages into those that are installed, with their versions, and those that are missing."""
-    installed, missing = [], []
+    versions, missing = [], []
     for package in packages:
         try:
-            installed.append(f"{package} {importlib.metadata.version(package)}")
+            versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(package)
-    return installed, missing
+    return versions, missing
 
 
 def _cuda(has_gpu: bool) -> Finding:
     """Check the packages that servers need to hold tables on a GPU."""
-    installed, missing = _installed(_CUDA_PACKAGES)
+    versions, missing = _installed(_CUDA_PACKAGES)
     drivers = [f"driver {version}" for version in gpu_drivers()] or ["no driver"]
     advice = (
         "for tables on the GPU: pip install '.[cuda]' in psfleet's checkout"
         if has_gpu and "numba-cuda" in missing
         else ""
     )
-    return Finding("CUDA", ", ".join([*drivers, *installed]), advice)
+    return Finding("CUDA", ", ".join([*drivers, *versions]), advice)
 
 
 def _gpu_memory() -> Iterator[Finding]:
@@ -183,13 +183,13 @@ def _memory(root: Path) -> Finding:
 
 def _huge_pages(root: Path) -> Finding:
     text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    chosen = text.partition("[")[2].partition("]")[0] or "unknown"
+    choice = text.partition("[")[2].partition("]")[0] or "unknown"
     advice = ""
-    if chosen == "never":
+    if choice == "never":
         advice = (
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled makes large tables faster"
         )
-    return Finding("huge pages", chosen, advice)
+    return Finding("huge pages", choice, advice)
 
 
 def _kernel_cache() -> Finding:
@@ -207,10 +207,12 @@ def _kernel_cache() -> Finding:
 
 
 def _blas_threads() -> Finding:
-    told = {name: os.environ[name] for name in _BLAS if os.environ.get(name)}
+    variables = {name: os.environ[name] for name in _BLAS if os.environ.get(name)}
     cores = len(os.sched_getaffinity(0))
-    many = [name for name, said in told.items() if said.isdigit() and int(said) > cores]
-    value = ", ".join(f"{name}={said}" for name, said in told.items()) or "as the launcher says"
+    many = [name for name, text in variables.items() if text.isdigit() and int(text) > cores]
+    value = (
+        ", ".join(f"{name}={text}" for name, text in variables.items()) or "as the launcher says"
+    )
     advice = f"{many[0]} is more than the {cores} cores of this machine: unset it" if many else ""
     return Finding("BLAS threads", f"{value}, {cores} cores", advice)
 

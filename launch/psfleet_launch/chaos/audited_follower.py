@@ -79,36 +79,36 @@ class AuditedFollower(Follower):
     def _missing(self, key: tuple[int, int, int]) -> str:
         """What a cut lacks of an incarnation's pushes that a server had acknowledged; empty: nothing."""
         server, worker, incarnation = key
-        pushed, table = self._pushed[key], count_table(worker)
-        least = pushed.acknowledged - pushed.first + 1 if pushed.acknowledged else 0
-        counted = 0
+        pushes, table = self._pushed[key], count_table(worker)
+        least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
+        count = 0
         if table in self.specs():
             row = _count_row(incarnation, server, len(self.position.pushes))
-            counted = round(float(self.look_up(table, np.array([row]))[0, 0]))
-        if counted >= least:
+            count = round(float(self.look_up(table, np.array([row]))[0, 0]))
+        if count >= least:
             return ""
         return (
-            f"cut {self.cut} has {counted} of {least} acknowledged pushes of incarnation {incarnation} of "
+            f"cut {self.cut} has {count} of {least} acknowledged pushes of incarnation {incarnation} of "
             f"worker {worker} to server {server}"
         )
 
     def _digest(self) -> str:
         """SHA-256 of all weights; a row with its first value is as none."""
-        summed = hashlib.sha256()
+        sha256 = hashlib.sha256()
         rows = self._following.copy.rows
         for name, spec in sorted(self.specs().items()):
             if name.startswith(OWN):
                 continue
-            summed.update(name.encode())
+            sha256.update(name.encode())
             if spec.kind == "dense":
-                summed.update(rows.dense(name).tobytes())
+                sha256.update(rows.dense(name).tobytes())
                 continue
             ids, values, _ = rows.sparse[name].content()
             first = initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
-            changed = (values.view(np.uint32) != first.view(np.uint32)).any(axis=1)
-            summed.update(ids[changed].tobytes())
-            summed.update(values[changed].tobytes())
-        return summed.hexdigest()
+            is_trained = (values.view(np.uint32) != first.view(np.uint32)).any(axis=1)
+            sha256.update(ids[is_trained].tobytes())
+            sha256.update(values[is_trained].tobytes())
+        return sha256.hexdigest()
 
 
 def main(job: str, folder: str, number: str) -> None:

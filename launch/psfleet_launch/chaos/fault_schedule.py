@@ -248,21 +248,21 @@ class ChaosSchedule:
 
     def said(self) -> list[dict[str, Any]]:
         """Return the injected faults, for a report."""
-        found = [
+        faults = [
             {"at": fault.at, "kind": fault.kind, "member": fault.target, "seconds": fault.seconds}
             for fault in self.done
         ]
-        return sorted(found + self.followed, key=lambda fault: fault["at"])
+        return sorted(faults + self.followed, key=lambda fault: fault["at"])
 
     def _has_left(self, fault: ProcessFault) -> bool:
         """Return whether the fleet may end before the worker or the killed server returns, or the hung one is
         detected."""
-        left = len([*self.folder.glob("left.*")])
+        leavers = len([*self.folder.glob("left.*")])
         if fault.kind in ("hang", "lose"):
-            return left > 0
+            return leavers > 0
         if fault.member.role == "worker":
             return (self.folder / f"left.{fault.member.rank}").exists()
-        return fault.kind == "kill" and left >= self.request.workers
+        return fault.kind == "kill" and leavers >= self.request.workers
 
     def _begin(self, fault: ProcessFault, victim: Member, at: float) -> list[FaultSignal]:
         if fault.seconds:

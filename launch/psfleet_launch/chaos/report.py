@@ -72,13 +72,13 @@ class FinishedJob:
     @property
     def held(self) -> dict[int, dict[str, Any]]:
         """State of each server at its end."""
-        found = {}
+        states = {}
         for path in sorted(self.audit.glob("held.*.json")):
             kinds = {"mode": str, "audit": dict, "tables": dict}
-            found[int(path.name.split(".")[1])] = dict(
+            states[int(path.name.split(".")[1])] = dict(
                 zip(kinds, HELD.read(path, **kinds), strict=True)
             )
-        return found
+        return states
 
 
 def findings(run: FinishedJob, plain: FinishedJob | None, servers: int) -> list[PromiseResult]:
@@ -114,8 +114,8 @@ def followed(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
     if plain is None:
         return PromiseResult(promise, not wrong, "; ".join(wrong[:3]) or evidence)
     # Before round 1 a job makes its tables, at its own time: a cut has those that there are.
-    compared = [cut for cut in noted_cuts(plain.audit) if cut.round]
-    expected = {cut.round: cut.digest for cut in compared}
+    plain_cuts = [cut for cut in noted_cuts(plain.audit) if cut.round]
+    expected = {cut.round: cut.digest for cut in plain_cuts}
     same = [cut for cut in cuts if cut.round in expected]
     wrong += [
         f"other bits at round {cut.round}" for cut in same if cut.digest != expected[cut.round]
@@ -130,8 +130,8 @@ def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseR
     promise = "1 the bits are those of a run without faults"
     if plain is None:
         return PromiseResult(promise, None, "promised in sync mode")
-    actual = {server: held["tables"] for server, held in run.held.items()}
-    expected = {server: held["tables"] for server, held in plain.held.items()}
+    actual = {server: state["tables"] for server, state in run.held.items()}
+    expected = {server: state["tables"] for server, state in plain.held.items()}
     if len(expected) < servers or len(actual) < servers:
         return _unknown(promise, run, servers)
     wrong = sorted(
@@ -155,31 +155,31 @@ def _unknown(promise: str, run: FinishedJob, servers: int) -> PromiseResult:
 
 def _once(run: FinishedJob, servers: int) -> PromiseResult:
     promise = "2 an acknowledged push takes effect once"
-    held, pushed = run.held, read_pushed(run.audit)
-    if len(held) < servers:
+    states, pushes = run.held, read_pushed(run.audit)
+    if len(states) < servers:
         return _unknown(promise, run, servers)
-    wrong = [text for key, steps in pushed.items() if (text := _miscounted(held, key, steps))]
+    wrong = [text for key, steps in pushes.items() if (text := _miscounted(states, key, steps))]
     if wrong:
         return PromiseResult(promise, False, "; ".join(wrong[:3]))
-    acknowledged = sum(p.acknowledged - p.first + 1 for p in pushed.values() if p.acknowledged)
-    sent = sum(p.last - p.first + 1 for p in pushed.values())
-    incarnations = len({key[1:] for key in pushed})
+    least = sum(p.acknowledged - p.first + 1 for p in pushes.values() if p.acknowledged)
+    most = sum(p.last - p.first + 1 for p in pushes.values())
+    incarnations = len({key[1:] for key in pushes})
     return PromiseResult(
         promise,
-        bool(pushed) or None,
-        f"{acknowledged:,} acknowledged of {sent:,} pushes to {servers} servers in {incarnations} "
+        bool(pushes) or None,
+        f"{least:,} acknowledged of {most:,} pushes to {servers} servers in {incarnations} "
         "incarnations are counted by the audit tables",
     )
 
 
 def _miscounted(
-    held: Mapping[int, Mapping[str, Any]], key: tuple[int, int, int], pushed: AuditedPushes
+    states: Mapping[int, Mapping[str, Any]], key: tuple[int, int, int], pushes: AuditedPushes
 ) -> str:
     """Describe an error in the count of one incarnation on one server; empty: it is right."""
     server, worker, incarnation = key
-    count = held[server]["audit"].get(str(worker), {}).get(str(incarnation), 0)
-    least = pushed.acknowledged - pushed.first + 1 if pushed.acknowledged else 0
-    most = pushed.last - pushed.first + 1
+    count = states[server]["audit"].get(str(worker), {}).get(str(incarnation), 0)
+    least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
+    most = pushes.last - pushes.first + 1
     if least <= count <= most:
         return ""
     return (
@@ -196,14 +196,14 @@ def _logs(run: FinishedJob) -> PromiseResult:
         return PromiseResult(promise, None, "no log is kept; --durability log")
     program = [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", "replay"]
     for log in logs:
-        done = subprocess.run(
+        process = subprocess.run(
             [*program, str(log), str(job_snapshots.folder_of(run.logs))],
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        if process.returncode:
+            last = (process.stderr or process.stdout).strip().splitlines()[-1:]
             return PromiseResult(promise, False, f"{log.relative_to(run.logs)}: {' '.join(last)}")
     return PromiseResult(promise, True, f"{len(logs)} logs are whole and replay to their end")
 
@@ -235,24 +235,24 @@ def _torn(path: Path) -> list[str]:
 
     shard = Shard()
     load_shard(str(path), shard)
-    found = []
+    differences = []
     for worker, incarnations in audited(shard).items():
         counts = incarnations[max(incarnations)] if incarnations else []
         if len(set(counts)) > 1:
-            found.append(f"worker {worker} is cut at {counts}")
-    return found
+            differences.append(f"worker {worker} is cut at {counts}")
+    return differences
 
 
 def _ended(run: FinishedJob) -> PromiseResult:
     promise = "7 it ends, and nothing is left"
-    left = [*run.left, *(f"descriptor {number}" for number in _descriptors_beyond(run.before))]
+    leftovers = [*run.left, *(f"descriptor {number}" for number in _descriptors_beyond(run.before))]
     now = Leftovers.now()
-    left += [f"shared memory {name}" for name in sorted(now.memory - run.before.memory)]
-    left += [str(run.private)] if run.private.exists() else []
+    leftovers += [f"shared memory {name}" for name in sorted(now.memory - run.before.memory)]
+    leftovers += [str(run.private)] if run.private.exists() else []
     if run.code:
-        left.append(f"exit code {run.code}")
+        leftovers.append(f"exit code {run.code}")
     evidence = "no process, socket, descriptor or shared memory is left; exit code 0"
-    return PromiseResult(promise, not left, ", ".join(left) or evidence)
+    return PromiseResult(promise, not leftovers, ", ".join(leftovers) or evidence)
 
 
 def _descriptors_beyond(before: Leftovers) -> list[str]:
@@ -266,21 +266,22 @@ def _descriptors_beyond(before: Leftovers) -> list[str]:
         time.sleep(0.05)
 
 
-def show(found: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:
+def show(results: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:
     """Print the findings, write them to a JSON file; whether no promise is broken."""
     kinds: dict[str, int] = {}
     for fault in faults:
         what = f"{fault['kind']} {fault['member'].split()[0]}"
         kinds[what] = kinds.get(what, 0) + 1
-    counted = ", ".join(f"{count} x {what}" for what, count in sorted(kinds.items())) or "none"
-    table = Table(title=f"chaos {seed}: {counted}; answers lost, calls doubled and late")
+    total = ", ".join(f"{count} x {what}" for what, count in sorted(kinds.items())) or "none"
+    table = Table(title=f"chaos {seed}: {total}; answers lost, calls doubled and late")
     for column in ("promise", "verdict", "evidence"):
         table.add_column(column)
-    for finding in found:
+    for finding in results:
         table.add_row(finding.promise, _VERDICTS[finding.kept], finding.evidence)
     Console(stderr=True, highlight=False).print(table)
     promises = [
-        {"promise": f.promise, "verdict": _VERDICTS[f.kept], "evidence": f.evidence} for f in found
+        {"promise": f.promise, "verdict": _VERDICTS[f.kept], "evidence": f.evidence}
+        for f in results
     ]
     _REPORT.write(to, seed=seed, faults=list(faults), promises=promises)
-    return all(finding.kept is not False for finding in found)
+    return all(finding.kept is not False for finding in results)

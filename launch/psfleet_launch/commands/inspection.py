@@ -31,16 +31,16 @@ def list_snapshots(path: str, as_json: bool) -> int:
     snapshots = sorted(folder for folder in inside if os.path.lexists(folder / MANIFEST))
     if not snapshots:
         raise CheckpointError(f"{path!r} is no snapshot and holds none")
-    damaged = 0
+    errors = 0
     for folder in snapshots:
         try:
             manifest = Snapshot(folder, read_back=False).manifest
             print(_object(folder, manifest) if as_json else _line(folder, manifest))
         except CheckpointError as error:
-            damaged += 1
-            said = {"path": str(folder), "error": str(error)}
-            print(json.dumps(said) if as_json else f"{folder}  {error}")
-    return 1 if damaged else 0
+            errors += 1
+            entry = {"path": str(folder), "error": str(error)}
+            print(json.dumps(entry) if as_json else f"{folder}  {error}")
+    return 1 if errors else 0
 
 
 def _line(folder: Path, manifest: Any) -> str:
@@ -49,11 +49,11 @@ def _line(folder: Path, manifest: Any) -> str:
     cut = manifest.cut
     where = f"round {cut.round}" if find_mode(cut.mode).has_rounds else f"{_pushes(cut)} pushes"
     size = sum(file.bytes for file in manifest.files)
-    based = f"  changes since {manifest.base.path}" if manifest.base else ""
+    base = f"  changes since {manifest.base.path}" if manifest.base else ""
     return (
         f"{folder}  {manifest.kind}  {cut.mode or 'no training'}, {where}  "
         f"{len(manifest.files)} server(s), {len(manifest.tables)} table(s), "
-        f"{size / 2**20:,.1f} MiB{based}"
+        f"{size / 2**20:,.1f} MiB{base}"
     )
 
 
@@ -152,8 +152,8 @@ def export(
     """Write each table of the snapshot at PATH as one file of plain arrays in the folder TARGET."""
     from psfleet import checkpoint
 
-    chosen = None if rows is None else _read_ids(Path(rows))
-    for file in checkpoint.export(path, target, kind, ids, tables, chosen):
+    row_ids = None if rows is None else _read_ids(Path(rows))
+    for file in checkpoint.export(path, target, kind, ids, tables, row_ids):
         print(file)
     return 0
 
@@ -231,8 +231,8 @@ def migrate(
     from psfleet.checkpoint import plan_migration
     from psfleet.features import find_features
 
-    wanted = dict(map(_shape, shapes))
-    plan = plan_migration(path, find_features(features), keep, drop, wanted)
+    new_shapes = dict(map(_shape, shapes))
+    plan = plan_migration(path, find_features(features), keep, drop, new_shapes)
     print(plan)
     if not (yes or click.confirm(f"Write {target}?")):
         print("nothing was written")
@@ -241,14 +241,14 @@ def migrate(
     return 0
 
 
-def _shape(said: str) -> tuple[str, tuple[int, ...]]:
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     """The table's name and the shape of `NAME=129x64`."""
     from psfleet.errors import ConfigError
 
-    name, _, text = said.rpartition("=")
-    if not name or not all(part.isascii() and part.isdigit() for part in text.split("x")):
-        raise ConfigError(f"--shape is {said!r}; write TABLE=129x64")
-    return name, tuple(map(int, text.split("x")))
+    name, _, shape = text.rpartition("=")
+    if not name or not all(part.isascii() and part.isdigit() for part in shape.split("x")):
+        raise ConfigError(f"--shape is {text!r}; write TABLE=129x64")
+    return name, tuple(map(int, shape.split("x")))
 
 
 @click.group()

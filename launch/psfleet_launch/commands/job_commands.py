@@ -102,8 +102,8 @@ def logs(log_dir: Path, job: str, member: str) -> int:
     role, _, rank = member.partition(".")
     file = folder / f"{role}log.{rank}"
     if not file.is_file():
-        known = sorted(p.name.replace("log.", ".") for p in folder.glob("*log.[0-9]*"))
-        raise ConfigError(f"job {job!r} has no log of {member!r}; it has {', '.join(known)}")
+        members = sorted(p.name.replace("log.", ".") for p in folder.glob("*log.[0-9]*"))
+        raise ConfigError(f"job {job!r} has no log of {member!r}; it has {', '.join(members)}")
     click.echo(file.read_text(errors="replace"), nl=False)
     return 0
 
@@ -170,7 +170,7 @@ _LOOK = 0.1  # seconds between two looks whether the workers have been told
 
 def _forms() -> str:
     """List the possible modes: `async`, `ssp[:STALENESS]`."""
-    numbers = {name: known.main_setting.upper() for name, known in MODES.items()}
+    numbers = {name: declared.main_setting.upper() for name, declared in MODES.items()}
     forms = (f"{name}[:{number}]" if number else name for name, number in numbers.items())
     return one_of(*forms).wanted
 
@@ -190,20 +190,20 @@ MODE is {_forms()}. Barriers are fleet.barrier_worker() and the ends of fleet.sh
     show_default=True,
     help="Seconds to wait until the workers have the request; it stays in force after that.",
 )
-@click.argument("wanted", metavar="MODE[:NUMBER]")
-def mode(log_dir: Path, job: str, wait: float, wanted: str) -> int:
+@click.argument("form", metavar="MODE[:NUMBER]")
+def mode(log_dir: Path, job: str, wait: float, form: str) -> int:
     """Run `psfleet mode`; see _HELP."""
-    part, folder = _part(wanted), job_folder(log_dir, job)
+    part, folder = _part(form), job_folder(log_dir, job)
     _check_running(folder)
     number = _number(folder) + 1
     (folder / DONE).unlink(missing_ok=True)
     write_request(folder, number, part)
-    if _awaited(lambda: read_reply(folder), lambda told: told == number, folder, wait) is None:
+    if _awaited(lambda: read_reply(folder), lambda reply: reply == number, folder, wait) is None:
         raise ConfigError(
             f"the workers of {job!r} have met at no barrier within {wait:g} s; the wish for "
-            f"{wanted!r} stays, and they follow it at their next one"
+            f"{form!r} stays, and they follow it at their next one"
         )
-    click.echo(f"the workers of {job} have met and were told to go on in mode {wanted}")
+    click.echo(f"the workers of {job} have met and were told to go on in mode {form}")
     return 0
 
 
@@ -226,7 +226,7 @@ def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
     folder = job_folder(log_dir, job)
     _check_running(folder)
     number = write_scale(folder, servers)
-    outcome = _awaited(lambda: read_scaled(folder), lambda found: found[0] >= number, folder, wait)
+    outcome = _awaited(lambda: read_scaled(folder), lambda reply: reply[0] >= number, folder, wait)
     if outcome is None:
         raise ConfigError(
             f"the workers of {job!r} have come to no collective within {wait:g} s; the wish for {servers} "
@@ -238,16 +238,16 @@ def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
     return 0
 
 
-def _part(wanted: str) -> dict[str, str | int]:
+def _part(form: str) -> dict[str, str | int]:
     """The settings of `ssp:4`, checked."""
     from psfleet.strategy import Settings  # here: it loads NumPy
 
-    name, colon, number = wanted.partition(":")
+    name, colon, number = form.partition(":")
     part: dict[str, str | int] = {"mode": name}
     if colon:
         setting = MODES[name].main_setting if name in MODES else ""
         if not setting or not number.isdigit():
-            raise ConfigError(f"mode {wanted!r} is none; name {_forms()}")
+            raise ConfigError(f"mode {form!r} is none; name {_forms()}")
         part[setting] = int(number)
     Settings.from_parts({"consistency": part})
     return part
@@ -271,9 +271,9 @@ def _awaited(
 ) -> T | None:
     """What is read once it is the right one; None: it was not within so many seconds."""
     deadline = time.monotonic() + wait
-    while not is_it(found := read()):
+    while not is_it(reply := read()):
         if time.monotonic() > deadline:
             return None
         _check_running(folder)
         time.sleep(_LOOK)
-    return found
+    return reply

@@ -133,8 +133,8 @@ def launch(
     has used the fleet, or 2 for bad usage.
     """
     groups = (JobRequest, Launch, EngineSettings)
-    filed, parts = load_job_file(config, *groups) if config else ({}, {})
-    values = filed | given(context, launch.settings)
+    file_values, parts = load_job_file(config, *groups) if config else ({}, {})
+    values = file_values | given(context, launch.settings)
     if render is not None:
         values |= _rendered(context, *render)
     if script is not None:
@@ -151,7 +151,9 @@ def launch(
     run = Launch(**_of(Launch, values))
     engine = load_engine(run.engine)
     # A job file may have tables of several engines, one of which is named.
-    _refuse_other_engines(engine, values.keys() - (filed.keys() if "engine" in values else set()))
+    _refuse_other_engines(
+        engine, values.keys() - (file_values.keys() if "engine" in values else set())
+    )
     run = replace(run, of_engine=engine.settings(**_of(engine.settings, values)))
     if engine.spans_machines:
         values.setdefault("port", 0)
@@ -181,22 +183,22 @@ def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str
     return {"engine": engine, "render": str(local_path(folder))}
 
 
-def _of(group: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+def _of(group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group that were given."""
-    return {one.name: said[one.name] for one in fields(group) if one.name in said}
+    return {one.name: values[one.name] for one in fields(group) if one.name in values}
 
 
-def _refuse_other_engines(engine: type[Engine], said: Iterable[str]) -> None:
+def _refuse_other_engines(engine: type[Engine], names: Iterable[str]) -> None:
     """Refuse what only other engines understand: the job would run elsewhere than it was meant to."""
     own = {one.name for group in (JobRequest, Launch, engine.settings) for one in fields(group)}
-    for name in sorted(set(said) - own):
+    for name in sorted(set(names) - own):
         one = next(setting for setting in EngineSettings.settings() if setting.name == name)
         names = " or ".join(f"--engine {other}" for other in EngineSettings.engines_with(name))
         raise ConfigError(
             f"{one.flag} is of {names}, and this job is for --engine {engine.name}; use {names}, "
             f"or leave {one.flag} out"
         )
-    if "listen" in said and not engine.spans_machines:
+    if "listen" in names and not engine.spans_machines:
         raise ConfigError(
             f"--listen is for engines with agents, and this job is for --engine {engine.name}, which runs it "
             "on this machine; add --engine, or leave --listen out"
@@ -221,8 +223,8 @@ def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
         try:
             for machine, members in engine.placement().items():
                 needs = str(needed(request, members))
-                said = f" ({needs})" if needs else ""
-                click.echo(f"{machine}: {', '.join(map(str, members)) or 'nothing'}{said}")
+                note = f" ({needs})" if needs else ""
+                click.echo(f"{machine}: {', '.join(map(str, members)) or 'nothing'}{note}")
         finally:
             engine.close()
     return 0
@@ -270,12 +272,12 @@ def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> i
             one.folder.mkdir()
         run = _place(request, name, launch, chaos)
         plain = None
-        modes = [MODES.get(held["mode"], NO_MODE) for held in run.held.values()]
+        modes = [MODES.get(state["mode"], NO_MODE) for state in run.held.values()]
         if modes and all(mode.has_rounds for mode in modes):
             plain = _place(request, f"{name}-plain", launch, calm)
         results = findings(run, plain, request.servers)
-        kept = show(results, chaos.said(), run.logs / "chaos.json", seed)
-    return 0 if kept else run.code or 1
+        is_kept = show(results, chaos.said(), run.logs / "chaos.json", seed)
+    return 0 if is_kept else run.code or 1
 
 
 def _run(

@@ -22,13 +22,13 @@ def options(
     settings: Iterable[Setting], shows_default: bool = True
 ) -> Callable[[Command], Command]:
     """Give a command the flags of these settings, in their order."""
-    flagged: dict[str, Setting] = {}
+    by_flag: dict[str, Setting] = {}
     for one in settings:
-        flagged.setdefault(one.flag, one)
+        by_flag.setdefault(one.flag, one)
 
     def decorate(command: Command) -> Command:
-        for flag in filter(None, reversed(flagged)):
-            command = _option(flagged[flag], shows_default)(command)
+        for flag in filter(None, reversed(by_flag)):
+            command = _option(by_flag[flag], shows_default)(command)
         return command
 
     return decorate
@@ -142,21 +142,19 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
 
 
 def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type]) -> None:
-    known: dict[str, list[str]] = {}
+    keys: dict[str, list[str]] = {}
     for one in (one for group in groups for one in settings_of(group) if one.key):
         table, _, key = one.key.rpartition(".")
-        known.setdefault(table, []).append(key)
+        keys.setdefault(table, []).append(key)
     for table, values in tables.items():
-        if table not in known or not isinstance(values, dict):
-            raise ConfigError(
-                f"{where} has no table {table!r}; it has {', '.join(known)}, strategy"
-            )
+        if table not in keys or not isinstance(values, dict):
+            raise ConfigError(f"{where} has no table {table!r}; it has {', '.join(keys)}, strategy")
         for key in values:
-            if key not in known[table]:
-                others = [f"; {other!r} has one" for other in known if key in known[other]]
+            if key not in keys[table]:
+                others = [f"; {other!r} has one" for other in keys if key in keys[other]]
                 raise ConfigError(
                     f"table {table!r} of {where} has no setting {key!r}; it has "
-                    f"{', '.join(known[table])}{next(iter(others), '')}"
+                    f"{', '.join(keys[table])}{next(iter(others), '')}"
                 )
 
 
@@ -181,8 +179,8 @@ def _explained(
     if script is None:
         return error
     command = f"{context.command_path} {script} {error.option_name}"
-    said = f"{error.format_message()} An option of the script goes after it: {command}"
-    return click.UsageError(said, context)
+    sentence = f"{error.format_message()} An option of the script goes after it: {command}"
+    return click.UsageError(sentence, context)
 
 
 class GroupedCommand(click.Command):
@@ -213,9 +211,9 @@ class GroupedCommand(click.Command):
     def complete(self) -> "GroupedCommand":
         """Have all options from now on; return the command."""
         if self._more is not None:
-            found, self._more = list(self._more()), None
-            self.settings += found
-            options(reversed(found))(self)  # which a decorator finds in reverse
+            settings, self._more = list(self._more()), None
+            self.settings += settings
+            options(reversed(settings))(self)  # which a decorator finds in reverse
         return self
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

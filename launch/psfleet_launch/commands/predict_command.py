@@ -56,7 +56,7 @@ _LOOK = 0.02  # seconds between two looks whether a process has ended
     show_default=True,
     help="What becomes of a row that cannot be used.",
 )
-def predict(processes: int, **said: Any) -> int:
+def predict(processes: int, **options: Any) -> int:
     """Write predictions of MODEL for the rows of DATA: Parquet files and folders of them, or .csv, .tsv and
     .libsvm files.
 
@@ -66,19 +66,19 @@ def predict(processes: int, **said: Any) -> int:
     """
     from psfleet_launch.prediction.prediction_job import PredictionJob
 
-    given: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in said.items()}
+    fields: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
     for name in ("model", "checkpoint"):
-        if url_of(given[name]) is not None:
-            given[name] = str(readable(given[name]))
-    target, url = given["target"], url_of(given["target"])
+        if url_of(fields[name]) is not None:
+            fields[name] = str(readable(fields[name]))
+    target, url = fields["target"], url_of(fields["target"])
     with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
-        job = PredictionJob(**{**given, "target": staging if url else target})
+        job = PredictionJob(**{**fields, "target": staging if url else target})
         predictions = job.predictions()  # what is wrong with the job is said once
         _run(json.dumps(asdict(job)), processes)
-        rows, skipped = predictions.summary()
+        rows, bad = predictions.summary()
         if url is not None:
             upload(Path(staging), url)
-    left_out = f", {skipped:,} rows skipped" if skipped else ""
+    left_out = f", {bad:,} rows skipped" if bad else ""
     print(f"{shown_url(target)}: {rows:,} rows{left_out}")
     return 0
 

@@ -88,20 +88,20 @@ def _plan(words: Sequence[str], strategy: str, stages: int, out: Path) -> int:
     BLAS has as many threads as it would have in a job of one worker of these stages.
     """
     share = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // stages))}
-    inherited = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE"))
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *words],
         text=True,
         capture_output=True,
         check=False,
-        env=share | inherited | {"PSFLEET_PLAN": str(out), "PSFLEET_STRATEGY": strategy},
+        env=share | variables | {"PSFLEET_PLAN": str(out), "PSFLEET_STRATEGY": strategy},
     )
-    if done.returncode or not out.exists():
-        why = done.stderr.strip() or "it ended without a training step"
+    if process.returncode or not out.exists():
+        why = process.stderr.strip() or "it ended without a training step"
         raise ConfigError(f"{words[0]} has no plan:\n{why}")
     print(f"plan of {words[0]}: {out.read_text().rstrip()}")
     return 0

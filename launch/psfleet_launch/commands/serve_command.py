@@ -71,7 +71,7 @@ _ROWS = click.Choice(get_args(RowForm))
 @click.option(
     "--pin", is_flag=True, help="Newer versions wait for psfleet models ADDRESS --activate."
 )
-def serve(models: tuple[str, ...], **said: Any) -> int:
+def serve(models: tuple[str, ...], **options: Any) -> int:
     """Serve predictions and rows of MODELs over gRPC and HTTP.
 
     MODEL is the folder of an inference model or an export, a folder that has such folders by number as
@@ -81,83 +81,86 @@ def serve(models: tuple[str, ...], **said: Any) -> int:
     """
     from psfleet.serving import Server, VersionedModel
 
-    named = dict(map(_named, models))
-    if len(named) < len(models):
+    by_name = dict(map(_named, models))
+    if len(by_name) < len(models):
         raise ConfigError("two models have the same name; give them others with NAME=MODEL")
-    if said["checkpoint"] and len(named) > 1:
+    if options["checkpoint"] and len(by_name) > 1:
         raise ConfigError(
             "--checkpoint is for one model; serve the others by processes of their own"
         )
-    followed = _followed(named, said) if said["follow"] else {}
-    made = followed or {
+    followers = _followed(by_name, options) if options["follow"] else {}
+    all_models = followers or {
         name: VersionedModel(
-            model, said["features"] or None, checkpoint=said["checkpoint"], rows=said["rows"]
+            model,
+            options["features"] or None,
+            checkpoint=options["checkpoint"],
+            rows=options["rows"],
         )
-        for name, model in named.items()
+        for name, model in by_name.items()
     }
-    done = threading.Event()
+    end = threading.Event()
     before = {
-        number: signal.signal(number, lambda *_: done.set())
+        number: signal.signal(number, lambda *_: end.set())
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
         with Server(
-            {**made},
-            said["host"],
-            said["port"],
-            said["http_port"],
-            tls=said["tls"],
-            insecure=said["insecure"],
-            max_batch=said["max_batch"],
-            max_delay=said["max_delay_ms"] / 1e3,
-            max_queue=said["max_queue"],
-            follow_versions=not said["pin"],
+            {**all_models},
+            options["host"],
+            options["port"],
+            options["http_port"],
+            tls=options["tls"],
+            insecure=options["insecure"],
+            max_batch=options["max_batch"],
+            max_delay=options["max_delay_ms"] / 1e3,
+            max_queue=options["max_queue"],
+            follow_versions=not options["pin"],
         ) as server:
             print(
-                f"serving {', '.join(made)}: gRPC {server.grpc_address}, HTTP {server.http_address}",
+                f"serving {', '.join(all_models)}: gRPC {server.grpc_address}, HTTP {server.http_address}",
                 flush=True,
             )
-            done.wait()
+            end.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for each in followed.values():
+        for each in followers.values():
             each.rows.close()
     return 0
 
 
-def _followed(named: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, Any]:
+def _followed(by_name: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
     """The model by its name, with the weights of a job."""
     from psfleet.serving.model import follow
 
-    if len(named) > 1:
+    if len(by_name) > 1:
         raise ConfigError(
             "--follow takes the weights of one model from a job; serve others by processes of their own"
         )
-    k, _, n = said["part"].partition("/")
+    k, _, n = options["part"].partition("/")
     if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
-        raise ConfigError(f"--part is {said['part']!r}; say K/N, such as 2/4")
+        raise ConfigError(f"--part is {options['part']!r}; say K/N, such as 2/4")
     part = int(k) - 1, int(n)
-    name, model = next(iter(named.items()), ("rows", ""))
+    name, model = next(iter(by_name.items()), ("rows", ""))
     return {
         name: follow(
-            said["follow"],
+            options["follow"],
             model,
-            said["features"] or None,
-            rows=said["rows"] or "float32",
+            options["features"] or None,
+            rows=options["rows"] or "float32",
             part=part,
-            snapshot=said["checkpoint"],
+            snapshot=options["checkpoint"],
         )
     }
 
 
-def _named(said: str) -> tuple[str, str]:
-    name, sign, model = said.partition("=")
+def _named(text: str) -> tuple[str, str]:
+    name, sign, model = text.partition("=")
     if sign and "/" not in name:
         return name, model
-    if (url := url_of(said)) is not None:
-        return shown_url(url).rstrip("/").rpartition("/")[2], said
-    return (said.rpartition(":")[2] if ":" in said else Path(said).resolve().name), said
+    if (url := url_of(text)) is not None:
+        return shown_url(url).rstrip("/").rpartition("/")[2], text
+    return (text.rpartition(":")[2] if ":" in text else Path(text).resolve().name), text
 
 
 @click.command()

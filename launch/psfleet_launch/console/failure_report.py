@@ -128,8 +128,8 @@ def _headline(failure: Failure, cause: FailureCause) -> str:
     if failure.code is None:
         return failure.cause or failure.why
     if failure.cause or failure.code < 0:
-        happened = failure.cause or f"killed by {_signal_name(-failure.code)}"
-        return f"{happened}; {failure.why}" if failure.why else happened
+        event = failure.cause or f"killed by {_signal_name(-failure.code)}"
+        return f"{event}; {failure.why}" if failure.why else event
     return f"{failure.why}: {cause.headline}" if failure.why else cause.headline
 
 
@@ -193,10 +193,10 @@ class Tracebacks:
             self._shown = False
             return line
         if line.rstrip(b"\r\n") == HEADER:
-            held = self.rest() if self._told and not _is_chain(self._block) else b""
+            text = self.rest() if self._told and not _is_chain(self._block) else b""
             self._block.append(line)
             self._told = False
-            return held
+            return text
         if not self._block:
             return line
         if self._told and not (line.strip() == b"" or _is_chain([line])):

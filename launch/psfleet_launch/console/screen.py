@@ -160,8 +160,10 @@ class ProgressPoller:
 
         with contextlib.ExitStack() as channels:
             access = Access.of(self._environment)
-            opened = [channels.enter_context(open_channel(one, access)) for one in self._endpoints]
-            stubs = [ShardStub(channel) for channel in opened]  # type: ignore[no-untyped-call]
+            connections = [
+                channels.enter_context(open_channel(one, access)) for one in self._endpoints
+            ]
+            stubs = [ShardStub(channel) for channel in connections]  # type: ignore[no-untyped-call]
             while not self._stopped.wait(self._every):
                 with contextlib.suppress(grpc.RpcError):
                     replies = [
@@ -185,9 +187,9 @@ class StandbyNotice:
             return ""
         if self._since is None:
             return ""
-        taken, again = at - self._since, self._again
+        seconds, again = at - self._since, self._again
         self._since, self._again = None, " again"
-        return f"standbys  ready{again} in {taken:.1f} s"
+        return f"standbys  ready{again} in {seconds:.1f} s"
 
 
 _PLAIN_EVERY = 5.0
@@ -245,8 +247,8 @@ class Screen:
             self._poller.stop()
         if self._live is not None:
             self._live.stop()
-        taken = time.monotonic() - self._began
-        self.say(f"servers   ready in {taken:.1f} s   (logs: {self._job.logs}/)")
+        seconds = time.monotonic() - self._began
+        self.say(f"servers   ready in {seconds:.1f} s   (logs: {self._job.logs}/)")
         if not self._progress:
             return
         self.follow(endpoints)
@@ -306,9 +308,9 @@ class Screen:
         """Write whole lines only: the progress line below is drawn again after each."""
         *whole, self._unfinished[is_error] = (self._unfinished[is_error] + data).split(b"\n")
         for text in whole:
-            shown = text.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+            visible = text.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
             with _as_long_as_somebody_looks():
-                self._console.print(Text.from_ansi(shown))
+                self._console.print(Text.from_ansi(visible))
 
     def end(self, code: int) -> None:
         """Take the progress away; after a success say how long it took.
@@ -334,9 +336,9 @@ def _as_long_as_somebody_looks() -> contextlib.suppress:
     return contextlib.suppress(OSError)
 
 
-def _part(name: str, asked: JobRequest) -> str:
+def _part(name: str, request: JobRequest) -> str:
     """`recompute`; of a pipeline its stages too."""
-    return f"pipeline of {_count(len(asked.copies), 'stage')}" if name == "pipeline" else name
+    return f"pipeline of {_count(len(request.copies), 'stage')}" if name == "pipeline" else name
 
 
 def _count(number: int, noun: str) -> str:

@@ -44,14 +44,14 @@ def sweep(token: str, patience: float = _PATIENCE) -> list[int]:
 
     Repeated, because a process may have forked between the look and the blow.
     """
-    ended: set[int] = set()
+    pids: set[int] = set()
     deadline = time.monotonic() + patience
     while (processes := find(token)) and time.monotonic() < deadline:
         for pid in processes:
             _kill(pid, token)
-        ended.update(processes)
+        pids.update(processes)
         time.sleep(0.01)
-    return sorted(ended)
+    return sorted(pids)
 
 
 def _kill(pid: int, token: str) -> None:

@@ -248,10 +248,10 @@ def child_environment(
     variables |= to_variables(job.request, LogSettings, NumberSettings) | strategy_variables(
         job.request
     )
-    inherited = {name: value for name, value in base.items() if name not in _OWN}
+    users_own = {name: value for name, value in base.items() if name not in _OWN}
     own = {**marker(job), **job.variables, "PYTHONUNBUFFERED": "1"}
     threads = thread_variables(job.request, member.role)
-    return {**_threads(job, member, cores), **inherited, **own, **variables, **threads}
+    return {**_threads(job, member, cores), **users_own, **own, **variables, **threads}
 
 
 def strategy_variables(request: JobRequest) -> dict[str, str]:

@@ -78,10 +78,10 @@ class Resources:
         """Return these, with memory that suffices where a process that takes more is killed."""
         return Resources(self.cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
 
-    def said(self, asked: "Resources") -> str:
-        """Those of them that are asked for, for people."""
-        cores = _cores(self.cores) if asked.cores else ""
-        memory = f"{self.memory / 2**30:.1f} GiB" if asked.memory else ""
+    def said(self, request: "Resources") -> str:
+        """Return, for people, those of them that the request has."""
+        cores = _cores(self.cores) if request.cores else ""
+        memory = f"{self.memory / 2**30:.1f} GiB" if request.memory else ""
         return " and ".join(filter(None, (cores, memory)))
 
     def __str__(self) -> str:

@@ -47,14 +47,14 @@ def check_snapshot(path: str) -> str:
     """
     if (url := url_of(path)) is not None:
         try:
-            found = url if is_whole(url) else latest_snapshot(url)
+            snapshot = url if is_whole(url) else latest_snapshot(url)
         except CheckpointError as error:
             raise ConfigError(f"--resume is no complete snapshot: {error}") from None
-        if not found:
+        if not snapshot:
             raise ConfigError(
                 f"--resume is no complete snapshot and holds none: {shown_url(url)!r}; name another one"
             )
-        return found
+        return snapshot
     if (Path(path) / _MANIFEST).is_file():
         return str(Path(path).absolute())
     snapshot = latest(Path(path)) or latest(Path(path).parent)

@@ -119,11 +119,11 @@ class MemberLogs:
         Returns:
             What to say of that, the first time; else nothing.
         """
-        log, left = self.file(member), memoryview(data)
+        log, rest = self.file(member), memoryview(data)
         try:
             # A log that becomes full takes the first bytes and refuses those after them.
-            while left:
-                left = left[log.write(left) :]
+            while rest:
+                rest = rest[log.write(rest) :]
         except OSError as error:
             if not self._loses_output:
                 self._loses_output = True

@@ -63,8 +63,8 @@ class JobCounters:
                 self._leads.add(item.member)
             case ServerReady(member) if member in self._promoted:
                 count, seconds = self._takeovers.get(str(member.rank), (0, 0.0))
-                spent = now - self._promoted.pop(member)
-                self._takeovers[str(member.rank)] = count + 1, seconds + spent
+                duration = now - self._promoted.pop(member)
+                self._takeovers[str(member.rank)] = count + 1, seconds + duration
 
     def _start(self, member: Member) -> None:
         self._restarts[self._who(member)] += member in self._died
@@ -225,13 +225,13 @@ class Recorder:
     def follow(self) -> Iterator[list[dict[str, Any]]]:
         """The frames that are kept, then the new ones about as often as there are any, until `stop`."""
         with self._changed:
-            frames, seen = list(self._frames), self._count
+            frames, count = list(self._frames), self._count
         yield frames
         while not self._over:
             with self._changed:
                 self._changed.wait(self._every)
-                frames = self._frames[-more:] if (more := self._count - seen) else []
-                seen = self._count
+                frames = self._frames[-more:] if (more := self._count - count) else []
+                count = self._count
             yield frames
 
     def frames(self) -> list[dict[str, Any]]:

@@ -51,14 +51,14 @@ class FigureEvents:
     def add_frame(self, frame: Mapping[str, Any]) -> None:
         """Write one frame of the recorder; the axis is that of the panel "Steps"."""
         steps = frame["panels"][_PLACES["Steps"]].get("") or 0.0
-        found = {
+        scalars = {
             f"{panel.title}/{name}".removesuffix("/"): value
             for panel, series in zip(PANELS, frame["panels"], strict=True)
             if panel.title != "Logged values"  # workers write these themselves, every one
             for name, value in series.items()
             if value is not None
         }
-        self._file.add(found, int(steps), frame["at"])
+        self._file.add(scalars, int(steps), frame["at"])
 
     def close(self) -> None:
         """Close the file."""
@@ -115,19 +115,19 @@ _SAID_BY_SERVERS = ("Standby is ready", "Records that the standby lacks")
 def job_view(job: PastJob, is_running: bool) -> RenderableType:
     """Return the view of `psfleet top` for a history: of a job that is over the last known figures."""
     ask = job.newest if is_running else job.last
-    shown: list[RenderableType] = [
+    parts: list[RenderableType] = [
         Text.assemble((job.heading["job"], "bold"), "  ", state(job, is_running)),
         Text(" · ".join(_progress(ask)) or "no figures yet"),
     ]
     if job.frames:
-        shown += [_table("worker", ask, _WORKERS), _table("server", ask, _SERVERS)]
+        parts += [_table("worker", ask, _WORKERS), _table("server", ask, _SERVERS)]
         if ask("Standby is ready"):
-            shown.append(_table("standby", ask, _STANDBYS))
-    shown += [
+            parts.append(_table("standby", ask, _STANDBYS))
+    parts += [
         Text(f"{clock(one.at)}  {one.member or 'job'}: {text}", style="red")
         for one, text in list(incidents(job))[-_INCIDENTS:]
     ]
-    return Group(*shown)
+    return Group(*parts)
 
 
 def job_object(job: PastJob, is_running: bool) -> dict[str, Any]:
@@ -169,17 +169,17 @@ def _table(role: str, ask: _Ask, columns: tuple[tuple[str, str, _Format], ...]) 
         }
 
     cores = by_rank("CPU cores in use")
-    visible = [(by_rank(title), shown) for _, title, shown in columns]
+    visible = [(by_rank(title), form) for _, title, form in columns]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in (role, "CPU", *(heading for heading, _, _ in columns)):
         table.add_column(heading, justify="left" if heading == role else "right", no_wrap=True)
     ranks = {rank for series in (cores, *(series for series, _ in visible)) for rank in series}
     for rank in sorted(ranks, key=lambda rank: (len(rank), rank)):
         cells = [_cell(cores.get(rank), "{:.2f}".format)]
-        cells += [_cell(series.get(rank), shown) for series, shown in visible]
+        cells += [_cell(series.get(rank), form) for series, form in visible]
         table.add_row(rank, *cells)
     return table
 
 
-def _cell(value: float | None, shown: _Format) -> str:
-    return "" if value is None else shown(value)
+def _cell(value: float | None, form: _Format) -> str:
+    return "" if value is None else form(value)

@@ -161,20 +161,20 @@ class JobHistory:
 
     Args:
         folder: Folder of the job's logs.
-        said: Fields of the first line, see `heading`.
+        fields: Fields of the first line, see `heading`.
         epoch: Seconds from 1970 to the beginning of the monotonic clock; by default of this process's.
     """
 
-    def __init__(self, folder: Path, said: Mapping[str, Any], epoch: float | None = None) -> None:
+    def __init__(self, folder: Path, fields: Mapping[str, Any], epoch: float | None = None) -> None:
         self._path = folder / HISTORY
         self._lock = threading.Lock()
         self._frames = self._events = self._bytes = self._dropped = 0
         self._epoch = time.time() - time.monotonic() if epoch is None else epoch
-        self._said = dict(said)
+        self._heading = dict(fields)
         self._recent: deque[JobEvent] = deque(maxlen=_MOST_EVENTS)
         self._file: int | None = None
         with contextlib.suppress(OSError):
-            self._replace([_line(_FORMAT.document(**said))])
+            self._replace([_line(_FORMAT.document(**fields))])
 
     def take(self, item: Event | Shown | Action, now: float) -> None:
         """Something has happened or is done, at this time of the monotonic clock."""
@@ -191,7 +191,7 @@ class JobHistory:
         """The job until now, with these frames, whatever the disk has of it."""
         with self._lock:
             events = list(self._recent)
-        return PastJob(self._said, events, list(frames))
+        return PastJob(self._heading, events, list(frames))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -233,11 +233,11 @@ class JobHistory:
         events = [n for n, one in enumerate(documents) if "event" in one]
         most = min(len(frames), _MOST_FRAMES) // 2
         times = [documents[n]["frame"]["at"] for n in frames]
-        kept = {frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))}
-        kept.update(events[-_MOST_EVENTS // 2 :])
+        lasting = {frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))}
+        lasting.update(events[-_MOST_EVENTS // 2 :])
         self._dropped += max(len(events) - _MOST_EVENTS // 2, 0)
-        dropped = [_line({"dropped": {"events": self._dropped}})] if self._dropped else []
-        self._replace([first, *dropped, *(line for n, line in enumerate(lines) if n in kept)])
+        notes = [_line({"dropped": {"events": self._dropped}})] if self._dropped else []
+        self._replace([first, *notes, *(line for n, line in enumerate(lines) if n in lasting)])
         self._frames, self._events = most, min(len(events), _MOST_EVENTS // 2)
 
     def _replace(self, lines: Sequence[bytes]) -> None:
@@ -259,8 +259,8 @@ def _events(item: Event | Shown | Action, at: float) -> Iterable[JobEvent]:
         case ProcessExited(member, code):
             yield JobEvent(at, "ended", str(member), code, item.cause)
         case ReportHung(member, seconds) | KillHung(member, seconds):
-            killed = " and is killed" if isinstance(item, KillHung) else ""
-            yield JobEvent(at, "hung", str(member), text=f"silent for {seconds:g} s{killed}")
+            ending = " and is killed" if isinstance(item, KillHung) else ""
+            yield JobEvent(at, "hung", str(member), text=f"silent for {seconds:g} s{ending}")
         case PromoteStandby(member, before):
             yield JobEvent(at, "takeover", str(member), text=str(before))
         case StopRequested(number):
@@ -300,9 +300,11 @@ def read_history(folder: Path) -> PastJob:
     return job
 
 
-def _add(job: PastJob, said: Any) -> None:
+def _add(job: PastJob, document: Any) -> None:
     """Take one line."""
-    kind, content = next(iter(said.items())) if isinstance(said, dict) and said else ("", None)
+    kind, content = (
+        next(iter(document.items())) if isinstance(document, dict) and document else ("", None)
+    )
     if kind == "event":
         job.events.append(JobEvent(*exact(content, kind, **_EVENT)))
     elif kind == "frame":
@@ -313,4 +315,4 @@ def _add(job: PastJob, said: Any) -> None:
     elif kind == "dropped":
         [job.dropped] = exact(content, kind, **_DROPPED)
     else:
-        raise Misfit(f"has the line {said!r:.60}, which is none of its kinds")
+        raise Misfit(f"has the line {document!r:.60}, which is none of its kinds")

@@ -12,12 +12,12 @@ from psfleet_launch.observability.job_history import JobEvent, PastJob
 
 def state(job: PastJob, is_running: bool) -> str:
     """One sentence: is it over, and how?"""
-    spent = f"{duration(lasted(job))} from {moment(job.heading['began'])} on"
+    span = f"{duration(lasted(job))} from {moment(job.heading['began'])} on"
     if job.code is not None:
-        return f"ended with exit code {job.code} after {spent}"
+        return f"ended with exit code {job.code} after {span}"
     if is_running:
-        return f"runs: {spent}"
-    return f"no end is recorded: its launcher was killed after {spent}"
+        return f"runs: {span}"
+    return f"no end is recorded: its launcher was killed after {span}"
 
 
 def lasted(job: PastJob) -> float:
@@ -29,23 +29,23 @@ def lasted(job: PastJob) -> float:
 
 def incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
     """Deaths, silences, takeovers, restarts and the first NaN, in order, each with a description."""
-    ended: dict[str, float] = {}
+    ends: dict[str, float] = {}
     heirs: dict[str, tuple[str, float]] = {}  # by standby whose place it takes, and since when
     for one in job.events:
         match one.kind:
             case "ended":
-                ended[one.member] = one.at
+                ends[one.member] = one.at
                 if one.code:
                     yield one, f"ended with {exit_words(one.code)}{one.text and f': {one.text}'}"
             case "hung":
                 yield one, one.text
             case "takeover":
-                heirs[one.member] = one.text, ended.get(one.text, one.at)
+                heirs[one.member] = one.text, ends.get(one.text, one.at)
                 yield one, f"takes over from {one.text}"
             case "ready" if one.member in heirs:
                 before, since = heirs.pop(one.member)
                 yield one, f"has the place of {before} {duration(one.at - since)} after its end"
-            case "started" if one.member in ended:
+            case "started" if one.member in ends:
                 yield one, "is started again"
             case "said" if one.text.startswith(FIRST_NONFINITE):
                 who, _, what = one.text.removeprefix(FIRST_NONFINITE).partition(", ")
@@ -113,7 +113,7 @@ def fired_alerts(job: PastJob) -> Iterator[FiredAlert]:
 def _of_panel(job: PastJob, title: str, alert: Mapping[str, Any]) -> Iterator[FiredAlert]:
     sign, bound = alert["when"].split()
     lasts = float(alert["lasts"].removesuffix("m")) * _MINUTE
-    begun: dict[str, float] = {}
+    starts: dict[str, float] = {}
     at = 0.0
     for frame, series in zip(job.frames, job.panel(title), strict=True):
         at = frame["at"]
@@ -122,12 +122,12 @@ def _of_panel(job: PastJob, title: str, alert: Mapping[str, Any]) -> Iterator[Fi
             for name, value in series.items()
             if value is not None and _OPERATORS[sign](value, float(bound))
         }
-        for name in [*begun]:
-            if name not in true and (since := begun.pop(name) + lasts) <= at:
+        for name in [*starts]:
+            if name not in true and (since := starts.pop(name) + lasts) <= at:
                 yield _fired(title, alert, name, since, at)
         for name in true:
-            begun.setdefault(name, at)
-    for name, since in begun.items():
+            starts.setdefault(name, at)
+    for name, since in starts.items():
         if since + lasts <= at:
             yield _fired(title, alert, name, since + lasts)
 

@@ -67,8 +67,8 @@ def overview(job: PastJob, is_running: bool, faults: int = 0) -> dict[str, Any]:
         for one in processes:
             if one.mood == "good":
                 one.words, one.mood = "its end is not recorded", ""
-    fired = list(fired_alerts(job))
-    alerts = [one for one in fired if one.until is None] if is_running else fired
+    all_alerts = list(fired_alerts(job))
+    alerts = [one for one in all_alerts if one.until is None] if is_running else all_alerts
     badge = _badge(job, is_running, processes, alerts)
     return {
         "state": state(job, is_running),
@@ -130,10 +130,10 @@ def process_states(job: PastJob) -> list[ProcessState]:
                 process.is_stopped = one.code == -signal.SIGTERM
             case "takeover" if one.member in states:
                 process = states[one.member]
-                replaced = states.pop(one.text, None)
+                primary = states.pop(one.text, None)
                 process.series = _series(one.text.partition(" copy")[0])
                 process.words = f"in place of {one.text}"
-                process.deaths += 0 if replaced is None else replaced.deaths
+                process.deaths += 0 if primary is None else primary.deaths
     for process in states.values():
         if process.is_stopped and process.mood == "bad" and job.code is not None:
             process.words, process.mood = "stopped", ""  # by the launcher, when another had failed
@@ -251,19 +251,24 @@ def _figures(
     for one in logged(ask("Logged values")):
         name, _, value = one.rpartition(" ")
         yield name, value, "", ""
-    left = _sum(ask("Time left"))
-    yield "Time", duration(lasted(job)), f"{duration(left)} left" if left and is_running else "", ""
+    seconds = _sum(ask("Time left"))
+    yield (
+        "Time",
+        duration(lasted(job)),
+        f"{duration(seconds)} left" if seconds and is_running else "",
+        "",
+    )
     deaths, starts = (
         sum(one.deaths for one in processes),
         sum(max(one.starts - 1, 0) for one in processes),
     )
     takeovers = sum(one.kind == "takeover" for one in job.events)
-    covered = [
+    recoveries = [
         f"{count} {noun}{'s' if count > 1 else ''}"
         for count, noun in ((starts, "restart"), (takeovers, "takeover"))
         if count
     ]
-    yield "Deaths", f"{deaths}", ", ".join(covered), "bad" if deaths else ""
+    yield "Deaths", f"{deaths}", ", ".join(recoveries), "bad" if deaths else ""
     spoilt = _sum(ask("Steps with NaN or infinity"))
     first = next((one.text for one in job.events if one.text.startswith(FIRST_NONFINITE)), "")
     if spoilt or first:

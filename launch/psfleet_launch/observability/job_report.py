@@ -77,7 +77,7 @@ def job_report(job: PastJob, is_running: bool = False) -> str:
 
 def tables(job: PastJob) -> list[Table]:
     """Return the tables that the report has besides the overview and the panels."""
-    made = [
+    all_tables = [
         _table("The job", (), _facts(job)),
         _table(
             "Speed of processes",
@@ -99,7 +99,7 @@ def tables(job: PastJob) -> list[Table]:
             [(clock(one.at), one.member, one.text) for one in job.events if one.kind == "said"],
         ),
     ]
-    return [table for table in made if table["rows"]]
+    return [table for table in all_tables if table["rows"]]
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

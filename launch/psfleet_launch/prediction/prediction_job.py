@@ -49,13 +49,13 @@ class PredictionJob:
         Raises:
             ConfigError: The model has none, or they cannot be read.
         """
-        found = features_of(self.model, self.features or None)
-        if found is None:
+        features = features_of(self.model, self.features or None)
+        if features is None:
             raise ConfigError(
                 f"the model {self.model!r} has no features.toml or features.json; say with --features what "
                 "its inputs are"
             )
-        return found
+        return features
 
     def predictions(self) -> ParquetPredictions:
         """The predictions, as far as they are written."""

@@ -9,11 +9,11 @@ from psfleet.settings.environment import read_environment
 from psfleet_launch.prediction.prediction_job import PredictionJob
 
 
-def main(said: str) -> int:
+def main(text: str) -> int:
     """Do this process's part of the job, given as JSON; its exit code."""
     try:
         import_rules(read_environment().rules)  # snapshots refer to them
-        PredictionJob(**json.loads(said)).run()
+        PredictionJob(**json.loads(text)).run()
     except (PsfleetError, OSError) as error:
         print(f"psfleet: {error}", file=sys.stderr)
         return 2
