@@ -159,6 +159,6 @@ def stand_in_job(launch: Launch) -> Launch:
     words = ("--no-progress", "--server-script")
 
     def start(behaviour: str, *options: str, **how: Any) -> Launcher:
-        return launch(*words, *options, str(STAND_IN), behaviour, fresh=True, **how)
+        return launch(*words, *options, str(STAND_IN), behaviour, **how)
 
     return start

@@ -34,7 +34,7 @@ def seen(launcher: Launcher, rank: int = 0) -> dict[str, Any]:
 def ended_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Launcher, int, str, str]:
     """A job whose workers tell what they see, with its exit code and what it has printed."""
     with launches(tmp_path_factory.mktemp("tells")) as launch:
-        launcher = stand_in_job(launch)("tells", *TWO, "--async")
+        launcher = stand_in_job(launch)("tells", *TWO, "--async", fresh=True)
         return launcher, *launcher.ends()
 
 
@@ -231,7 +231,7 @@ def test_nothing_survives_a_killed_launcher(
 ) -> None:
     """Even SIGKILL of the launcher takes the whole family with it, and its private folder. The report is made
     of what is on the disk: what ran, and that no end is recorded."""
-    launcher = job("family_hangs", *TWO, "--job", "j")
+    launcher = job("family_hangs", *TWO, "--job", "j", fresh=True)
     until_hanging(launcher)
     folder = launcher.folder / "psfleet-logs" / "j"
     report = ["report", "j", "--log-dir", str(folder.parent)]
