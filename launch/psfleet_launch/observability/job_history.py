@@ -236,8 +236,8 @@ class JobHistory:
         lasting = {frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))}
         lasting.update(events[-_MOST_EVENTS // 2 :])
         self._dropped += max(len(events) - _MOST_EVENTS // 2, 0)
-        notes = [_line({"dropped": {"events": self._dropped}})] if self._dropped else []
-        self._replace([first, *notes, *(line for n, line in enumerate(lines) if n in lasting)])
+        tally = [_line({"dropped": {"events": self._dropped}})] if self._dropped else []
+        self._replace([first, *tally, *(line for n, line in enumerate(lines) if n in lasting)])
         self._frames, self._events = most, min(len(events), _MOST_EVENTS // 2)
 
     def _replace(self, lines: Sequence[bytes]) -> None:
