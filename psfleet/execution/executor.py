@@ -203,20 +203,20 @@ class Executor:
 
     @staticmethod
     @deferred()
-    def _update(program: Program, found: Mapping[Variable, Any], samples: int) -> None:
-        observed = program.take_observed()
+    def _update(program: Program, gradients: Mapping[Variable, Any], samples: int) -> None:
+        averages = program.take_observed()
         if program.for_test or _shows_averages(program):
             return
         if program.updates:
-            for parameter, momentum, value in observed:
+            for parameter, momentum, value in averages:
                 note(parameter, momentum, value)
         for update in program.updates:
             values: list[tuple[Any, Gradient]] = [
-                (parameter, found[variable])
+                (parameter, gradients[variable])
                 for parameter, variable in update.params_grads
-                if found.get(variable) is not None
+                if gradients.get(variable) is not None
             ]
-            loss = None if update.loss is None else float(found[update.loss].item())
+            loss = None if update.loss is None else float(gradients[update.loss].item())
             with shared_norms([parameter.name for parameter, _ in update.params_grads]):
                 update.optimizer.apply_values(values, samples=samples, loss=loss)
         program.step += 1
@@ -258,17 +258,17 @@ class Executor:
         if dataset is None:
             raise UsageError("train_from_dataset needs a dataset")
         texts = list(fetch_info or [v if isinstance(v, str) else v.name for v in fetch_list or ()])
-        done = 0
+        count = 0
         feeds = _with_next(dataset) if read_ahead else ((feed, None) for feed in dataset)
-        for done, (feed, following) in enumerate(feeds, 1):
-            shown = fetch_list if done % max(print_period, 1) == 0 else None
-            values = self._run(program, feed, shown, following)
-            if shown and fetch_handler is not None:
+        for count, (feed, following) in enumerate(feeds, 1):
+            fetches = fetch_list if count % max(print_period, 1) == 0 else None
+            values = self._run(program, feed, fetches, following)
+            if fetches and fetch_handler is not None:
                 fetch_handler(values)
-            elif shown:
+            elif fetches:
                 parts = (f"{text}: {value}" for text, value in zip(texts, values, strict=True))
-                print(f"batch {done}", *parts, flush=True)
-        return done
+                print(f"batch {count}", *parts, flush=True)
+        return count
 
     def infer_from_dataset(
         self,
@@ -290,11 +290,11 @@ def _with_next(
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
     """Each feed with the one after it, as far as that can be read ahead."""
     make: Callable[[Any], Mapping[str, Any]] = feed or _itself
-    following_feed: Mapping[str, Any] | None = None
+    next_feed: Mapping[str, Any] | None = None
     for batch, following in with_next(batches, _reads_ahead):
-        present = make(batch) if following_feed is None else following_feed
-        following_feed = None if following is None else make(following)
-        yield present, following_feed
+        present = make(batch) if next_feed is None else next_feed
+        next_feed = None if following is None else make(following)
+        yield present, next_feed
 
 
 def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -70,10 +70,10 @@ def save_inference(
         features: The inputs, to come with the model as `features.json`; None: nothing.
     """
     program = program or default_main_program()
-    wanted = [_variable(program, target) for target in targets]
-    fed = [_variable(program, feed).name for feed in feeds]
-    leaves, document = _described(wanted)
-    missing = sorted(v.name for v in leaves if v.is_data and v.name not in fed)
+    outputs = [_variable(program, target) for target in targets]
+    inputs = [_variable(program, feed).name for feed in feeds]
+    leaves, document = _described(outputs)
+    missing = sorted(v.name for v in leaves if v.is_data and v.name not in inputs)
     if missing:
         raise UsageError(
             f"the targets need feed {missing[0]!r}; name it among the feeded_var_names"
@@ -94,7 +94,7 @@ def save_inference(
     if features is not None:
         write_features(features, folder / "features.json")
     weights = _write_weights(folder, arrays)
-    document = _FORMAT.document(weights=weights.name, feeds=fed, **document)
+    document = _FORMAT.document(weights=weights.name, feeds=inputs, **document)
     replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
     for other in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
         if other != weights:
@@ -104,8 +104,8 @@ def save_inference(
 def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:
     """Return the variables that the targets are computed from, and the parts of program.json that say how."""
     records = ancestors(targets)
-    used = [v for record in records for v in record.needed(training=False)]
-    leaves = {v.name: v for v in used if v.record is None}
+    variables = [v for record in records for v in record.needed(training=False)]
+    leaves = {v.name: v for v in variables if v.record is None}
     leaves.update({v.name: v for v in targets if v.record is None})
     return list(leaves.values()), {
         "targets": [target.name for target in targets],
@@ -162,12 +162,12 @@ def load_inference(path: FilePath, tables: Runtime | None = None) -> Loaded:
     with reading(where):
         document, feeds, arrays = _read(where)
         weights = _Weights(arrays, None if tables is None else FrozenTables(tables))
-        loaded = _built(document, feeds, weights)
+        model = _built(document, feeds, weights)
     if weights.unfound:
         _log.warning(
             f"psfleet: no table has the value of {', '.join(weights.unfound)}: it is that of {path!r}"
         )
-    return loaded
+    return model
 
 
 def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any]]]:
@@ -203,8 +203,8 @@ def copy_operations(path: str, target: Path) -> None:
     with reading(where):
         document, feeds, arrays = _read(where)
     constant = {f"value/{leaf['name']}" for leaf in document["leaves"] if not leaf["parameter"]}
-    kept = {name: array for name, array in arrays.items() if name in constant}
-    weights = _write_weights(target, kept)
+    constants = {name: array for name, array in arrays.items() if name in constant}
+    weights = _write_weights(target, constants)
     document = _FORMAT.document(weights=weights.name, feeds=feeds, **document)
     replace(target / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
 
@@ -269,8 +269,8 @@ class _Weights:
             self.own.add(parameter, self.arrays[f"ids/{leaf}"], self.arrays[f"rows/{leaf}"])
 
 
-def _variable(program: Program, said: Variable | str) -> Variable:
-    return program.variable(said) if isinstance(said, str) else said
+def _variable(program: Program, variable: Variable | str) -> Variable:
+    return program.variable(variable) if isinstance(variable, str) else variable
 
 
 def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
@@ -294,9 +294,9 @@ def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
 
 def _leaf(leaf: Variable) -> dict[str, Any]:
     parameter = leaf.parameter
-    described = {"name": leaf.name, "shape": leaf.shape, "dtype": leaf.dtype.name}
+    fields = {"name": leaf.name, "shape": leaf.shape, "dtype": leaf.dtype.name}
     return {
-        **described,
+        **fields,
         "is_data": leaf.is_data,
         "parameter": None if parameter is None else _parameter(parameter),
     }
@@ -332,23 +332,23 @@ def _record(record: Record) -> dict[str, Any]:
 
 def _read_leaf(entry: Any, weights: _Weights) -> Variable:
     kinds = {"name": str, "shape": list, "dtype": str, "is_data": bool, "parameter": dict | None}
-    name, shape, dtype, is_data, described = exact(entry, "leaf", **kinds)
+    name, shape, dtype, is_data, document = exact(entry, "leaf", **kinds)
     variable = Variable(name, tuple(shape), dtype, stop_gradient=True)
     variable.is_data = is_data
-    if described is None:
+    if document is None:
         variable.value = weights.arrays.get(f"value/{name}")
         return variable
     kinds = {"name": str, "sparse": bool, "shape": list, "distributed": bool}
-    called, sparse, shape, distributed, seed, start = exact(
-        described, "parameter", **kinds, seed=int, initializer=dict
+    parameter_name, sparse, shape, distributed, seed, start = exact(
+        document, "parameter", **kinds, seed=int, initializer=dict
     )
-    has_table = weights.has_table(called)
+    has_table = weights.has_table(parameter_name)
     if not sparse and not has_table:
-        variable.parameter = Parameter(called, weights.arrays[f"value/{name}"])
+        variable.parameter = Parameter(parameter_name, weights.arrays[f"value/{name}"])
         return variable
     number = float | int
     parameter = Parameter(
-        called,
+        parameter_name,
         shape=tuple(shape),
         sparse=sparse,
         distributed=distributed,
@@ -371,9 +371,9 @@ def _read_record(entry: Any, program: Program) -> Variable:
         raise Misfit(
             f"has the unknown operation {name!r:.60}; read it with the psfleet version that wrote it"
         )
-    given = exact(settings, f"settings of {name}", **dict.fromkeys(op.saved[1:], object))
-    values = [tuple(value) if isinstance(value, list) else value for value in given]
-    called, shape, dtype = exact(output, "output", name=str, shape=list, dtype=str)
-    made = Variable(called, tuple(shape), dtype, stop_gradient=True)
-    made.record = Record(op(*values), tuple(map(program.variable, inputs)), made)
-    return made
+    fields = exact(settings, f"settings of {name}", **dict.fromkeys(op.saved[1:], object))
+    values = [tuple(value) if isinstance(value, list) else value for value in fields]
+    output_name, shape, dtype = exact(output, "output", name=str, shape=list, dtype=str)
+    variable = Variable(output_name, tuple(shape), dtype, stop_gradient=True)
+    variable.record = Record(op(*values), tuple(map(program.variable, inputs)), variable)
+    return variable

@@ -78,15 +78,15 @@ def has_loaded() -> bool:
     return _loads > 0
 
 
-def _check_useful(path: str, wanted: Collection[str]) -> None:
+def _check_useful(path: str, names: Collection[str]) -> None:
     """Refuse a folder from which nothing of the script would get a value."""
     from psfleet.checkpoint import read_specs  # loads the tables of servers
 
-    held = {spec.name for spec in read_specs(path)}
-    if not held.isdisjoint(wanted):
+    tables = {spec.name for spec in read_specs(path)}
+    if not tables.isdisjoint(names):
         return
     raise CheckpointError(
-        f"{path!r} has {_listed(held)} and the script {_listed(wanted)}: none of them would get a "
+        f"{path!r} has {_listed(tables)} and the script {_listed(names)}: none of them would get a "
         "value; load after the model or its tables are made, from a checkpoint of the same names"
     )
 
@@ -94,6 +94,6 @@ def _check_useful(path: str, wanted: Collection[str]) -> None:
 def _listed(names: Collection[str]) -> str:
     if not names:
         return "no table"
-    shown = ", ".join(sorted(names)[:_NAMED])
+    text = ", ".join(sorted(names)[:_NAMED])
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{'table' if len(names) == 1 else 'tables'} {shown}{more}"
+    return f"{'table' if len(names) == 1 else 'tables'} {text}{more}"

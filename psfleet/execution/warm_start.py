@@ -52,13 +52,13 @@ def _pair(runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str
         raise CheckpointError(
             f"{path!r} cannot be loaded into table {own!r}: the script has not made it"
         )
-    [found] = known_tables(path, snapshot.specs(), [source])
-    if (mine.kind, mine.shape) != (found.kind, found.shape):
+    [theirs] = known_tables(path, snapshot.specs(), [source])
+    if (mine.kind, mine.shape) != (theirs.kind, theirs.shape):
         raise CheckpointError(
-            f"table {source!r} of {path!r} is {found.kind} of shape {found.shape} and cannot be loaded into "
-            f"table {own!r}, which is {mine.kind} of shape {mine.shape}"
+            f"table {source!r} of {path!r} is {theirs.kind} of shape {theirs.shape} and cannot be loaded "
+            f"into table {own!r}, which is {mine.kind} of shape {mine.shape}"
         )
-    return _TablePair(mine, found)
+    return _TablePair(mine, theirs)
 
 
 def _state(runtime: Runtime, snapshot: Snapshot, pair: _TablePair) -> TableState:

@@ -225,12 +225,12 @@ class FleetCallbacks(FleetSaving):
         if self.worker_num() > 1:
             counts = self.is_first_worker() and not self.is_later_stage()
             numbers = active().all_reduce(numbers if counts else np.zeros_like(numbers), "sum")
-        found = dict(zip(names, numbers.tolist(), strict=True))
+        evaluation = dict(zip(names, numbers.tolist(), strict=True))
         step = current().pushes
-        for name, value in found.items() if self.is_first_worker() else ():
+        for name, value in evaluation.items() if self.is_first_worker() else ():
             self._logged.log(name, value, step)
         for callback in self._callbacks:
-            callback.on_evaluation(step, found)
+            callback.on_evaluation(step, evaluation)
 
     def _own_loops(self) -> DataLoops:
         """The loops of this process."""
@@ -256,9 +256,9 @@ class FleetCallbacks(FleetSaving):
 
     def _hear_of_snapshots(self) -> None:
         """Tell the callbacks of the newest snapshot that the servers took by themselves."""
-        found = current().newest_snapshot
-        if found is not None and found[0] not in self._told and self.is_first_worker():
-            self._has_saved(*found)
+        newest = current().newest_snapshot
+        if newest is not None and newest[0] not in self._told and self.is_first_worker():
+            self._has_saved(*newest)
 
     @override
     def _has_saved(self, folder: str, step: int = 0) -> None:

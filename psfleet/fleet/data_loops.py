@@ -107,9 +107,9 @@ class DataLoops:
         """
         if (keeps or self._snapshots) and not self._keeps:
             self._keeps = True
-            kept = self._of_runtime("keep", _nothing)(self._worker_state.state_at)
+            text = self._of_runtime("keep", _nothing)(self._worker_state.state_at)
             with reading("what the worker kept in the snapshot"):
-                kept_states = read_states(json.loads(kept)) if kept else {}
+                kept_states = read_states(json.loads(text)) if text else {}
             self._restored = {**kept_states, **self._restored}
         if not self._asked:
             self._asked = True
@@ -163,12 +163,12 @@ class DataLoops:
 
     # -- loops ---------------------------------------------------------------------------------
 
-    def stepping(self, found: Peekable[T]) -> Peekable[T]:
+    def stepping(self, batches: Peekable[T]) -> Peekable[T]:
         """The same batches, which the fleet deals; what is remembered is taken after each."""
 
         def taken() -> Iterator[T]:
             with self._loop() as loop:
-                for batch in () if self._is_stopped() else self._timed(found):
+                for batch in () if self._is_stopped() else self._timed(batches):
                     self._look()
                     yield batch
                     if self._end_step():
@@ -181,7 +181,7 @@ class DataLoops:
             self._mark(loop, latest=True)
             untrained.check()
 
-        return Peekable(taken(), found.peek)
+        return Peekable(taken(), batches.peek)
 
     def shard(self, batches: Iterable[T], repeatable: bool) -> Peekable[T]:
         """See Fleet.shard."""
@@ -205,8 +205,8 @@ class DataLoops:
             own = BufferedPeekable(self._own(batches))
 
             def peek() -> T | None:
-                found = own.peek()
-                return None if found is None else found[1]
+                entry = own.peek()
+                return None if entry is None else entry[1]
 
             return Peekable(self._sharded(own, repeatable), peek)
 
@@ -222,9 +222,9 @@ class DataLoops:
             self._said.add(about)
             _log.warning(text)
 
-    def _timed(self, found: Iterable[R]) -> Iterator[R]:
+    def _timed(self, items: Iterable[R]) -> Iterator[R]:
         """The same; the time until each is there counts as waiting for data."""
-        times, own = self._of_runtime("times", None), iter(found)
+        times, own = self._of_runtime("times", None), iter(items)
         while True:
             began = time.perf_counter_ns()
             try:
@@ -242,13 +242,13 @@ class DataLoops:
     def _sharded(self, own: Iterable[tuple[int, T]], repeatable: bool) -> Iterator[T]:
         """The batches; the place in the data is noted after each, and the workers meet at the end."""
         with self._loop() as loop:
-            passed, stop = (0, None) if self._there else self._aim.behind(loop)
+            start, stop = (0, None) if self._there else self._aim.behind(loop)
             if not repeatable:  # nothing that was read comes again
-                own, passed = () if passed == sys.maxsize or stop is not None else own, 0
+                own, start = () if start == sys.maxsize or stop is not None else own, 0
             for number, batch in () if self._is_stopped() else self._timed(own):
                 if stop is not None and number >= stop:
                     break
-                if number < passed:
+                if number < start:
                     continue
                 self._place.at(loop, number if repeatable else 0)
                 self._look(dealt=not repeatable)

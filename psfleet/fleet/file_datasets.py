@@ -91,11 +91,11 @@ class FileDataset:
             "use_var": self.set_use_var,
             "pipe_command": self.set_pipe_command,
         }
-        known = [*setters, *_ONLY]
+        names = [*setters, *_ONLY]
         owner = type(self).__name__
         for name, value in settings.items():
-            if name not in known:
-                raise ConfigError(f"{owner} has no setting {name!r}; it has {', '.join(known)}")
+            if name not in names:
+                raise ConfigError(f"{owner} has no setting {name!r}; it has {', '.join(names)}")
             if name in _ONLY and value != _ONLY[name]:
                 raise ConfigError(
                     f"{owner} {name} is {value!r}; it must be {_ONLY[name]!r}: files of this host are read, "
@@ -242,15 +242,15 @@ class InMemoryDataset(FileDataset):
         index, counts = util.worker_index, [int(n) for n in util.all_gather(np.int64(len(samples)))]
         total, first = sum(counts), sum(counts[:index])
         place = np.random.default_rng(seed).permutation(total)  # of each sample in the new order
-        kept: dict[int, Sample] = {}
+        own: dict[int, Sample] = {}
         for start in range(0, total, _EXCHANGED):
             stop = min(start + _EXCHANGED, total)
             columns = self._columns(samples, first, start, stop)
-            found = [util.all_reduce(column) for column in columns]
+            sums = [util.all_reduce(column) for column in columns]
             for row in range(stop - start):
                 if place[start + row] % len(counts) == index:
-                    kept[int(place[start + row])] = [column[row] for column in found]
-        self._loaded = [kept[number] for number in sorted(kept)]
+                    own[int(place[start + row])] = [column[row] for column in sums]
+        self._loaded = [own[number] for number in sorted(own)]
 
     def _columns(self, samples: list[Sample], first: int, start: int, stop: int) -> list[Array]:
         """Return each variable's values of samples `start` to `stop` of all workers; 0: another has them."""

@@ -100,21 +100,21 @@ class Fleet(FleetCallbacks):
             )
         return self._loops
 
-    def _connect(self, asked: Parts) -> Runtime:
-        self._hear(asked)
+    def _connect(self, parts: Parts) -> Runtime:
+        self._hear(parts)
         settings = self.settings()
         runtime = connect(self._environment.seat, settings.consistency, settings.wire)
-        runtime.check = lambda wanted: dataclasses.replace(settings, consistency=wanted)
+        runtime.check = lambda consistency: dataclasses.replace(settings, consistency=consistency)
         return runtime if settings.localsgd is None else LocalSGDRuntime(runtime, settings.localsgd)
 
-    def _embed(self, asked: Parts) -> Runtime:
-        self._hear(asked)
+    def _embed(self, parts: Parts) -> Runtime:
+        self._hear(parts)
         return load_runtime("embedded", wire=self.settings().wire)
 
-    def _hear(self, asked: Parts) -> None:
+    def _hear(self, parts: Parts) -> None:
         """Apply settings of `psfleet.connect` that the script has not chosen."""
-        if self._strategy is None and asked:
-            self._strategy = asked
+        if self._strategy is None and parts:
+            self._strategy = parts
 
     def settings(self) -> Settings:
         """Return the strategy in force: each setting is the launcher's, else that of `init`."""
@@ -292,10 +292,10 @@ class Fleet(FleetCallbacks):
             The batches; with one worker their number is known and is the `len` of it.
         """
         merge = self.settings().gradient_merge
-        merged = merge.k_steps if merge is not None else 1
-        loop = batches(source, batch_size, epochs, shuffle_seed, merged, prefetch=prefetch)
+        steps = merge.k_steps if merge is not None else 1
+        loop = batches(source, batch_size, epochs, shuffle_seed, steps, prefetch=prefetch)
         stepping = self._own_loops().stepping(loop)
-        if self.worker_num() > 1 or merged > 1 or epochs is None:
+        if self.worker_num() > 1 or steps > 1 or epochs is None:
             return stepping
         size = size_of(source)
         return SizedPeekable(lambda: stepping, lambda: epochs * -(-size // batch_size))
@@ -432,7 +432,7 @@ def _link(place: links.StagePosition, queue_size: int) -> links.Links:
     return stage_links
 
 
-def _has_left(asked: Parts) -> Runtime:
+def _has_left(parts: Parts) -> Runtime:
     raise UsageError(
         "this worker has left with fleet.stop_worker(): use the servers before, or call fleet.init()"
     )

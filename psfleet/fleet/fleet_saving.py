@@ -115,13 +115,13 @@ class FleetSaving(FleetRole):
             How many rows went; 0 on workers other than the first.
         """
         active().barrier()
-        gone = 0
+        count = 0
         if self.is_first_worker() and not passes(active()):
             key = 0 if table is None else key_of(table)
-            gone = active().shrink(key, threshold, unseen)
+            count = active().shrink(key, threshold, unseen)
         active().barrier()
         invalidate()
-        return gone
+        return count
 
     def evictions(self, table: str, position: Sequence[int] = ()) -> EvictionReader:
         """A reader of the ids whose rows go from a sparse table, on any worker; see `EvictionReader`.

@@ -127,9 +127,11 @@ class MlflowLogger(_RunLogger):
     @override
     def _open(self) -> str:
         if not self._run_id:
-            found = self._client.get_experiment_by_name(self._experiment)
+            experiment = self._client.get_experiment_by_name(self._experiment)
             number = (
-                found.experiment_id if found else self._client.create_experiment(self._experiment)
+                experiment.experiment_id
+                if experiment
+                else self._client.create_experiment(self._experiment)
             )
             self._run_id = self._client.create_run(number).info.run_id
         return self._run_id

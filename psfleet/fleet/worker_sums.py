@@ -47,18 +47,18 @@ class Util:
         """Equal-shaped arrays of all workers combined, in worker order: sum, max or min."""
         if comm_world != "worker":
             raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
-        brought = np.asarray(input)
+        values = np.asarray(input)
         if mode == "sum" and self._fleet.is_later_stage():  # all stages of a worker bring the same
-            brought = np.zeros_like(brought)
-        return active().all_reduce(brought, mode)
+            values = np.zeros_like(values)
+        return active().all_reduce(values, mode)
 
     def all_gather(self, input: ArrayLike, comm_world: str = "worker") -> list[NDArray[Any]]:
         """Equal-shaped arrays of all workers, in worker order."""
         own = np.asarray(input)
         index, workers = self._fleet.worker_index(), self._fleet.worker_num()
-        placed = np.zeros((workers, *own.shape), own.dtype)
-        placed[index] = own
-        return list(self.all_reduce(placed, "sum", comm_world))
+        values = np.zeros((workers, *own.shape), own.dtype)
+        values[index] = own
+        return list(self.all_reduce(values, "sum", comm_world))
 
     def barrier(self, comm_world: str = "worker") -> None:
         """Wait until every worker is here."""
@@ -155,12 +155,12 @@ class MetricSums(Generic[P, R]):
         sums = [float(self._reduced(name, each, "sum", util).flat[0]) for each in (part, whole)]
         return sums[0] / sums[1] if sums[1] else math.nan
 
-    def _reduced(self, name: str, given: Any, mode: str, util: Any) -> NDArray[Any]:
-        value = getattr(given, "value", given)  # of a variable; None: it has none yet
+    def _reduced(self, name: str, input: Any, mode: str, util: Any) -> NDArray[Any]:
+        value = getattr(input, "value", input)  # of a variable; None: it has none yet
         array = np.asarray(value)
         if array.dtype.kind not in "fiu" or not array.size:
             raise UsageError(
-                f"fleet.metrics.{name} got {given!r}; give numbers, such as what exe.run has fetched"
+                f"fleet.metrics.{name} got {input!r}; give numbers, such as what exe.run has fetched"
             )
         total: NDArray[Any] = (util or self._util).all_reduce(array, mode)
         return total

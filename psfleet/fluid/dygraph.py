@@ -77,7 +77,7 @@ class Linear(nn.Linear):
         super().__init__(input_dim, output_dim, param_attr, bias_attr)
         self._act = act
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """[..., in] to [..., out]."""
         return activate(super().forward(*inputs), self._act)
 
@@ -105,9 +105,9 @@ class Embedding(nn.Embedding):
         param_attr: Any = None,
         dtype: str = "float32",
     ) -> None:
-        named = isinstance(name_scope, str)
-        shape = size if named else name_scope
-        if not named and isinstance(size, bool):  # Embedding(size, is_sparse)
+        has_scope = isinstance(name_scope, str)
+        shape = size if has_scope else name_scope
+        if not has_scope and isinstance(size, bool):  # Embedding(size, is_sparse)
             is_sparse = size
         if not isinstance(shape, list | tuple) or len(shape) != 2:
             raise ShapeError(f"Embedding: size is {shape!r}, it must be [rows, dim]")
@@ -120,7 +120,7 @@ class Embedding(nn.Embedding):
             name_scope if isinstance(name_scope, str) else None,
         )
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """Ids [..., 1] (or [...]) to [..., dim]."""
         (ids,) = inputs
         return super().forward(

@@ -53,10 +53,12 @@ class _PerUpdateSchedule(PerUpdateSchedule):
             argument("dtype", str, "float32"),
         ]
 
-        def construct(self: _PerUpdateSchedule, given: dict[str, Any]) -> None:
-            begin, step, _ = (given.pop(each.name) for each in own)
-            made = older(**given)
-            PerUpdateSchedule.__init__(self, made.base_lr, lambda n: made.rate(begin + step * n))
+        def construct(self: _PerUpdateSchedule, values: dict[str, Any]) -> None:
+            begin, step, _ = (values.pop(each.name) for each in own)
+            older_schedule = older(**values)
+            PerUpdateSchedule.__init__(
+                self, older_schedule.base_lr, lambda n: older_schedule.rate(begin + step * n)
+            )
 
         place = len(arguments) if place is None else place
         set_constructor(cls, [*arguments[:place], *own, *arguments[place:]], construct)

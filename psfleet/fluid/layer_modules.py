@@ -159,12 +159,12 @@ class Layer:
         self._label = names.generate(name_scope or type(self).__name__.lower())
         self.training = True
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """The output for these inputs."""
         raise NotImplementedError
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return self.forward(*inputs, **named)
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self.forward(*inputs, **options)
 
     def full_name(self) -> str:
         """The unique name, of which the parameters' names are made."""
@@ -255,16 +255,16 @@ class Layer:
         Raises:
             UsageError: One is missing. ShapeError: One has another shape. Nothing was changed.
         """
-        wanted = {
+        parameters = {
             name: p for name, p in self.named_parameters() if include_sublayers or "." not in name
         }
-        missing = [name for name in wanted if name not in state_dict]
+        missing = [name for name in parameters if name not in state_dict]
         if missing:
             raise UsageError(
                 f"the state has no parameter {missing[0]!r}; it has "
                 f"{', '.join(state_dict) or 'none'}"
             )
-        set_value([(p, np.asarray(state_dict[name])) for name, p in wanted.items()])
+        set_value([(p, np.asarray(state_dict[name])) for name, p in parameters.items()])
 
     set_dict = set_state_dict
     load_dict = set_state_dict
@@ -279,7 +279,7 @@ class Sequential(Layer):
         for number, layer in enumerate(layers):
             self.add_sublayer(str(number), layer)
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """The last layer's output."""
         (value,) = inputs
         for layer in vars(self).values():

@@ -73,8 +73,8 @@ def data(
         lod_level: Must be 0.
         type: Accepted for the reference's sake.
     """
-    open_ended = any(extent is None or extent < 0 for extent in shape)
-    whole = [None, *shape] if append_batch_size and not open_ended else list(shape)
+    is_open = any(extent is None or extent < 0 for extent in shape)
+    whole = [None, *shape] if append_batch_size and not is_open else list(shape)
     return layers.data(name, whole, dtype, lod_level, stop_gradient)
 
 

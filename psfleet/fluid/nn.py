@@ -59,7 +59,7 @@ class Linear(layer_modules.Layer):
             else self.create_parameter([out_features], bias_attr, is_bias=True)
         )
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """[..., in] to [..., out]."""
         (x,) = inputs
         rest = [] if self.bias is None else [self.bias]
@@ -100,7 +100,7 @@ class Embedding(layer_modules.Layer):
             [num_embeddings, embedding_dim], weight_attr, sparse=sparse, by_row=not sparse
         )
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """[...] to [..., dim]."""
         (ids,) = inputs
         return apply(self._op, ids, self.weight)
@@ -158,14 +158,14 @@ class BatchNorm(layer_modules.Layer):
             None if bias_attr is False else self.create_parameter(shape, bias_attr, is_bias=True)
         )
         self._mean, self._variance = (
-            moving_average((num_channels,), said or f"{self.full_name()}.{suffix}", start, momentum)
-            for said, suffix, start in (
+            moving_average((num_channels,), name or f"{self.full_name()}.{suffix}", start, momentum)
+            for name, suffix, start in (
                 (moving_mean_name, "mean", 0.0),
                 (moving_variance_name, "variance", 1.0),
             )
         )
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """The normalised input."""
         (x,) = inputs
         op = BatchNormOp(
@@ -180,8 +180,8 @@ class BatchNorm(layer_modules.Layer):
         rest = [weights for weights in (self.weight, self.bias) if weights is not None]
         out = apply(op, x, self._mean, self._variance, *rest)
         if out.value is not None:
-            for observed in default_main_program().take_observed():
-                note(*observed)
+            for average in default_main_program().take_observed():
+                note(*average)
         return activate(out, self._act)
 
 
@@ -196,7 +196,7 @@ class Dropout(layer_modules.Layer):
         self._p = p
         self._way = "upscale_in_train" if mode == "upscale_in_train" else "downgrade_in_infer"
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """The input with some values 0."""
         return layers.dropout(
             inputs[0],
@@ -226,7 +226,7 @@ class LayerNorm(layer_modules.Layer):
         )
         self.bias = self.create_parameter([normalized_shape], bias_attr, is_bias=True)
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """The normalised input."""
         (x,) = inputs
         return apply(normalize.LayerNorm(x.ndim - 1, self._epsilon), x, self.weight, self.bias)
@@ -236,7 +236,7 @@ class LayerNorm(layer_modules.Layer):
 class ReLU(layer_modules.Layer):
     """max(x, 0)."""
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """The activation."""
         return layers.relu(inputs[0])
 
@@ -245,7 +245,7 @@ class ReLU(layer_modules.Layer):
 class Sigmoid(layer_modules.Layer):
     """1 / (1 + exp(-x))."""
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """The activation."""
         return layers.sigmoid(inputs[0])
 
@@ -254,6 +254,6 @@ class Sigmoid(layer_modules.Layer):
 class Tanh(layer_modules.Layer):
     """The hyperbolic tangent."""
 
-    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+    def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """The activation."""
         return layers.tanh(inputs[0])

@@ -41,8 +41,8 @@ def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str |
             f"y {y.name!r} {y.shape} does not fit into x {x.name!r} {x.shape} at axis {axis}"
         )
     if axis >= 0 and y.ndim and after > 0:
-        known = [0 if extent is None else extent for extent in y.shape]
-        y = apply(Reshape((*known, *(1,) * after)), y)
+        extents = [0 if extent is None else extent for extent in y.shape]
+        y = apply(Reshape((*extents, *(1,) * after)), y)
     return activate(apply(op, x, y, name=name if act is None else None), act, name)
 
 

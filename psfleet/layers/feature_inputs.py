@@ -48,10 +48,10 @@ def _looked_up(feature: Feature) -> Variable:
     lengths = data(f"{name}.lengths", [None], "int64")
     weights = [data(f"{name}.weights", [None])] if feature.weighted else []
     pool = PooledEmbedding(mean=feature.pooling == "mean")
-    pooled = apply(pool, ids, leaf(_parameter(feature.table)), lengths, *weights, name=name)
+    values = apply(pool, ids, leaf(_parameter(feature.table)), lengths, *weights, name=name)
     if feature.pooling == "none" and feature.last:
-        return apply(Reshape((-1, feature.last, feature.table.dim)), pooled, name=name)
-    return pooled
+        return apply(Reshape((-1, feature.last, feature.table.dim)), values, name=name)
+    return values
 
 
 def _parameter(table: Table) -> Parameter:

@@ -65,8 +65,8 @@ def split(
 def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
     if isinstance(parts, int):
         return [extent // parts] * parts if parts > 0 else []
-    known = builtins.sum(width for width in parts if width >= 0)
-    return [extent - known if width == -1 else width for width in parts]
+    others = builtins.sum(width for width in parts if width >= 0)
+    return [extent - others if width == -1 else width for width in parts]
 
 
 @checked
@@ -87,8 +87,8 @@ def reshape(
     """Another shape: -1 is worked out, 0 copies x's extent."""
     if isinstance(actual_shape, Variable):
         raise ShapeError("reshape: actual_shape is a variable; only known shapes are available")
-    known = tuple(-1 if extent is None else int(extent) for extent in shape)
-    out = apply(manipulate.Reshape(known), x, name=name if act is None else None)
+    target = tuple(-1 if extent is None else int(extent) for extent in shape)
+    out = apply(manipulate.Reshape(target), x, name=name if act is None else None)
     return activate(out, act, name)
 
 
@@ -107,22 +107,22 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 @checked
 def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
     """Without axes of extent 1: those named, all if none is."""
-    chosen = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
+    places = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
         i for i, extent in enumerate(input.shape) if extent == 1
     }
-    if any(input.shape[axis] != 1 for axis in chosen):
+    if any(input.shape[axis] != 1 for axis in places):
         raise ShapeError(
-            f"squeeze of {input.name!r} {input.shape}: axes {sorted(chosen)} are not all 1"
+            f"squeeze of {input.name!r} {input.shape}: axes {sorted(places)} are not all 1"
         )
-    return _to(input, [n for i, n in enumerate(input.shape) if i not in chosen], name)
+    return _to(input, [n for i, n in enumerate(input.shape) if i not in places], name)
 
 
 @checked
 def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
     """With new axes of extent 1 where `axes` says, as positions in the result."""
-    chosen = [axes] if isinstance(axes, int) else list(axes)
-    rank = input.ndim + len(chosen)
-    places = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in chosen}
+    positions = [axes] if isinstance(axes, int) else list(axes)
+    rank = input.ndim + len(positions)
+    places = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in positions}
     rest = iter(input.shape)
     return _to(input, [1 if i in places else next(rest) for i in range(rank)], name)
 

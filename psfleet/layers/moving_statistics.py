@@ -18,7 +18,7 @@ def channel_axis(data_layout: str, rank: int) -> int:
 
 def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: float) -> Parameter:
     """A parameter that no optimizer trains: a moving average of what batches show."""
-    said = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
-    parameter = make_parameter(shape, name, said, initializer.Constant(start))
+    attributes = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
+    parameter = make_parameter(shape, name, attributes, initializer.Constant(start))
     promise(parameter, momentum)
     return parameter

@@ -45,12 +45,12 @@ def fc(
     """
     label = name or names.generate("fc")
     inputs = [input] if isinstance(input, Variable) else [as_variable(x) for x in input]
-    said = param_attr if isinstance(param_attr, list | tuple) else [param_attr] * len(inputs)
-    if not inputs or len(said) != len(inputs):
-        raise ShapeError(f"fc {label!r} has {len(inputs)} inputs and {len(said)} param_attr")
+    attributes = param_attr if isinstance(param_attr, list | tuple) else [param_attr] * len(inputs)
+    if not inputs or len(attributes) != len(inputs):
+        raise ShapeError(f"fc {label!r} has {len(inputs)} inputs and {len(attributes)} param_attr")
     weights = [
         _weights(x, size, num_flatten_dims, f"{label}.w_{i}", attr)
-        for i, (x, attr) in enumerate(zip(inputs, said, strict=True))
+        for i, (x, attr) in enumerate(zip(inputs, attributes, strict=True))
     ]
     bias = _bias(size, f"{label}.b_0", bias_attr)
     rest = [] if bias is None else [bias]
@@ -64,20 +64,20 @@ def fc(
     return activate(out, act, label)
 
 
-def _weights(x: Variable, size: int, axes: int, name: str, said: Attribute) -> Variable:
+def _weights(x: Variable, size: int, axes: int, name: str, argument: Attribute) -> Variable:
     width = size_of(x.shape[axes:])
     if width is None:
         raise ShapeError(
             f"fc of {x.name!r} {x.shape}: the extents from axis {axes} on must be known"
         )
-    attr = attribute(said)
+    attr = attribute(argument)
     if attr is None:
         raise ShapeError(f"fc of {x.name!r}: param_attr is False, but weights there must be")
     return leaf(make_parameter((width, size), name, attr, initializer.Xavier()))
 
 
-def _bias(size: int, name: str, said: Attribute) -> Variable | None:
-    attr = attribute(said)
+def _bias(size: int, name: str, argument: Attribute) -> Variable | None:
+    attr = attribute(argument)
     if attr is None:
         return None
     return leaf(make_parameter((size,), name, attr, initializer.Constant(0.0)))
@@ -151,9 +151,9 @@ def layer_norm(
             f"{begin_norm_axis} on must be known"
         )
     weights = []
-    wanted = ((scale, param_attr, "w_0", 1.0), (shift, bias_attr, "b_0", 0.0))
-    for used, said, suffix, start in wanted:
-        attr = attribute(said) if used else None
+    parts = ((scale, param_attr, "w_0", 1.0), (shift, bias_attr, "b_0", 0.0))
+    for present, own, suffix, start in parts:
+        attr = attribute(own) if present else None
         if attr is not None:
             weights.append(
                 leaf(
@@ -223,8 +223,8 @@ def batch_norm(
             "known number of channels"
         )
     moving = [
-        leaf(moving_average((channels,), said or f"{label}.{suffix}", start, momentum))
-        for said, suffix, start in (
+        leaf(moving_average((channels,), own or f"{label}.{suffix}", start, momentum))
+        for own, suffix, start in (
             (moving_mean_name, "w_1", 0.0),
             (moving_variance_name, "w_2", 1.0),
         )
@@ -233,8 +233,8 @@ def batch_norm(
         suffix: leaf(
             make_parameter((channels,), f"{label}.{suffix}", attr, initializer.Constant(start))
         )
-        for said, suffix, start in ((param_attr, "w_0", 1.0), (bias_attr, "b_0", 0.0))
-        if (attr := attribute(said)) is not None
+        for own, suffix, start in ((param_attr, "w_0", 1.0), (bias_attr, "b_0", 0.0))
+        if (attr := attribute(own)) is not None
     }
     op = BatchNorm(
         axis, momentum, epsilon, is_test, use_global_stats, "w_0" in weights, "b_0" in weights

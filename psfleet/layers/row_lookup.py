@@ -80,8 +80,8 @@ def _scores(ids: Variable, entry: Entry | None, label: str) -> list[Variable]:
     counting = part_of(entry, ShowClickEntry)
     if counting is None or ids.value is not None:
         return []
-    known = default_main_program().variables
-    scores = [known.get(name) for name in (counting.show_name, counting.click_name)]
+    variables = default_main_program().variables
+    scores = [variables.get(name) for name in (counting.show_name, counting.click_name)]
     for name, variable in zip((counting.show_name, counting.click_name), scores, strict=True):
         if variable is None or not variable.is_data:
             raise UsageError(

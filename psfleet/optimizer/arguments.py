@@ -27,13 +27,13 @@ class ParameterGroup:
     factor: float
     settings: dict[str, Any]
 
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of an optimizer for this group, from those of the whole one."""
-        replaced = {"parameters", *self.settings}
-        if _DECAY & replaced:
-            replaced |= _DECAY
-        kept = {name: value for name, value in given.items() if name not in replaced}
-        return kept | self.settings
+        own_names = {"parameters", *self.settings}
+        if _DECAY & own_names:
+            own_names |= _DECAY
+        others = {name: value for name, value in values.items() if name not in own_names}
+        return others | self.settings
 
     def lend(self, whole: Any, lender: Any) -> None:
         """Let the whole optimizer treat the group's parameters as the lender would."""
@@ -41,46 +41,46 @@ class ParameterGroup:
         whole.lend(lender, self.parameters)
 
 
-def groups_of(owner: str, given: Mapping[str, Any], allowed: Sequence[str]) -> list[ParameterGroup]:
+def groups_of(owner: str, values: Mapping[str, Any], names: Sequence[str]) -> list[ParameterGroup]:
     """The groups that a constructor was given; none: plain parameters.
 
     Args:
         owner: The optimizer, for messages.
-        given: The constructor's arguments by name.
-        allowed: The arguments that a group may have of its own.
+        values: The constructor's arguments by name.
+        names: The arguments that a group may have of its own.
 
     Raises:
         ConfigError: A group is no dict, is empty, or has a setting that is not allowed.
     """
-    parameters = given.get("parameters")
-    parameters = given.get("parameter_list") if parameters is None else parameters
+    parameters = values.get("parameters")
+    parameters = values.get("parameter_list") if parameters is None else parameters
     if not isinstance(parameters, list | tuple) or not any(
         isinstance(item, Mapping) for item in parameters
     ):
         return []
-    return [_group(owner, item, allowed) for item in parameters]
+    return [_group(owner, item, names) for item in parameters]
 
 
-def _group(owner: str, said: Any, allowed: Sequence[str]) -> ParameterGroup:
-    if not isinstance(said, Mapping):
+def _group(owner: str, group: Any, names: Sequence[str]) -> ParameterGroup:
+    if not isinstance(group, Mapping):
         raise WrongType(
-            f"{owner}: parameters has {said!r} beside groups; each entry must be a dict with 'params'"
+            f"{owner}: parameters has {group!r} beside groups; each entry must be a dict with 'params'"
         )
-    if "params" not in said:
+    if "params" not in group:
         raise ConfigError(
-            f"{owner}: a group of parameters is {dict(said)!r}; it must have 'params'"
+            f"{owner}: a group of parameters is {dict(group)!r}; it must have 'params'"
         )
-    settings = {k: v for k, v in said.items() if k not in ("params", "learning_rate")}
-    unknown = [name for name in settings if name not in allowed]
+    settings = {k: v for k, v in group.items() if k not in ("params", "learning_rate")}
+    unknown = [name for name in settings if name not in names]
     if unknown:
         raise ConfigError(
             f"{owner}: a group of parameters has {unknown[0]!r}; it may have params, learning_rate, "
-            f"{', '.join(allowed)}"
+            f"{', '.join(names)}"
         )
-    factor = check(owner, "a group's learning_rate", said.get("learning_rate", 1.0), NonNegative)
-    listed = said["params"]
+    factor = check(owner, "a group's learning_rate", group.get("learning_rate", 1.0), NonNegative)
+    parameters = group["params"]
     return ParameterGroup(
-        list(listed) if isinstance(listed, list | tuple) else [listed], factor, settings
+        list(parameters) if isinstance(parameters, list | tuple) else [parameters], factor, settings
     )
 
 
@@ -110,27 +110,27 @@ def as_documented(
         @functools.wraps(construct)
         def constructed(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
             owner = type(self).__name__
-            named: dict[str, Any] = {n: _number(form, owner, n, v) for n, v in kwargs.items()}
+            by_name: dict[str, Any] = {n: _number(form, owner, n, v) for n, v in kwargs.items()}
             places = itertools.chain(form.names, itertools.repeat(""))
             args = tuple(_number(form, owner, n, v) for n, v in zip(places, args))  # type: ignore[assignment]  # noqa: B905
             rest = args[place:]
             if not _fit(form, rest, form.names[place:]) and _fit(form, rest, order):
                 args = args[:place]  # type: ignore[assignment]  # those before `parameters`
                 for name, value in zip(order, rest, strict=False):
-                    if name in named:
+                    if name in by_name:
                         raise WrongType(f"{owner} got two values for {name!r}")
-                    named[name] = value
-            bound = form.bind((self, *args), named)
-            given = _by_name(bound.arguments)
-            allowed = [name for name in form.annotations if name not in _SHARED]
-            groups = groups_of(owner, given, allowed)
+                    by_name[name] = value
+            bound = form.bind((self, *args), by_name)
+            values = _by_name(bound.arguments)
+            group_names = [name for name in form.annotations if name not in _SHARED]
+            groups = groups_of(owner, values, group_names)
             if groups:
-                given = {name: v for name, v in given.items() if name != "parameter_list"}
-                given["parameters"] = [p for group in groups for p in group.parameters]
-            construct(self, **given)  # type: ignore[call-arg]
+                values = {name: v for name, v in values.items() if name != "parameter_list"}
+                values["parameters"] = [p for group in groups for p in group.parameters]
+            construct(self, **values)  # type: ignore[call-arg]
             for group in groups:
                 lender: Any = object.__new__(type(self))
-                constructed(lender, **group.arguments(given))  # type: ignore[call-arg]
+                constructed(lender, **group.arguments(values))  # type: ignore[call-arg]
                 group.lend(self, lender)
 
         constructed.__checked__ = True  # type: ignore[attr-defined]

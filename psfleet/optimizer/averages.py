@@ -60,21 +60,21 @@ class WeightAverage:
             raise UsageError(
                 f"{self._name}: the averages are applied; restore() before training on"
             )
-        chosen = self._parameters()
-        if not chosen:
+        parameters = self._parameters()
+        if not parameters:
             raise UsageError(
                 f"{self._name}: no parameter has been updated yet; pass parameters=[...]"
             )
-        fetch([p for p in chosen if not p.sparse], [])
-        return [(p, np.asarray(p.numpy(), np.float32)) for p in chosen]
+        fetch([p for p in parameters if not p.sparse], [])
+        return [(p, np.asarray(p.numpy(), np.float32)) for p in parameters]
 
-    def _follow(self, accumulate: Callable[[], None], planned: bool = False) -> bool:
+    def _follow(self, accumulate: Callable[[], None], trains: bool = False) -> bool:
         """Accumulate after each run of the program being built, if there is one that trains.
 
         Args:
-            planned: It will train, if it does not yet.
+            trains: It will train, if it does not yet.
         """
-        program = program_access.training_program(planned)
+        program = program_access.training_program(trains)
         if program is None:
             return False
         if program is not self._program:
@@ -95,22 +95,22 @@ class WeightAverage:
         """Set the state, as `set_state_dict` does."""
         self.set_state_dict(state_dict)
 
-    def _entries(self, found: Any, endings: Sequence[str]) -> dict[str, list[Floats]]:
+    def _entries(self, state: Any, endings: Sequence[str]) -> dict[str, list[Floats]]:
         """The arrays `name.ending` of a state by name, one for each ending.
 
         Raises:
             UsageError: It is no state, or one is missing.
         """
-        if not isinstance(found, Mapping):
+        if not isinstance(state, Mapping):
             raise UsageError(
-                f"{self._name}: the state is {found!r}, it must be what state_dict() gave"
+                f"{self._name}: the state is {state!r}, it must be what state_dict() gave"
             )
         names = [
-            key.removesuffix(f".{endings[0]}") for key in found if key.endswith(f".{endings[0]}")
+            key.removesuffix(f".{endings[0]}") for key in state if key.endswith(f".{endings[0]}")
         ]
         keys = {name: [f"{name}.{ending}" for ending in endings] for name in names}
-        missing = [key for wanted in keys.values() for key in wanted if key not in found]
-        strange = [key for key in found if "." in key and key.rpartition(".")[2] not in endings]
+        missing = [key for state_keys in keys.values() for key in state_keys if key not in state]
+        strange = [key for key in state if "." in key and key.rpartition(".")[2] not in endings]
         if missing or (strange and not names):
             raise UsageError(
                 f"{self._name}: the state has {'no ' if missing else ''}{(missing or strange)[0]!r}; "
@@ -118,14 +118,14 @@ class WeightAverage:
             )
         return {
             name: [
-                as_numbers(found[key], f"{self._name}: the state {key}").astype(np.float32)
-                for key in wanted
+                as_numbers(state[key], f"{self._name}: the state {key}").astype(np.float32)
+                for key in state_keys
             ]
-            for name, wanted in keys.items()
+            for name, state_keys in keys.items()
         }
 
-    def _number(self, found: dict[str, Any], key: str, annotation: Any) -> Any:
-        return check(self._name, f"the state's {key}", found.get(key), annotation)
+    def _number(self, state: dict[str, Any], key: str, annotation: Any) -> Any:
+        return check(self._name, f"the state's {key}", state.get(key), annotation)
 
     @checked
     @contextlib.contextmanager
@@ -187,8 +187,8 @@ class ExponentialMovingAverage(WeightAverage):
         self._updates += 1
         self._now = self._decay
         if self._steps is not None:
-            run = self._updates if self._program is None else self._program.step
-            steps = self._steps(run - 1)
+            step_count = self._updates if self._program is None else self._program.step
+            steps = self._steps(step_count - 1)
             self._now = min(self._decay, (1 + steps) / (10 + steps))
         keep, take = np.float32(self._now), np.float32(1 - self._now)
         for parameter, value in self._values():
@@ -289,8 +289,8 @@ class ModelAverage(WeightAverage):
         Returns:
             ([], params_grads): the parameters that the loss depends on.
         """
-        chosen = parameters if parameter_list is None else parameter_list
-        pairs = self.backward(loss, startup_program, chosen, no_grad_set)
+        targets = parameters if parameter_list is None else parameter_list
+        pairs = self.backward(loss, startup_program, targets, no_grad_set)
         return self.apply_gradients(pairs), pairs
 
     @checked
@@ -319,7 +319,7 @@ class ModelAverage(WeightAverage):
             No operations.
         """
         if program_access.symbolic(program_access.pairs(self._name, params_grads)):
-            self._follow(self.step, planned=True)
+            self._follow(self.step, trains=True)
         else:
             self.step()
         return []

@@ -30,30 +30,30 @@ class ClipGradBase:
 
     def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """New pairs, in the same order; gradients are not changed in place."""
-        given = [(p, _held(g)) for p, g in params_grads]
-        wanted = [i for i, (p, g) in enumerate(given) if g is not None]
-        pairs = [given[i] for i in wanted]
+        result = [(p, _held(g)) for p, g in params_grads]
+        places = [i for i, (p, g) in enumerate(result) if g is not None]
+        pairs = [result[i] for i in places]
         symbolic = [hasattr(g, "record") for _, g in pairs]
         if any(symbolic) and not all(symbolic):
             raise UsageError("params_grads mixes arrays and variables; give one kind")
-        clipped = self._record(pairs) if any(symbolic) else self._clip_pairs(pairs)
-        for i, pair in zip(wanted, clipped, strict=True):
-            given[i] = pair
-        return given
+        clips = self._record(pairs) if any(symbolic) else self._clip_pairs(pairs)
+        for i, pair in zip(places, clips, strict=True):
+            result[i] = pair
+        return result
 
     def _record(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """The pairs with clipped variables, for gradients that are variables of a program."""
-        chosen = iter(self._operations([g for p, g in pairs if _parameter(p).need_clip]))
-        return [(p, next(chosen) if _parameter(p).need_clip else g) for p, g in pairs]
+        variables = iter(self._operations([g for p, g in pairs if _parameter(p).need_clip]))
+        return [(p, next(variables) if _parameter(p).need_clip else g) for p, g in pairs]
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
         """Variables for the clipped gradients."""
         raise NotImplementedError
 
     def _clip_pairs(self, params_grads: Pairs) -> list[tuple[Parameter, Grad]]:
-        merged = [(p, _merged(g) if p.need_clip else g) for p, g in params_grads]
-        clipped = iter(self._clip([_values(g) for p, g in merged if p.need_clip]))
-        return [(p, _like(g, next(clipped)) if p.need_clip else g) for p, g in merged]
+        pairs = [(p, _merged(g) if p.need_clip else g) for p, g in params_grads]
+        values = iter(self._clip([_values(g) for p, g in pairs if p.need_clip]))
+        return [(p, _like(g, next(values)) if p.need_clip else g) for p, g in pairs]
 
     def _clip(self, values: list[Floats]) -> list[Floats]:
         raise NotImplementedError
@@ -155,29 +155,33 @@ def set_gradient_clip(
     """
     from psfleet.program.program import default_main_program
 
-    known = {p.name: p for p in (program or default_main_program()).all_parameters()}
-    chosen = list(known.values()) if param_list is None else [_named(p, known) for p in param_list]
-    for parameter in chosen:
+    parameters = {p.name: p for p in (program or default_main_program()).all_parameters()}
+    targets = (
+        list(parameters.values())
+        if param_list is None
+        else [_named(p, parameters) for p in param_list]
+    )
+    for parameter in targets:
         parameter.gradient_clip = clip
 
 
 def clip_by_own(pairs: Pairs) -> list[tuple[Parameter, Grad]]:
     """The pairs clipped by what `set_gradient_clip` has said of their parameters."""
     clips = {id(p.gradient_clip): p.gradient_clip for p, _ in pairs if p.gradient_clip is not None}
-    clipped = list(pairs)
+    result = list(pairs)
     for clip in clips.values():
-        places = [i for i, (p, _) in enumerate(clipped) if p.gradient_clip is clip]
-        for i, pair in zip(places, clip([clipped[i] for i in places]), strict=True):
-            clipped[i] = pair
-    return clipped
+        places = [i for i, (p, _) in enumerate(result) if p.gradient_clip is clip]
+        for i, pair in zip(places, clip([result[i] for i in places]), strict=True):
+            result[i] = pair
+    return result
 
 
-def _named(entry: Any, known: dict[str, Parameter]) -> Parameter:
-    parameter = known.get(entry) if isinstance(entry, str) else _parameter(entry)
+def _named(entry: Any, parameters: dict[str, Parameter]) -> Parameter:
+    parameter = parameters.get(entry) if isinstance(entry, str) else _parameter(entry)
     if not isinstance(parameter, Parameter):
         raise UsageError(
             f"set_gradient_clip: param_list has {entry!r}, which is no parameter of the program; it has "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(parameters) or 'none'}"
         )
     return parameter
 

@@ -108,8 +108,8 @@ class DGCMomentum(Optimizer):
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
         """Update as Optimizer does; of a program the parameters of all stages decide what is small."""
-        known = self._planned or [parameter for parameter, _ in pairs]
-        dense = [p for p in known if p.trainable and not p.sparse]
+        parameters = self._planned or [parameter for parameter, _ in pairs]
+        dense = [p for p in parameters if p.trainable and not p.sparse]
         self._whole = _small({p.name: math.prod(p.shape) for p in dense}, self.sparsity())
         super()._update(pairs, samples, loss)
 
@@ -124,10 +124,10 @@ class DGCMomentum(Optimizer):
             return grad
         if isinstance(grad, SparseGrad):
             grad = densify(parameter, grad)
-        begun = self._updates >= self._begin
-        grad = self._decayed(parameter, self._clipped(grad) if begun else grad)
+        compresses = self._updates >= self._begin
+        grad = self._decayed(parameter, self._clipped(grad) if compresses else grad)
         velocity = self._correct(parameter.name, grad)
-        if not begun:
+        if not compresses:
             return grad
         return self._compressed(parameter.name, velocity + grad if self._nesterov else velocity)
 
@@ -151,8 +151,8 @@ class DGCMomentum(Optimizer):
         if name in self._velocity:
             return self._velocity[name]
         # A state from before compression has the servers' velocity; under Nesterov u is ahead of it.
-        held = np.asarray(self._waiting.get(f"{name}.velocity", 0), np.float32)
-        return self._momentum * held if self._nesterov else held
+        velocity = np.asarray(self._waiting.get(f"{name}.velocity", 0), np.float32)
+        return self._momentum * velocity if self._nesterov else velocity
 
     def _clipped(self, grad: Floats) -> Floats:
         if not self._clip_norm:
@@ -189,9 +189,9 @@ class DGCMomentum(Optimizer):
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the state, as Optimizer does."""
         super().set_state_dict(state_dict)
-        for ending, kept in ((".dgc_u", self._velocity), (".dgc_v", self._unsent)):
-            kept.clear()
-            kept.update(
+        for ending, arrays in ((".dgc_u", self._velocity), (".dgc_v", self._unsent)):
+            arrays.clear()
+            arrays.update(
                 {
                     key.removesuffix(ending): np.array(values, np.float32)
                     for key, values in state_dict.items()
@@ -208,21 +208,19 @@ def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
     sizes = np.abs(values).reshape(-1)
     sizes[np.isnan(sizes)] = np.inf  # what is wrong must show, not stay behind for ever
     border = np.partition(sizes, values.size - count)[values.size - count]
-    chosen = sizes > border
-    chosen[np.flatnonzero(sizes == border)[: count - int(chosen.sum())]] = (
-        True  # the first of equals
-    )
-    shaped: NDArray[np.bool_] = chosen.reshape(values.shape)
-    return shaped
+    mask = sizes > border
+    mask[np.flatnonzero(sizes == border)[: count - int(mask.sum())]] = True  # the first of equals
+    result: NDArray[np.bool_] = mask.reshape(values.shape)
+    return result
 
 
 def _small(sizes: Mapping[str, int], sparsity: float) -> set[str]:
     """The parameters that are sent whole: the smallest, for no more bytes than the others' elements."""
     names: set[str] = set()
-    left = _ELEMENT_BYTES / _VALUE_BYTES * (1 - sparsity) * sum(sizes.values())
+    room = _ELEMENT_BYTES / _VALUE_BYTES * (1 - sparsity) * sum(sizes.values())
     for name, size in sorted(sizes.items(), key=lambda pair: (pair[1], pair[0])):
-        left -= size
-        if left < 0 or size >= _COMPRESSED or len(names) == len(sizes) - 1:
+        room -= size
+        if room < 0 or size >= _COMPRESSED or len(names) == len(sizes) - 1:
             break
         names.add(name)
     return names

@@ -73,8 +73,8 @@ def _momentum(optimizer: Optimizer, switch: str) -> MomentumRule:
 
 
 def _lamb(optimizer: Optimizer, settings: Settings) -> Optimizer:
-    rule, said = optimizer.rule(), settings.lamb
-    if type(optimizer) is not Adam or type(rule) is not AdamRule or said is None:
+    rule, lamb = optimizer.rule(), settings.lamb
+    if type(optimizer) is not Adam or type(rule) is not AdamRule or lamb is None:
         raise ConfigError(
             f"strategy lamb needs the optimizer Adam; it is {type(optimizer).__name__}"
         )
@@ -84,14 +84,14 @@ def _lamb(optimizer: Optimizer, settings: Settings) -> Optimizer:
             "strategy lamb has its own weight decay; "
             "set lamb_weight_decay instead of the optimizer's"
         )
-    excluded = said.exclude_from_weight_decay
+    names = lamb.exclude_from_weight_decay
     return Lamb(
-        lamb_weight_decay=said.lamb_weight_decay,
+        lamb_weight_decay=lamb.lamb_weight_decay,
         beta1=rule.beta1,
         beta2=rule.beta2,
         epsilon=rule.epsilon,
         exclude_from_weight_decay_fn=lambda parameter: any(
-            part in parameter.name for part in excluded
+            part in parameter.name for part in names
         ),
         **common,
     )

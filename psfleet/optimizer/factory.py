@@ -28,13 +28,13 @@ def optimizer_of(rule: type[Rule]) -> type[Any]:
         name: p.default for name, p in signature.parameters.items() if p.default is not p.empty
     }
 
-    def __init__(self: Optimizer, /, **given: Any) -> None:
-        given = defaults | given
-        own = {name: given.pop(name) for name in fields & given.keys()}
-        self.lazy = given.pop("lazy_mode", spec.lazy)
+    def __init__(self: Optimizer, /, **values: Any) -> None:
+        values = defaults | values
+        own = {name: values.pop(name) for name in fields & values.keys()}
+        self.lazy = values.pop("lazy_mode", spec.lazy)
         for name in spec.ignored:
-            given.pop(name)
-        Optimizer.__init__(self, **given)
+            values.pop(name)
+        Optimizer.__init__(self, **values)
         self._rule = rule(**own)
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]

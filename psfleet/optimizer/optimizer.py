@@ -143,8 +143,8 @@ class Optimizer(StatefulOptimizer):
 
     def clip_by(self, clip: ClipGradBase) -> None:
         """Clip gradients by this from now on."""
-        for treated in (self, *self._lenders.values()):
-            treated._grad_clip = clip
+        for optimizer in (self, *self._lenders.values()):
+            optimizer._grad_clip = clip
 
     def lender(self, parameter: Parameter) -> "Optimizer":
         """The optimizer by whose settings this one treats the parameter: its own, of a group, or this."""
@@ -218,8 +218,8 @@ class Optimizer(StatefulOptimizer):
         Returns:
             (optimize_ops, params_grads).
         """
-        chosen = _one(self._name, "parameters", parameters, "parameter_list", parameter_list)
-        pairs = self.backward(loss, startup_program, chosen, no_grad_set)
+        targets = _one(self._name, "parameters", parameters, "parameter_list", parameter_list)
+        pairs = self.backward(loss, startup_program, targets, no_grad_set)
         if grad_clip is not None:
             self.clip_by(grad_clip)
         return self.apply_optimize(loss, startup_program, pairs), pairs
@@ -280,10 +280,10 @@ class Optimizer(StatefulOptimizer):
 
     def get_opti_var_name_list(self) -> list[str]:
         """The names of the state that it keeps, as in `state_dict()`: `name.slot` by parameter."""
-        known = self._known or {parameter.name: parameter for parameter in self._planned}
+        parameters = self._known or {parameter.name: parameter for parameter in self._planned}
         return [
             f"{name}.{slot.name}"
-            for name, parameter in known.items()
+            for name, parameter in parameters.items()
             for slot in self.lender(parameter).rule(parameter).slots
         ]
 
@@ -300,9 +300,9 @@ class Optimizer(StatefulOptimizer):
         out = []
         for parameter, gradient in parameters_and_grads:
             own = self.lender(parameter).regularization
-            chosen = parameter.regularizer or regularization or own
-            chosen = as_regularizer(chosen, self._name)
-            out.append((parameter, program_access.regularized(parameter, gradient, chosen)))
+            regularizer = parameter.regularizer or regularization or own
+            regularizer = as_regularizer(regularizer, self._name)
+            out.append((parameter, program_access.regularized(parameter, gradient, regularizer)))
         return out
 
     @checked
@@ -337,31 +337,31 @@ class Optimizer(StatefulOptimizer):
             loss: The step's loss, for the progress display.
         """
         if self.merger is not None:
-            merged = self.merger.take(self._checked(pairs), samples)
-            if merged is None:
+            step = self.merger.take(self._checked(pairs), samples)
+            if step is None:
                 return
-            pairs, samples = merged
+            pairs, samples = step
         self._update(pairs, samples, loss)
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
-        checked = self._checked(pairs)
-        doubled = len(checked) - len({p.name for p, _ in checked})
-        if doubled:
+        pairs = self._checked(pairs)
+        repeats = len(pairs) - len({p.name for p, _ in pairs})
+        if repeats:
             raise UsageError(
-                f"{self._name}: {doubled} parameter(s) come with two gradients in one step"
+                f"{self._name}: {repeats} parameter(s) come with two gradients in one step"
             )
         home, rate = tables(), self.get_lr()
-        seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in checked]
+        seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in pairs]
         gradients = [
             (seat, as_gradient(seat, self._sent(p, g), self._rate_of(p, rate)))
-            for seat, (p, g) in zip(seats, self._clip_pairs(checked), strict=True)
+            for seat, (p, g) in zip(seats, self._clip_pairs(pairs), strict=True)
         ]
         if self.scaler is not None:
             gradients = self.scaler.take(gradients)
         home.push(gradients, samples, loss)
         self._last_rate = rate
         self.advance()
-        for own in {id(p.optimizer): p.optimizer for p, _ in checked if p.optimizer}.values():
+        for own in {id(p.optimizer): p.optimizer for p, _ in pairs if p.optimizer}.values():
             if own is not self:
                 own.advance()
 
@@ -378,11 +378,11 @@ class Optimizer(StatefulOptimizer):
         """The pairs as they are sent, in the same order; groups are clipped one by one."""
         if not self._lenders:
             return (self._grad_clip or clip_by_own)(pairs)
-        clipped: dict[str, Grad] = {p.name: g for p, g in pairs}
+        gradients: dict[str, Grad] = {p.name: g for p, g in pairs}
         for lender in dict.fromkeys((*self._lenders.values(), self)):
             own = [(p, g) for p, g in pairs if self._lenders.get(p.name, self) is lender]
-            clipped.update({p.name: g for p, g in (lender._grad_clip or clip_by_own)(own)})
-        return [(p, clipped[p.name]) for p, _ in pairs]
+            gradients.update({p.name: g for p, g in (lender._grad_clip or clip_by_own)(own)})
+        return [(p, gradients[p.name]) for p, _ in pairs]
 
     def _check_whole(self) -> None:
         """Refuse to update at once, in every stage, what only a program can be cut for."""
@@ -406,8 +406,8 @@ class Optimizer(StatefulOptimizer):
 
     def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         home = tables()
-        known = self._find(parameter) is not None
-        if parameter.optimizer is not None and not known:
+        exists = self._find(parameter) is not None
+        if parameter.optimizer is not None and not exists:
             from psfleet.optimizer.wrapping_optimizers import (
                 check_outside,  # which imports this module
             )
@@ -415,15 +415,15 @@ class Optimizer(StatefulOptimizer):
             check_outside(f"table {parameter.name!r}", parameter.optimizer)
         seat = home.seat(self, parameter, by_rows)
         self._known[parameter.name] = parameter
-        if not known and self._waiting:
+        if not exists and self._waiting:
             restore(home, self._name, [seat], self._waiting)
         return seat
 
     def _promise(self, parameters: Sequence[Parameter], early: bool) -> None:
         """Let the parameters' values come from their tables, which are made when one is needed."""
-        promised = LazyBinding(self._seat, early)
+        binding = LazyBinding(self._seat, early)
         for parameter in parameters:
-            parameter.binding = parameter.binding or promised
+            parameter.binding = parameter.binding or binding
 
     def advance(self) -> None:
         """Count an update: schedules that count updates go on. An update here does this itself."""
@@ -435,9 +435,10 @@ class Optimizer(StatefulOptimizer):
 def _rate(owner: str, value: Any) -> float | LRScheduler:
     if not program_access.is_symbolic(value):
         return value if isinstance(value, LRScheduler) else float(value)
-    read = program_access.reader(value)
+    rate_after = program_access.reader(value)
     return PerUpdateSchedule(
-        read(0), lambda updates: check(owner, "learning_rate", read(updates), NonNegative)
+        rate_after(0),
+        lambda updates: check(owner, "learning_rate", rate_after(updates), NonNegative),
     )
 
 

@@ -72,11 +72,11 @@ class StatefulOptimizer(ABC):
                 self._seat(parameter)
         home.runtime.flush()
         seats = [seat for p in self._known.values() if (seat := self._find(p)) is not None]
-        seated = {seat.parameter.name for seat in seats}
+        names = {seat.parameter.name for seat in seats}
         state = {
             key: value
             for key, value in self._waiting.items()
-            if "." in key and key.rpartition(".")[0] not in seated
+            if "." in key and key.rpartition(".")[0] not in names
         }
         state |= gather(home, seats)
         if self.multi_precision:
@@ -111,21 +111,21 @@ class StatefulOptimizer(ABC):
         if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
             self._rate.set_state_dict(state_dict["LR_Scheduler"])
 
-    def _check_state(self, found: Any) -> None:
+    def _check_state(self, state: Any) -> None:
         """Refuse what is no state of this optimizer, before any of it is used."""
-        if not isinstance(found, Mapping):
+        if not isinstance(state, Mapping):
             raise UsageError(
-                f"{self._name}: the state is {found!r}, it must be what state_dict() gave"
+                f"{self._name}: the state is {state!r}, it must be what state_dict() gave"
             )
-        check(self._name, "the state's global_step", found.get("global_step", 0), NonNegativeInt)
-        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in found:
-            self._rate.check_state(found["LR_Scheduler"])
-        named = {str(key).rpartition(".")[0]: key for key in found if key not in _WHOLE}
-        known = {p.name for p in (*self.parameters, *self._planned)} or named.keys() - {""}
-        if named and not known & named.keys():
+        check(self._name, "the state's global_step", state.get("global_step", 0), NonNegativeInt)
+        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state:
+            self._rate.check_state(state["LR_Scheduler"])
+        keys_by_name = {str(key).rpartition(".")[0]: key for key in state if key not in _WHOLE}
+        names = {p.name for p in (*self.parameters, *self._planned)} or keys_by_name.keys() - {""}
+        if keys_by_name and not names & keys_by_name.keys():
             raise UsageError(
-                f"{self._name}: the state has {next(iter(named.values()))!r} and nothing of the "
-                f"optimizer's own parameters ({', '.join(sorted(known)) or 'none yet'}); is it of "
+                f"{self._name}: the state has {next(iter(keys_by_name.values()))!r} and nothing of the "
+                f"optimizer's own parameters ({', '.join(sorted(names)) or 'none yet'}); is it of "
                 "another model?"
             )
 
@@ -144,12 +144,12 @@ def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
     """`name.slot` and `name.step` (and `name.ids`, see Optimizer.state_dict) of every seat."""
     state: dict[str, Any] = {}
     for seat in seats:
-        name, held = seat.parameter.name, home.runtime.read_table(seat.key)
-        state[f"{name}.step"] = held.step
+        name, table = seat.parameter.name, home.runtime.read_table(seat.key)
+        state[f"{name}.step"] = table.step
         if seat.spec.kind == "sparse" and not seat.bounded:
-            state[f"{name}.ids"] = held.ids
+            state[f"{name}.ids"] = table.ids
         whole = seat.spec.kind == "sparse" and seat.bounded
-        slots = slots_of(seat.spec, seat.all_ids(), held) if whole else held.values[1:]
+        slots = slots_of(seat.spec, seat.all_ids(), table) if whole else table.values[1:]
         for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
             state[f"{name}.{slot.name}"] = values
     return state
@@ -165,37 +165,40 @@ def masters(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Floats]
 
 
 def restore(
-    home: BoundTables, owner: str, seats: Sequence[BoundTable], found: dict[str, Any]
+    home: BoundTables, owner: str, seats: Sequence[BoundTable], state: dict[str, Any]
 ) -> None:
-    """Write the entries of `found` that belong to the seats; everything is checked first."""
-    states = [
-        (seat, _state(owner, seat, found))
+    """Write the entries of `state` that belong to the seats; everything is checked first."""
+    writes = [
+        (seat, _state(owner, seat, state))
         for seat in seats
-        if any(key.startswith(f"{seat.parameter.name}.") for key in found)
+        if any(key.startswith(f"{seat.parameter.name}.") for key in state)
     ]
-    if not states:
+    if not writes:
         return
 
     def write() -> None:
-        for seat, state in states:
-            master = found.get("master_weights", {}).get(seat.parameter.name)
-            state.values.insert(
-                0, _weights(home, seat, state) if master is None else np.array(master, np.float32)
+        for seat, table_state in writes:
+            master = state.get("master_weights", {}).get(seat.parameter.name)
+            table_state.values.insert(
+                0,
+                _weights(home, seat, table_state)
+                if master is None
+                else np.array(master, np.float32),
             )
-            home.runtime.write_table(seat.key, state)
+            home.runtime.write_table(seat.key, table_state)
 
     home.exclusively(write)
 
 
-def _state(owner: str, seat: BoundTable, found: dict[str, Any]) -> TableState:
+def _state(owner: str, seat: BoundTable, entries: dict[str, Any]) -> TableState:
     """The table's state but for its weights."""
     name, ids = seat.parameter.name, None
     if seat.spec.kind == "sparse":
-        ids = seat.all_ids() if seat.bounded else _entry(owner, found, f"{name}.ids")
+        ids = seat.all_ids() if seat.bounded else _entry(owner, entries, f"{name}.ids")
     shape = seat.spec.shape if ids is None else (len(ids), seat.spec.dim)
     slots = [
         as_numbers(
-            _entry(owner, found, f"{name}.{slot.name}"), f"{owner}: the state {name}.{slot.name}"
+            _entry(owner, entries, f"{name}.{slot.name}"), f"{owner}: the state {name}.{slot.name}"
         ).astype(np.float32, copy=False)
         for slot in seat.spec.rule.slots
     ]
@@ -205,16 +208,16 @@ def _state(owner: str, seat: BoundTable, found: dict[str, Any]) -> TableState:
                 f"{owner}: the state {name}.{slot.name} has shape {values.shape}, "
                 f"it must be {shape}"
             )
-    step = check(owner, f"{name}.step", _entry(owner, found, f"{name}.step"), NonNegativeInt)
+    step = check(owner, f"{name}.step", _entry(owner, entries, f"{name}.step"), NonNegativeInt)
     return TableState(step, slots, ids)
 
 
-def _entry(owner: str, found: dict[str, Any], key: str) -> Any:
-    if key not in found:
+def _entry(owner: str, state: dict[str, Any], key: str) -> Any:
+    if key not in state:
         raise UsageError(
             f"{owner}: the state has no entry {key!r}; was it made by another optimizer?"
         )
-    return found[key]
+    return state[key]
 
 
 def _weights(home: BoundTables, seat: BoundTable, state: TableState) -> Floats:

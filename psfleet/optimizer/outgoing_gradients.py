@@ -53,27 +53,27 @@ class GradientScaler:
         ]
 
     def _scaled(self, gradients: Sequence[tuple[S, Gradient]]) -> list[tuple[S, Gradient]]:
-        summed = [(seat, _summed(seat, gradient)) for seat, gradient in gradients]
-        overflow = any(overflows(gradient.values, self.scale) for _, gradient in summed)
-        sent = (
+        sums = [(seat, _summed(seat, gradient)) for seat, gradient in gradients]
+        overflow = any(overflows(gradient.values, self.scale) for _, gradient in sums)
+        outgoing = (
             []
             if overflow
             else [
                 (seat, dataclasses.replace(gradient, precision="float16", scale=self.scale))
-                for seat, gradient in summed
+                for seat, gradient in sums
             ]
         )
         if self._settings.use_dynamic_loss_scaling:
             self._adjust(overflow)
-        return sent
+        return outgoing
 
     def _adjust(self, overflow: bool) -> None:
-        said = self._settings
+        settings = self._settings
         self._good, self._bad = (0, self._bad + 1) if overflow else (self._good + 1, 0)
-        if self._bad >= said.decr_every_n_nan_or_inf:
-            self.scale, self._bad = max(self.scale * said.decr_ratio, 1.0), 0
-        if self._good >= said.incr_every_n_steps:
-            self.scale, self._good = min(self.scale * said.incr_ratio, _LARGEST_SCALE), 0
+        if self._bad >= settings.decr_every_n_nan_or_inf:
+            self.scale, self._bad = max(self.scale * settings.decr_ratio, 1.0), 0
+        if self._good >= settings.incr_every_n_steps:
+            self.scale, self._good = min(self.scale * settings.incr_ratio, _LARGEST_SCALE), 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which to go on."""
@@ -93,8 +93,8 @@ def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
     """The gradient with each id once: it is the sum that has to fit."""
     if seat.spec.kind == "dense" or gradient.ids is None:
         return gradient
-    merged = merge_rows(SparseGrad(gradient.ids, gradient.spread().values))
-    return dataclasses.replace(gradient, values=merged.rows, ids=merged.ids, bags=None)
+    sums = merge_rows(SparseGrad(gradient.ids, gradient.spread().values))
+    return dataclasses.replace(gradient, values=sums.rows, ids=sums.ids, bags=None)
 
 
 P = TypeVar("P")
@@ -137,9 +137,9 @@ class GradientMerger(Generic[P]):
         if self._steps < self._settings.k_steps:
             return None
         factor = 1 / self._steps if self._settings.avg and self._steps > 1 else 1.0
-        merged = [
+        merged_pairs = [
             (p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()
         ]
         total, self._steps, self._samples = self._samples, 0, 0
         self._kept.clear()
-        return merged, total
+        return merged_pairs, total

@@ -70,11 +70,11 @@ class PipelineOptimizer(WrappingOptimizer):
     ) -> None:
         cuts = [] if cut_list is None else list(cut_list)
         count = 2 * len(cuts) - 1
-        for name, said in (("place_list", place_list), ("concurrency_list", concurrency_list)):
-            if said is not None and cuts and len(said) != count:
+        for name, entries in (("place_list", place_list), ("concurrency_list", concurrency_list)):
+            if entries is not None and cuts and len(entries) != count:
                 raise ConfigError(
                     f"PipelineOptimizer: {len(cuts)} cuts make {count} sections, but "
-                    f"{name} has {len(said)} entries"
+                    f"{name} has {len(entries)} entries"
                 )
         if sync_steps > 1:
             raise ConfigError(
@@ -139,26 +139,26 @@ class PipelineOptimizer(WrappingOptimizer):
         if self.place_list and not all(isinstance(self.place_list[i], CUDAPlace) for i in own):
             pin(place, self.start_cpu_core_id)
         sections = {i for part in own for i in (part, 2 * parts - 2 - part)}
-        wanted = max((self.concurrency_list[i] for i in sections), default=1)
-        if wanted > place.copies[place.stage] and place.copy == 0:
+        copies = max((self.concurrency_list[i] for i in sections), default=1)
+        if copies > place.copies[place.stage] and place.copy == 0:
             warnings.warn(
-                f"concurrency_list asks for {wanted} copies of stage {place.stage}, and the job was "
+                f"concurrency_list asks for {copies} copies of stage {place.stage}, and the job was "
                 f"started with {place.copies[place.stage]}; set copies in the strategy's part pipeline",
                 stacklevel=2,
             )
 
 
-def pipelining(optimizer: Optimizer, asked: PipelineSettings) -> Optimizer:
+def pipelining(optimizer: Optimizer, settings: PipelineSettings) -> Optimizer:
     """The optimizer with a pipeline as a strategy asks for it; one of its own keeps its cuts."""
     inner: Any = optimizer
     while inner is not None:
         if isinstance(inner, PipelineOptimizer):
-            object.__setattr__(inner, "asked", asked)
+            object.__setattr__(inner, "asked", settings)
             return optimizer
         inner = object.__getattribute__(inner, "__dict__").get("_inner")
-    made = PipelineOptimizer(optimizer)
-    object.__setattr__(made, "asked", asked)
-    return made
+    pipeline = PipelineOptimizer(optimizer)
+    object.__setattr__(pipeline, "asked", settings)
+    return pipeline
 
 
 def asked_by_launcher() -> PipelineSettings | None:

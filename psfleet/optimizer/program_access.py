@@ -32,17 +32,17 @@ def value_of(loss: Any) -> float | None:
     return None if value is None else float(np.asarray(value).reshape(-1)[0])
 
 
-def training_program(planned: bool = False) -> Any:
+def training_program(trains: bool = False) -> Any:
     """The program being built, if runs of it train; None in eager mode or without a graph.
 
     Args:
-        planned: They will train, if they do not yet.
+        trains: They will train, if they do not yet.
     """
     module = sys.modules.get("psfleet.program.program")
     if module is None or module.in_eager_mode():
         return None
     program = module.default_main_program()
-    return program if program.updates or planned else None
+    return program if program.updates or trains else None
 
 
 def reader(source: Any) -> Callable[[int], float]:
@@ -52,21 +52,21 @@ def reader(source: Any) -> Callable[[int], float]:
         source: A number, a function without arguments, or a variable of the program being built.
     """
     if isinstance(source, int | float):
-        return lambda run: source
+        return lambda runs: source
     if callable(source):
-        return lambda run: float(check("thres_steps", "its value", source(), NonNegative))
+        return lambda runs: float(check("thres_steps", "its value", source(), NonNegative))
     from psfleet.execution.executor import Executor
     from psfleet.program.program import default_main_program
 
     if source.value is not None:
-        return lambda run: float(source.numpy().reshape(-1)[0])
+        return lambda runs: float(source.numpy().reshape(-1)[0])
     program, executor = default_main_program().clone(for_test=True), Executor()
 
-    def read(run: int) -> float:
-        program.step = run
+    def rate(runs: int) -> float:
+        program.step = runs
         return float(executor.run(program, fetch_list=[source])[0].reshape(-1)[0])
 
-    return read
+    return rate
 
 
 def constant_of(owner: str, name: str, variable: Any) -> float:
@@ -80,8 +80,8 @@ def constant_of(owner: str, name: str, variable: Any) -> float:
 
     records = ancestors([variable])
     sources = [source for record in records for source in record.inputs]
-    fed = any(source.record is None and source.value is None for source in sources)
-    if not records or fed or any(isinstance(record.op, StepCounter) for record in records):
+    varies = any(source.record is None and source.value is None for source in sources)
+    if not records or varies or any(isinstance(record.op, StepCounter) for record in records):
         raise ConfigError(
             f"{owner}: {name} is the variable {variable.name!r}, which is not the same in every run; "
             "only learning_rate may change, give a number or a constant"
@@ -117,22 +117,22 @@ def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
 
 def pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
     """(parameter, gradient) pairs; gradients that are variables with a value become arrays."""
-    listed = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
-    wrong = [pair for pair in listed if not isinstance(pair, list | tuple) or len(pair) != 2]
+    entries = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
+    wrong = [pair for pair in entries if not isinstance(pair, list | tuple) or len(pair) != 2]
     if wrong:
         raise UsageError(
             f"{owner}: params_grads has {wrong[0]!r}; it must be a list of (parameter, gradient)"
         )
-    return [(parameter, held_by(gradient)) for parameter, gradient in listed]
+    return [(parameter, held_by(gradient)) for parameter, gradient in entries]
 
 
-def parameters_of(owner: str, listed: Iterable[Any] | None) -> list[Parameter] | None:
+def parameters_of(owner: str, entries: Iterable[Any] | None) -> list[Parameter] | None:
     """The parameters of a list of them or of their variables; None of None."""
-    if listed is None:
+    if entries is None:
         return None
-    if isinstance(listed, Parameter | str):
-        raise ConfigError(f"{owner}: parameters is {listed!r}, it must be a list of parameters")
-    parameters = [parameter_of(item) for item in listed]
+    if isinstance(entries, Parameter | str):
+        raise ConfigError(f"{owner}: parameters is {entries!r}, it must be a list of parameters")
+    parameters = [parameter_of(item) for item in entries]
     wrong = [item for item in parameters if not isinstance(item, Parameter)]
     if wrong:
         raise ConfigError(f"{owner}: parameters has {wrong[0]!r}, which is no parameter")
@@ -145,19 +145,19 @@ def differentiate(
     loss: Any,
     parameters: Iterable[Any] | None,
     no_grad_set: Iterable[Any] | None,
-    known: Sequence[Any] | None = None,
+    candidates: Sequence[Any] | None = None,
     callbacks: Sequence[Callable[..., Any]] | None = None,
 ) -> list[tuple[Parameter, Any]]:
     """(parameter, gradient) pairs of a loss variable, arrays if it has a value.
 
     Args:
-        parameters: Parameters, their variables or names; None: those of `known`.
+        parameters: Parameters, their variables or names; None: those of `candidates`.
         no_grad_set: The same, and other variables: what gets no gradient.
-        known: Parameters, of which the loss may depend on some; None: all that are trainable.
+        candidates: Parameters, of which the loss may depend on some; None: all that are trainable.
         callbacks: Called with (parameter, gradient) for each pair.
     """
-    if parameters is None and known is not None:
-        parameters = depended_on(loss, known)
+    if parameters is None and candidates is not None:
+        parameters = depended_on(loss, candidates)
     pairs = _pairs_of(loss, parameters, no_grad_set)
     for callback in callbacks or ():
         for parameter, gradient in pairs:
@@ -175,22 +175,24 @@ def _pairs_of(
     if loss.value is None:
         return list(append_backward(loss, parameter_list=parameters, no_grad_set=no_grad_set))
     records = ancestors([loss])
-    found = {
+    by_name = {
         v.parameter.name: v.parameter
         for record in records
         for v in record.inputs
         if v.parameter is not None and not v.stop_gradient
     }
-    known = {v.name for record in records for v in (*record.inputs, record.output)}
-    wanted = found if parameters is None else known_names(parameters, "parameter_list", known)
-    barred = known_names(no_grad_set or (), "no_grad_set", known)
-    chosen = [
-        p for name, p in found.items() if name in wanted and name not in barred and p.trainable
+    names = {v.name for record in records for v in (*record.inputs, record.output)}
+    targets = by_name if parameters is None else known_names(parameters, "parameter_list", names)
+    exclusions = known_names(no_grad_set or (), "no_grad_set", names)
+    trainable = [
+        p
+        for name, p in by_name.items()
+        if name in targets and name not in exclusions and p.trainable
     ]
     fresh = any(record.context is not None for record in records)
-    if fresh and all(_is_zero(p.grad) for p in chosen):  # the script has not called backward()
+    if fresh and all(_is_zero(p.grad) for p in trainable):  # the script has not called backward()
         loss.backward()
-    return [(p, p.grad) for p in chosen if p.grad is not None]
+    return [(p, p.grad) for p in trainable if p.grad is not None]
 
 
 def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
@@ -198,8 +200,8 @@ def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
     from psfleet.program.gradient import ancestors
 
     _check_loss(loss)
-    used = {v.name for record in ancestors([loss]) for v in record.inputs}
-    return [item for item in parameters if name_of(item) in used]
+    names = {v.name for record in ancestors([loss]) for v in record.inputs}
+    return [item for item in parameters if name_of(item) in names]
 
 
 def _check_loss(loss: Any) -> None:

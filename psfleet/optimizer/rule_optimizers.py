@@ -11,4 +11,4 @@ for _class in _CLASSES:
     _class.__module__ = __name__
     globals()[_class.__name__] = globals()[f"{_class.__name__}Optimizer"] = _class
 
-__all__ = [f"{made.__name__}{older}" for made in _CLASSES for older in ("", "Optimizer")]
+__all__ = [f"{kind.__name__}{older}" for kind in _CLASSES for older in ("", "Optimizer")]

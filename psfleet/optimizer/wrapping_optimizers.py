@@ -103,17 +103,17 @@ class RecomputeOptimizer(WrappingOptimizer):
             raise UsageError("RecomputeOptimizer has no checkpoints; call _set_checkpoints first")
         if getattr(loss, "value", None) is not None:
             raise UsageError("the loss has a value already; recompute works in programs")
-        chosen = self._inner._parameters if parameter_list is None else parameter_list
-        return list(append_backward(loss, chosen, no_grad_set, callbacks, self._checkpoints))
+        targets = self._inner._parameters if parameter_list is None else parameter_list
+        return list(append_backward(loss, targets, no_grad_set, callbacks, self._checkpoints))
 
 
 def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeOptimizer:
     """The optimizer with recomputing as a strategy asks for it."""
     from psfleet.program.backward import Automatic
 
-    wrapped = RecomputeOptimizer(optimizer)
-    wrapped._set_checkpoints(list(settings.checkpoints) or Automatic(settings.budget))
-    return wrapped
+    wrapper = RecomputeOptimizer(optimizer)
+    wrapper._set_checkpoints(list(settings.checkpoints) or Automatic(settings.budget))
+    return wrapper
 
 
 Floats = NDArray[np.float32]
@@ -249,9 +249,9 @@ def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable
     if ids is None or state.ids is None:
         return values
     spec = seat.spec
-    joined = initial_rows(state.ids, spec.dim, spec.initializer, spec.seed, spec.name)
-    joined[np.searchsorted(state.ids, ids)] = values
-    return joined
+    whole = initial_rows(state.ids, spec.dim, spec.initializer, spec.seed, spec.name)
+    whole[np.searchsorted(state.ids, ids)] = values
+    return whole
 
 
 def check_outside(owner: str, optimizer: Any) -> None:

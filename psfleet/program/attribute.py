@@ -56,21 +56,21 @@ class ParamAttr:
 Attribute: TypeAlias = ParamAttr | str | bool | InitializerSpec | initializers.Initializer | None
 
 
-def attribute(said: Attribute) -> ParamAttr | None:
+def attribute(argument: Attribute) -> ParamAttr | None:
     """A ParamAttr of what layers accept: a name, an initializer, True, None; None of False."""
-    match said:
+    match argument:
         case None | True:
             return ParamAttr()
         case False:
             return None
         case str():
-            return ParamAttr(name=said)
+            return ParamAttr(name=argument)
         case ParamAttr():
-            return said
+            return argument
         case InitializerSpec() | initializers.Initializer():
-            return ParamAttr(initializer=said)
+            return ParamAttr(initializer=argument)
     raise UsageError(
-        f"a parameter attribute is {said!r}; it must be a ParamAttr, a name, an "
+        f"a parameter attribute is {argument!r}; it must be a ParamAttr, a name, an "
         "initializer or False"
     )
 
@@ -78,7 +78,7 @@ def attribute(said: Attribute) -> ParamAttr | None:
 def make_parameter(
     shape: tuple[int, ...],
     name: str,
-    said: ParamAttr,
+    attributes: ParamAttr,
     start: Any,
     *,
     sparse: bool = False,
@@ -97,43 +97,43 @@ def make_parameter(
         ShapeError: It exists with another shape or kind.
     """
     programs = default_startup_program()
-    name = said.name or name
-    known = programs.parameters.get(name)
-    if known is not None:
-        kind = known.shape, known.sparse, known.distributed, known.entry
+    name = attributes.name or name
+    existing = programs.parameters.get(name)
+    if existing is not None:
+        kind = existing.shape, existing.sparse, existing.distributed, existing.entry
         if kind != (shape, sparse, distributed, entry):
             raise ShapeError(
-                f"parameter {name!r} exists with shape {known.shape}; here it would "
+                f"parameter {name!r} exists with shape {existing.shape}; here it would "
                 f"be {shape}, or of another kind: give it another name, build under a new startup "
                 "program (program_guard), or forget the model with psfleet.reset()"
             )
-        return known
+        return existing
     if by_row:
         note_dense_rows(
             f"embedding {name!r}", shape[0], "sparse (is_sparse=True of layers.embedding)"
         )
-    chosen = said.initializer if said.initializer is not None else start
+    initializer = attributes.initializer if attributes.initializer is not None else start
     seed = default_main_program().random_seed or programs.random_seed
     value = None
-    if by_row and not isinstance(chosen, initializers.Assign):
-        resolved, own = initializers.starting(chosen, shape, seed, f"parameter {name!r}")
-        value = initial_rows(np.arange(shape[0]), shape[1], resolved, own, name)
+    if by_row and not isinstance(initializer, initializers.Assign):
+        spec, own = initializers.starting(initializer, shape, seed, f"parameter {name!r}")
+        value = initial_rows(np.arange(shape[0]), shape[1], spec, own, name)
     parameter = Parameter(
         name,
         value,
         shape=shape,
         sparse=sparse,
         distributed=distributed,
-        initializer=chosen,
+        initializer=initializer,
         seed=seed,
-        trainable=said.trainable,
-        learning_rate=said.learning_rate,
-        regularizer=said.regularizer,
-        do_model_average=said.do_model_average,
-        need_clip=said.need_clip,
+        trainable=attributes.trainable,
+        learning_rate=attributes.learning_rate,
+        regularizer=attributes.regularizer,
+        do_model_average=attributes.do_model_average,
+        need_clip=attributes.need_clip,
         entry=entry,
-        precision=said.precision,
-        servers=said.servers,
+        precision=attributes.precision,
+        servers=attributes.servers,
     )
     programs.parameters[name] = parameter
     return parameter

@@ -30,30 +30,30 @@ class Backward:
 
     Attributes:
         loss: A single value.
-        wanted: By leaf variable, the variable that stands for its gradient.
+        gradients: By leaf variable, the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
         checkpoints: Activations between these are dropped and computed again; None: all are kept.
         pipeline: psfleet.program.pipeline.cutting.PipelineSpec: run in micro-batches by stages; None: whole.
     """
 
     loss: Variable
-    wanted: dict[Variable, Variable]
+    gradients: dict[Variable, Variable]
     blocked: frozenset[str] = frozenset()
     checkpoints: "list[Variable] | Automatic | None" = None
     pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
         """The records that gradients go through, in order, and the variables that get one."""
-        reached = set(self.wanted)
+        variables = set(self.gradients)
         records = []
         for record in ancestors([self.loss]):
             output = record.output
             if output.stop_gradient or output.name in self.blocked:
                 continue
-            if any(v in reached for v in record.inputs):
-                reached.add(output)
+            if any(v in variables for v in record.inputs):
+                variables.add(output)
                 records.append(record)
-        return records, reached
+        return records, variables
 
 
 @checked
@@ -90,18 +90,18 @@ def append_backward(
             f"the loss {loss.name!r} has shape {loss.shape}; it must be a single "
             "value, for example layers.mean of it"
         )
-    used = _parameters_of(loss)
+    variables = _parameters_of(loss)
     blocked = frozenset(known_names(() if no_grad_set is None else no_grad_set, "no_grad_set"))
-    named = used if parameter_list is None else known_names(parameter_list, "parameter_list")
+    names = variables if parameter_list is None else known_names(parameter_list, "parameter_list")
     leaves = [
-        used[name]
-        for name in dict.fromkeys(named)
-        if name in used and name not in blocked and not used[name].stop_gradient
+        variables[name]
+        for name in dict.fromkeys(names)
+        if name in variables and name not in blocked and not variables[name].stop_gradient
     ]
     if not leaves:
         raise UsageError(f"the loss {loss.name!r} depends on no parameter that may be updated")
     backward = _make(loss, leaves, checkpoints, blocked)
-    pairs = [(v.parameter, gradient) for v, gradient in backward.wanted.items() if v.parameter]
+    pairs = [(v.parameter, gradient) for v, gradient in backward.gradients.items() if v.parameter]
     for callback in callbacks or ():
         for parameter, variable in pairs:
             callback(parameter, variable)
@@ -121,7 +121,7 @@ def gradients(
                 f"{variable.name!r} is computed by the program; gradients() takes "
                 "data and parameters"
             )
-    return list(_make(target, leaves, None).wanted.values())
+    return list(_make(target, leaves, None).gradients.values())
 
 
 def _make(
@@ -131,24 +131,24 @@ def _make(
     blocked: frozenset[str] = frozenset(),
 ) -> Backward:
     program = default_main_program()
-    wanted: dict[Variable, Variable] = {}
-    made = Backward(loss, wanted, blocked)
+    gradients: dict[Variable, Variable] = {}
+    backward = Backward(loss, gradients, blocked)
     for variable in leaves:
         name, number = f"{variable.name}@GRAD", 0
         while name in program.variables:
             number += 1
             name = f"{variable.name}@GRAD@{number}"
         gradient = Variable(name, variable.shape, variable.dtype, stop_gradient=True)
-        gradient.backward_pass = made
-        wanted[variable] = gradient
+        gradient.backward_pass = backward
+        gradients[variable] = gradient
         program.add(gradient)
     if isinstance(checkpoints, Automatic):
-        made.checkpoints = checkpoints
+        backward.checkpoints = checkpoints
     elif isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | None):
         raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")
     elif checkpoints is not None:
-        made.checkpoints = [known_variable(entry, "checkpoint") for entry in checkpoints]
-    return made
+        backward.checkpoints = [known_variable(entry, "checkpoint") for entry in checkpoints]
+    return backward
 
 
 def known_variable(entry: Any, what: str) -> Variable:
@@ -187,13 +187,13 @@ def _parameters_of(loss: Variable) -> dict[str, Variable]:
 
 
 def known_names(
-    entries: Iterable[Any], owner: str, known: Container[str] | None = None
+    entries: Iterable[Any], owner: str, vocabulary: Container[str] | None = None
 ) -> list[str]:
-    """The names of variables, parameters or names; a name must be one of `known`.
+    """The names of variables, parameters or names; a name must be one of the `vocabulary`.
 
     Args:
         owner: Name of the entries, for messages.
-        known: None: the names of the default program.
+        vocabulary: None: the names of the default program.
 
     Raises:
         UsageError: It is one text and no list, or an entry has no name or an unknown one.
@@ -204,9 +204,9 @@ def known_names(
     for entry in entries:
         if not isinstance(entry, str) and not hasattr(entry, "name"):
             raise UsageError(f"{owner} has {entry!r}; it must hold parameters or their names")
-        if isinstance(entry, str) and known is None:
+        if isinstance(entry, str) and vocabulary is None:
             default_main_program().variable(entry, owner)
-        elif isinstance(entry, str) and known is not None and entry not in known:
+        elif isinstance(entry, str) and vocabulary is not None and entry not in vocabulary:
             raise UsageError(f"{owner} has {entry!r}, which the loss does not depend on")
         names.append(entry if isinstance(entry, str) else str(entry.name))
     return names

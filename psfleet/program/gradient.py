@@ -23,9 +23,9 @@ def scatter_rows(ids: NDArray[np.int64], rows: Array, shape: tuple[int, ...]) ->
     if len(ids) == 0:
         return out
     order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    out[ordered[starts]] = np.add.reduceat(rows[order], starts, axis=0)
+    in_order = ids[order]
+    starts = np.flatnonzero(np.concatenate([[True], in_order[1:] != in_order[:-1]]))
+    out[in_order[starts]] = np.add.reduceat(rows[order], starts, axis=0)
     return out
 
 

@@ -148,12 +148,12 @@ def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
         ShapeError: It is none that variables can have.
     """
     try:
-        known = np.dtype(dtype)
+        kind = np.dtype(dtype)
     except TypeError:
-        known = np.dtype(object)
-    if known not in (np.float32, np.float64, np.int64, np.int32, np.bool_):
+        kind = np.dtype(object)
+    if kind not in (np.float32, np.float64, np.int64, np.int32, np.bool_):
         raise ShapeError(f"dtype {dtype!r} is unknown; use float32, float64, int64, int32 or bool")
-    return known
+    return kind
 
 
 def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -172,7 +172,7 @@ def extents(shape: Iterable[int | None]) -> Shape:
     """A user's shape: None and -1 both mean unknown."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise ShapeError(f"a shape is {shape!r}; it must be a list of extents")
-    found: list[int | None] = []
+    result: list[int | None] = []
     for extent in shape:
         whole = isinstance(extent, int | float | np.number) and int(extent) == extent
         if extent is not None and (not whole or extent < -1):
@@ -180,26 +180,26 @@ def extents(shape: Iterable[int | None]) -> Shape:
                 f"shape {tuple(shape)} has the extent {extent!r}; "
                 "it must be a whole number, or None where it is unknown"
             )
-        found.append(None if extent is None or extent == -1 else int(extent))
-    return tuple(found)
+        result.append(None if extent is None or extent == -1 else int(extent))
+    return tuple(result)
 
 
 def broadcast(first: Shape, second: Shape, what: str) -> Shape:
     """NumPy's rule; an unknown extent against 1 stays unknown, against n becomes n."""
     rank = max(len(first), len(second))
-    left = (1,) * (rank - len(first)) + first
-    right = (1,) * (rank - len(second)) + second
-    found: list[int | None] = []
-    for a, b in zip(left, right, strict=True):
+    a_shape = (1,) * (rank - len(first)) + first
+    b_shape = (1,) * (rank - len(second)) + second
+    result: list[int | None] = []
+    for a, b in zip(a_shape, b_shape, strict=True):
         if a == b or b == 1:
-            found.append(a)
+            result.append(a)
         elif a == 1 or a is None:
-            found.append(b)
+            result.append(b)
         elif b is None:
-            found.append(a)
+            result.append(a)
         else:
             raise ShapeError(f"{what} cannot combine the shapes {first} and {second}")
-    return tuple(found)
+    return tuple(result)
 
 
 def same(first: Shape, second: Shape) -> bool:

@@ -42,8 +42,8 @@ class LookUp:
 
     def asked(self, values: Mapping[Variable, Any]) -> Asked:
         """Return what to pull, from the values of these."""
-        found: Asked = self.record.op.asked(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
-        return found
+        ids: Asked = self.record.op.asked(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
+        return ids
 
 
 @dataclass
@@ -136,10 +136,10 @@ def _needed(results: Iterable[Variable]) -> tuple[list[Record], list[Backward]]:
     targets = list(results)
     while True:
         records = ancestors(targets)
-        used = [*targets, *(v for record in records for v in record.inputs)]
+        variables = [*targets, *(v for record in records for v in record.inputs)]
         new = {
             v.backward_pass: None
-            for v in used
+            for v in variables
             if v.backward_pass is not None and v.backward_pass not in backwards
         }
         if not new:
@@ -150,18 +150,18 @@ def _needed(results: Iterable[Variable]) -> tuple[list[Record], list[Backward]]:
 
 def _depending_on_gradients(records: Sequence[Record]) -> list[Record]:
     late: set[Variable] = set()
-    found = []
+    late_records = []
     for record in records:
         if any(v.backward_pass is not None or v in late for v in record.inputs):
             late.add(record.output)
-            found.append(record)
-    return found
+            late_records.append(record)
+    return late_records
 
 
 def _leaves(plan: ExecutionPlan, results: Iterable[Variable], records: Sequence[Record]) -> None:
     """Sort the variables that no record makes."""
-    used = [v for r in records for v in r.needed(any(plan.needs.get(r, ())))]
-    for variable in dict.fromkeys([*used, *results]):
+    inputs = [v for r in records for v in r.needed(any(plan.needs.get(r, ())))]
+    for variable in dict.fromkeys([*inputs, *results]):
         if variable.record is not None or variable.backward_pass is not None:
             continue
         if variable.parameter is not None:
@@ -191,10 +191,11 @@ def _early(records: Sequence[Record]) -> tuple[list[Record], list[LookUp]]:
 
 
 def _backward_plan(backward: Backward) -> BackwardPlan:
-    records, reached = backward.active()
+    records, variables = backward.active()
     needs = {
         record: tuple(
-            (v in reached and not v.stop_gradient) or v in backward.wanted for v in record.inputs
+            (v in variables and not v.stop_gradient) or v in backward.gradients
+            for v in record.inputs
         )
         for record in records
     }
@@ -205,12 +206,12 @@ def _union(plans: Sequence[BackwardPlan]) -> Needs:
     total: Needs = {}
     for plan in plans:
         for record, needs in plan.needs.items():
-            known = total.get(record, (False,) * len(needs))
-            total[record] = tuple(a or b for a, b in zip(known, needs, strict=True))
+            before = total.get(record, (False,) * len(needs))
+            total[record] = tuple(a or b for a, b in zip(before, needs, strict=True))
     return total
 
 
-def last_uses(records: Sequence[Record], kept: set[Variable]) -> dict[Record, list[Variable]]:
+def last_uses(records: Sequence[Record], results: set[Variable]) -> dict[Record, list[Variable]]:
     """By record, the computed variables that it is the last one to use."""
     last: dict[Variable, Record] = {}
     for record in records:
@@ -220,6 +221,6 @@ def last_uses(records: Sequence[Record], kept: set[Variable]) -> dict[Record, li
                 last[variable] = record
     uses: dict[Record, list[Variable]] = {}
     for variable, record in last.items():
-        if variable not in kept:
+        if variable not in results:
             uses.setdefault(record, []).append(variable)
     return uses

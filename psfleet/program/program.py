@@ -96,9 +96,9 @@ class Program:
 
     def take_observed(self) -> list[tuple[Parameter, float, Any]]:
         """Take the values that the run has observed; they are then forgotten."""
-        observed = [entry for entries in self.observed.values() for entry in entries]
+        averages = [entry for entries in self.observed.values() for entry in entries]
         self.observed.clear()
-        return observed
+        return averages
 
     def touch(self) -> None:
         """Forget how to run: the program has changed."""
@@ -124,13 +124,13 @@ class Program:
         Raises:
             UsageError: There is none.
         """
-        found = self.variables.get(name)
-        if found is None:
+        variable = self.variables.get(name)
+        if variable is None:
             raise UsageError(
                 f"{what} {name!r} is not in the program; it has "
                 f"{', '.join(sorted(self.variables)) or 'no variables'}"
             )
-        return found
+        return variable
 
     def all_parameters(self) -> list[Parameter]:
         """The parameters that the program's records use, in the order of their first use."""
@@ -157,13 +157,13 @@ class Program:
 
     def backwards(self) -> "list[Backward]":
         """The backward passes that the updates ask for."""
-        found = {
+        passes = {
             variable.backward_pass: None
             for update in self.updates
             for _, variable in update.params_grads
             if variable.backward_pass is not None
         }
-        return list(found)
+        return list(passes)
 
     @checked
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:

@@ -62,13 +62,13 @@ def profile(run: ProgramRun) -> ForwardCosts:
     # What a metric accumulates from one run to the next must not count this one.
     program = dataclasses.replace(run.program, memory=copy.deepcopy(run.program.memory))
     uses = {v: i for i, record in enumerate(records) for v in record.inputs}
-    kept = run.plan.kept
+    results = run.plan.kept
     saved = np.zeros(len(records), np.int64)
     crossing = np.zeros(len(records) + 1, np.int64)
     seconds = np.zeros(len(records))
-    seen: dict[int, Any] = {}
+    owners: dict[int, Any] = {}
     for value in before.values():
-        _new_bytes(value, seen)
+        _new_bytes(value, owners)
     for i, record in enumerate(records):
         needs = run.plan.needs.get(record, ())
         context = Context(program, record, needs or (False,) * len(record.inputs))
@@ -77,9 +77,9 @@ def profile(run: ProgramRun) -> ForwardCosts:
         value = compute(record.op, context, inputs, record.output.dtype)
         seconds[i] = time.perf_counter() - start
         run.values[record.output] = value
-        saved[i] = sum(_new_bytes(part, seen) for part in context.saved)
+        saved[i] = sum(_new_bytes(part, owners) for part in context.saved)
         last = uses.get(record.output, i)
-        if record.output not in kept:
+        if record.output not in results:
             crossing[i + 1 : last + 1] += value.nbytes
         for variable in run.plan.releases.get(record, ()):
             run.values.pop(variable, None)
@@ -87,15 +87,15 @@ def profile(run: ProgramRun) -> ForwardCosts:
     return ForwardCosts(saved, crossing, seconds)
 
 
-def _new_bytes(part: Any, seen: dict[int, Any]) -> int:
+def _new_bytes(part: Any, owners: dict[int, Any]) -> int:
     """Bytes of an array, unless one that shares its memory was seen and still lives."""
     if not isinstance(part, np.ndarray):
         return 0
     owner = owner_of(part)
-    known = seen.get(id(owner))
-    if known is not None and known() is owner:
+    earlier = owners.get(id(owner))
+    if earlier is not None and earlier() is owner:
         return 0
-    seen[id(owner)] = weakref.ref(owner)
+    owners[id(owner)] = weakref.ref(owner)
     return int(owner.nbytes)
 
 
@@ -107,7 +107,7 @@ def owner_of(value: Any) -> Any:
 
 
 def even_cuts(count: int) -> tuple[list[int], list[bool]]:
-    """The floor to heartbeat: about sqrt(n) segments of equal length, all but the last dropped."""
+    """The cuts to improve on: about sqrt(n) segments of equal length, all but the last dropped."""
     parts = max(1, math.isqrt(count))
     edges = sorted({round(i * count / parts) for i in range(parts + 1)})
     return edges, [True] * (len(edges) - 2) + [False]
@@ -116,12 +116,12 @@ def even_cuts(count: int) -> tuple[list[int], list[bool]]:
 def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
     """The bytes that segments take at the worst moment, as the dynamic program counts them."""
     total = np.concatenate([[0], np.cumsum(costs.saved)])
-    held = peak = 0
-    for (i, j), dropped in zip(pairwise(edges), drops, strict=True):
+    live = peak = 0
+    for (i, j), drop in zip(pairwise(edges), drops, strict=True):
         inside = int(total[j] - total[i])
-        peak = max(peak, held + inside)
-        held += int(costs.crossing[j]) if dropped else inside
-    return max(peak, held)
+        peak = max(peak, live + inside)
+        live += int(costs.crossing[j]) if drop else inside
+    return max(peak, live)
 
 
 def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], list[bool]]:
@@ -138,13 +138,13 @@ def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], lis
         UsageError: No choice keeps within the budget.
     """
     limit = peak_of(costs, *even_cuts(len(costs.saved))) if budget is None else budget
-    found = _search(costs, max(limit, 1))
-    if found is None:
+    cuts = _search(costs, max(limit, 1))
+    if cuts is None:
         raise UsageError(
             f"activations do not fit into the memory budget of {limit:,} bytes however "
             "they are recomputed; allow more or use smaller batches"
         )
-    return found
+    return cuts
 
 
 def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | None:
@@ -162,18 +162,18 @@ def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | 
             inside = math.ceil((total[j] - total[i]) / unit)
             if inside > LEVELS:
                 break  # and so are all that begin earlier
-            held = np.arange(LEVELS + 1 - inside)  # r(i) that leaves room for the segment
-            _offer(best, came, j, i, held, held + inside, best[i, held], False)
-            after = held + crossing[j]
+            live = np.arange(LEVELS + 1 - inside)  # r(i) that leaves room for the segment
+            _offer(best, came, j, i, live, live + inside, best[i, live], False)
+            after = live + crossing[j]
             fits = after <= LEVELS
             _offer(
                 best,
                 came,
                 j,
                 i,
-                held[fits],
+                live[fits],
                 after[fits],
-                best[i, held[fits]] + clock[j] - clock[i],
+                best[i, live[fits]] + clock[j] - clock[i],
                 True,
             )
     at = int(np.argmin(best[count]))
@@ -185,24 +185,24 @@ def _offer(
     came: Ints,
     j: int,
     i: int,
-    held: Ints,
+    live: Ints,
     after: Ints,
     seconds: NDArray[np.float64],
-    dropped: bool,
+    drop: bool,
 ) -> None:
     better = seconds < best[j, after]
     where = after[better]
     best[j, where] = seconds[better]
-    came[j, where, 0], came[j, where, 1], came[j, where, 2] = i, held[better], dropped
+    came[j, where, 0], came[j, where, 1], came[j, where, 2] = i, live[better], drop
 
 
-def _walk_back(came: Ints, j: int, held: int) -> tuple[list[int], list[bool]]:
+def _walk_back(came: Ints, j: int, live: int) -> tuple[list[int], list[bool]]:
     edges, drops = [j], []
     while j > 0:
-        i, before, dropped = came[j, held]
+        i, before, drop = came[j, live]
         edges.append(int(i))
-        drops.append(bool(dropped))
-        j, held = int(i), int(before)
+        drops.append(bool(drop))
+        j, live = int(i), int(before)
     return edges[::-1], drops[::-1]
 
 
@@ -291,9 +291,9 @@ def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
 def _edges(plan: ExecutionPlan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
     """Positions in the forward records behind the checkpoints, with both ends."""
     places = {record.output: i for i, record in enumerate(plan.forward)}
-    used = ancestors([backward.loss])
-    needed = {variable for record in used for variable in (record.output, *record.inputs)}
-    strange = [v.name for v in checkpoints if v not in needed]
+    records = ancestors([backward.loss])
+    variables = {variable for record in records for variable in (record.output, *record.inputs)}
+    strange = [v.name for v in checkpoints if v not in variables]
     if strange:
         raise UsageError(
             f"the loss {backward.loss.name!r} does not depend on the checkpoint {strange[0]!r}"
@@ -310,8 +310,7 @@ def _segmented(
 ) -> RecomputePlan:
     home = {record: i for i, part in enumerate(parts) for record in part}
     replays = [
-        _replayed(part, backward) if dropped else []
-        for part, dropped in zip(parts, drops, strict=True)
+        _replayed(part, backward) if drop else [] for part, drop in zip(parts, drops, strict=True)
     ]
     stay = {
         v
@@ -322,11 +321,11 @@ def _segmented(
     }
     active = set(backward.records)
     segments = []
-    for part, dropped, replay in zip(parts, drops, replays, strict=True):
+    for part, drop, replay in zip(parts, drops, replays, strict=True):
         segments.append(
             Segment(
                 part,
-                dropped,
+                drop,
                 replay,
                 [record for record in part if record in active],
                 [record.output for record in part if record.output in stay],
@@ -339,13 +338,13 @@ def _segmented(
 def _replayed(part: Sequence[Record], backward: BackwardPlan) -> list[Record]:
     """The records of a segment that gradients go through, and those that these need."""
     active = set(backward.records)
-    needed = set(ancestors([record.output for record in part if record in active]))
-    return [record for record in part if record in needed]
+    records = set(ancestors([record.output for record in part if record in active]))
+    return [record for record in part if record in records]
 
 
 def _made_elsewhere(records: Sequence[Record]) -> set[Variable]:
-    made = {record.output for record in records}
-    return {v for record in records for v in record.inputs if v not in made}
+    outputs = {record.output for record in records}
+    return {v for record in records for v in record.inputs if v not in outputs}
 
 
 class ActivationMeter:
@@ -361,8 +360,8 @@ class ActivationMeter:
 
     def measure(self, run: ProgramRun) -> None:
         """Look at what is alive now."""
-        given = {id(owner_of(run.values[v])) for v in run.inputs if v in run.values}
-        alive = {id(owner): owner.nbytes for owner in _owners(run) if id(owner) not in given}
+        inputs = {id(owner_of(run.values[v])) for v in run.inputs if v in run.values}
+        alive = {id(owner): owner.nbytes for owner in _owners(run) if id(owner) not in inputs}
         self.peak_bytes = max(self.peak_bytes, sum(alive.values()))
 
 

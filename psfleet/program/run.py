@@ -14,7 +14,7 @@ from psfleet.program.variable import Variable, compute, operand
 
 
 def check_feed(
-    program: Program, needed: Sequence[Variable], feed: Mapping[str, Any]
+    program: Program, feeds: Sequence[Variable], feed: Mapping[str, Any]
 ) -> dict[Variable, Array]:
     """The fed arrays by variable, each in its variable's dtype.
 
@@ -32,7 +32,7 @@ def check_feed(
             raise UsageError(
                 f"feed {name!r} is not data of the program; it has {', '.join(names) or 'none'}"
             )
-    missing = [variable.name for variable in needed if variable.name not in feed]
+    missing = [variable.name for variable in feeds if variable.name not in feed]
     if missing:
         raise UsageError(f"feed {missing[0]!r} is missing; the program needs it for these results")
     arrays = {}
@@ -143,8 +143,8 @@ class ProgramRun:
     def step(self, record: Record, needs: tuple[bool, ...]) -> None:
         """Compute one record."""
         context = Context(self.program, record, needs or (False,) * len(record.inputs))
-        needed = record.needed(any(needs))
-        inputs = [operand(record.op, variable, self.input(variable)) for variable in needed]
+        variables = record.needed(any(needs))
+        inputs = [operand(record.op, variable, self.input(variable)) for variable in variables]
         self.values[record.output] = compute(record.op, context, inputs, record.output.dtype)
         if needs:
             self.contexts[record] = context
@@ -170,7 +170,7 @@ class ProgramRun:
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
         """Make the leaves' gradients the values of the variables that stand for them."""
-        for variable, gradient in plan.backward.wanted.items():
+        for variable, gradient in plan.backward.gradients.items():
             self.values[gradient] = sweep.gradients.get(variable)
 
     def result(self, variable: Variable) -> Array | Gradient:

@@ -252,8 +252,8 @@ def as_variable(value: Any) -> Variable:
     if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         return to_variable(np.asarray(value))
     if isinstance(value, VariableSource):
-        made: Variable = value.as_variable()
-        return made
+        variable: Variable = value.as_variable()
+        return variable
     raise UsageError(
         f"a layer's input is {value!r}; it must be a variable, a parameter or an array"
     )
@@ -306,8 +306,8 @@ def operand(op: Op, variable: Variable, value: Any) -> Any:
 def compute(op: Op, context: Context, inputs: Sequence[Any], dtype: np.dtype[Any]) -> Any:
     """Run an operation's forward; what NumPy refuses becomes one sentence."""
     try:
-        found: Any = op.forward(context, *inputs)
-        return found if isinstance(found, SparseGrad) else np.asarray(found, dtype=dtype)
+        result: Any = op.forward(context, *inputs)
+        return result if isinstance(result, SparseGrad) else np.asarray(result, dtype=dtype)
     except ShapeError:
         raise
     except ValueError as error:

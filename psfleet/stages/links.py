@@ -15,7 +15,7 @@ Array = NDArray[Any]
 class Links(Protocol):
     """Messages between the processes of one worker, in order from each to each.
 
-    They are numbered stage by stage: see Place.
+    They are numbered stage by stage: see StagePosition.
     """
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:

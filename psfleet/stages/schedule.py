@@ -97,13 +97,11 @@ def check_kind(kind: str) -> Kind:
     Raises:
         ConfigError: There is none of that name.
     """
-    for known in get_args(Kind):
-        if kind == known:
-            found: Kind = known
-            return found
-    raise ConfigError(
-        f"pipeline schedule is {kind!r}; it must be one of {', '.join(get_args(Kind))}"
-    )
+    names: tuple[Kind, ...] = get_args(Kind)
+    for name in names:
+        if kind == name:
+            return name
+    raise ConfigError(f"pipeline schedule is {kind!r}; it must be one of {', '.join(names)}")
 
 
 def make_schedule(kind: str, stages: int, micro_batches: int, per_stage: int = 1) -> Schedule:
@@ -117,7 +115,7 @@ def make_schedule(kind: str, stages: int, micro_batches: int, per_stage: int = 1
     Raises:
         ConfigError: A number is below 1.
     """
-    known = check_kind(kind)
+    schedule_kind = check_kind(kind)
     for name, number in (
         ("stages", stages),
         ("micro_batches", micro_batches),
@@ -125,14 +123,16 @@ def make_schedule(kind: str, stages: int, micro_batches: int, per_stage: int = 1
     ):
         if number < 1:
             raise ConfigError(f"pipeline {name} is {number}; it must be at least 1")
-    if known == "zero-bubble" and per_stage > 1 and stages > 1:
+    if schedule_kind == "zero-bubble" and per_stage > 1 and stages > 1:
         raise ConfigError(
             f"pipeline schedule zero-bubble has {per_stage} chunks per stage; "
             "it works with 1, interleaved with several"
         )
-    make = _zero_bubble if known == "zero-bubble" and per_stage == 1 else _of_stage
-    lists = [make(known, stage, stages, micro_batches, per_stage) for stage in range(stages)]
-    return Schedule(known, tuple(map(tuple, lists)), micro_batches, stages * per_stage)
+    make = _zero_bubble if schedule_kind == "zero-bubble" and per_stage == 1 else _of_stage
+    lists = [
+        make(schedule_kind, stage, stages, micro_batches, per_stage) for stage in range(stages)
+    ]
+    return Schedule(schedule_kind, tuple(map(tuple, lists)), micro_batches, stages * per_stage)
 
 
 def _of_stage(
@@ -150,10 +150,10 @@ def _of_stage(
     if per_stage > 1:
         ahead = 2 * ahead + (per_stage - 1) * len(groups[0])
     ahead = len(forward) if per_stage > 1 and micro_batches < stages else min(ahead, len(forward))
-    mixed = forward[:ahead]
+    in_turn = forward[:ahead]
     for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
-        mixed += [one_forward, one_backward]
-    return _flat(mixed + backward[len(forward) - ahead :])
+        in_turn += [one_forward, one_backward]
+    return _flat(in_turn + backward[len(forward) - ahead :])
 
 
 def _groups(stages: int, micro_batches: int) -> list[range]:

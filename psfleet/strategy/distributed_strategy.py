@@ -56,15 +56,15 @@ def check_configs(configs: Mapping[str, Any]) -> list[str]:
         ConfigError: A setting is unknown or of the wrong type.
     """
     late = [one.name for one in settings_of(LatePushMode)]
-    known = sorted(name for mode in MODES.values() for name in mode.a_sync) + late
+    names = sorted(name for mode in MODES.values() for name in mode.a_sync) + late
     for name, value in configs.items():
         if name in _ELSEWHERE:
             raise ConfigError(f"a_sync_configs {name} has no meaning here: {_ELSEWHERE[name]}")
-        if name not in known:
-            raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {', '.join(known)}")
+        if name not in names:
+            raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {', '.join(names)}")
         if isinstance(value, bool) or not isinstance(value, (int, float) if name in late else int):
-            wanted = "number" if name in late else "whole number"
-            raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a {wanted}")
+            type_name = "number" if name in late else "whole number"
+            raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a {type_name}")
     if configs.get("k_steps", 0) < -1:
         raise ConfigError(
             f"a_sync_configs k_steps is {configs['k_steps']}; it must be 0 (async), above 0 (geo) or -1 "
@@ -133,16 +133,16 @@ class DistributedStrategy:
             super().__setattr__(name, value)
             return
         switch = name.removesuffix("_configs")
-        known = ["a_sync", *_SWITCHES]
-        if switch not in known:
+        switches = ["a_sync", *_SWITCHES]
+        if switch not in switches:
             raise ConfigError(
                 f"DistributedStrategy has no setting {name!r}; it has "
-                f"{', '.join(known)}, each with _configs"
+                f"{', '.join(switches)}, each with _configs"
             )
-        wanted = Mapping if name.endswith("_configs") else str if name == "wire" else bool
-        if not isinstance(value, wanted):
+        kind = Mapping if name.endswith("_configs") else str if name == "wire" else bool
+        if not isinstance(value, kind):
             raise ConfigError(
-                f"DistributedStrategy {name} is {value!r}; it must be a {_WORDS[wanted]}"
+                f"DistributedStrategy {name} is {value!r}; it must be a {_WORDS[kind]}"
             )
         if isinstance(value, Mapping):
             _check_configs(switch, value)
@@ -168,17 +168,17 @@ class DistributedStrategy:
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """Return the script's strategy as `Settings.from_parts` takes it."""
-        said: dict[str, dict[str, Any]] = {
+        parts: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
             for name in _SWITCHES
             if self._said.get(name)
         }
         if self.wire:
-            said["wire"] = {"push": self.wire, "pull": self.wire, **said["wire"]}
+            parts["wire"] = {"push": self.wire, "pull": self.wire, **parts["wire"]}
         if "a_sync" in self._said:
-            said["consistency"] = consistency_of(self.a_sync, self._said.get("a_sync_configs", {}))
-        check_parts(said)
-        return said
+            parts["consistency"] = consistency_of(self.a_sync, self._said.get("a_sync_configs", {}))
+        check_parts(parts)
+        return parts
 
 
 def _check_configs(switch: str, value: Mapping[str, Any]) -> None:
@@ -201,18 +201,18 @@ def resolve(
     Raises:
         ConfigError: The overrides are not JSON, or something is unknown or contradictory.
     """
-    said: Any = strategy.parts() if isinstance(strategy, DistributedStrategy) else strategy
-    check_parts({} if said is None else said)
-    parts: dict[str, Any] = dict(said or {})
+    source: Any = strategy.parts() if isinstance(strategy, DistributedStrategy) else strategy
+    check_parts({} if source is None else source)
+    parts: dict[str, Any] = dict(source or {})
     if overrides:
         try:
-            said = json.loads(overrides)
+            source = json.loads(overrides)
         except ValueError as error:
             raise ConfigError(
                 f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}"
             ) from None
-        check_parts(said)
-        parts = overridden(parts, said)
+        check_parts(source)
+        parts = overridden(parts, source)
     return Settings.from_parts(parts)
 
 
@@ -223,14 +223,14 @@ def overridden(
 
     Where it names another consistency mode, the settings of the mode that it replaces go too.
     """
-    merged = {name: {**parts.get(name, {}), **by.get(name, {})} for name in {**parts, **by}}
+    result = {name: {**parts.get(name, {}), **by.get(name, {})} for name in {**parts, **by}}
     before = parts.get("consistency", {}).get("mode")
-    now = merged.get("consistency", {}).get("mode")
+    now = result.get("consistency", {}).get("mode")
     if now != before:
         for setting in settings_of_mode(before):
             if setting not in by.get("consistency", {}):
-                merged["consistency"].pop(setting, None)
-    return merged
+                result["consistency"].pop(setting, None)
+    return result
 
 
 def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:

@@ -38,19 +38,21 @@ class ConsistencySettings:
     declared: ConsistencyMode
 
     def __init__(self, mode: Mode = "sync", *values: float, **settings: float) -> None:
-        known = {one.name: one for one in self.settings()}
-        known.pop("mode").check(mode, "consistency mode")
+        settings_by_name = {one.name: one for one in self.settings()}
+        settings_by_name.pop("mode").check(mode, "consistency mode")
         own = settings_of_mode(mode)
         for name, value in settings.items():
-            if name not in known:
-                raise ConfigError(f"consistency has no setting {name!r}; it has {', '.join(known)}")
-            if name not in own and value != known[name].default:
+            if name not in settings_by_name:
+                raise ConfigError(
+                    f"consistency has no setting {name!r}; it has {', '.join(settings_by_name)}"
+                )
+            if name not in own and value != settings_by_name[name].default:
                 raise _contradiction(name, value, mode)
-        taken = {name: value for name, value in settings.items() if name in own}
-        declared = type(find_mode(mode))(*values, **taken)
-        for name, one in known.items():
-            object.__setattr__(self, name, getattr(declared, name, one.default))
-        object.__setattr__(self, "declared", declared)
+        own_values = {name: value for name, value in settings.items() if name in own}
+        declaration = type(find_mode(mode))(*values, **own_values)
+        for name, one in settings_by_name.items():
+            object.__setattr__(self, name, getattr(declaration, name, one.default))
+        object.__setattr__(self, "declared", declaration)
 
     if TYPE_CHECKING:
 
@@ -64,24 +66,24 @@ class ConsistencySettings:
     @staticmethod
     def settings() -> tuple[Setting, ...]:
         """The mode and the settings of all modes, those that several modes share at the end."""
-        found: dict[str, Setting] = {}
+        by_name: dict[str, Setting] = {}
         modes: dict[str, list[str]] = {}
-        for name, known in MODES.items():
-            for one in settings_of(type(known)):
-                found.setdefault(one.name, one)
+        for name, declaration in MODES.items():
+            for one in settings_of(type(declaration)):
+                by_name.setdefault(one.name, one)
                 modes.setdefault(one.name, []).append(name)
-        listed = sorted(found.values(), key=lambda one: len(modes[one.name]) > 1)
+        in_order = sorted(by_name.values(), key=lambda one: len(modes[one.name]) > 1)
         mode = Setting("mode", one_of(*MODES), "sync", "When pushes take effect", flag="--mode")
         return (
             mode,
-            *(replace(one, help=f"{_and(modes[one.name])}: {one.help}") for one in listed),
+            *(replace(one, help=f"{_and(modes[one.name])}: {one.help}") for one in in_order),
         )
 
 
 def settings_of_mode(mode: str | None) -> tuple[str, ...]:
     """The names of a mode's settings; none of a mode that is unknown or None."""
-    known = MODES.get(mode or "")
-    return () if known is None else tuple(one.name for one in fields(known))
+    declaration = MODES.get(mode or "")
+    return () if declaration is None else tuple(one.name for one in fields(declaration))
 
 
 def _modes_with(setting: str) -> list[str]:

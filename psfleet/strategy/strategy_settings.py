@@ -69,7 +69,7 @@ class Settings:
             ConfigError: A part or setting is unknown, of the wrong type or contradicts another.
         """
         check_parts(parts)
-        return cls(**{name: build(name, said) for name, said in parts.items()})
+        return cls(**{name: build(name, settings) for name, settings in parts.items()})
 
 
 _AVERAGES = "workers that average wait for each other; use sync"
@@ -111,25 +111,27 @@ def check_parts(parts: Any) -> None:
     """
     if not isinstance(parts, Mapping):
         raise ConfigError(f"a strategy is {parts!r}; it must be a table of parts")
-    for name, said in parts.items():
+    for name, settings in parts.items():
         if name not in PARTS:
             raise ConfigError(f"a strategy has no part {name!r}; it has {', '.join(PARTS)}")
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"strategy part {name!r} is {said!r}; it must be a table of settings")
+        if not isinstance(settings, Mapping):
+            raise ConfigError(
+                f"strategy part {name!r} is {settings!r}; it must be a table of settings"
+            )
 
 
-def build(part: str, said: Mapping[str, Any]) -> Any:
+def build(part: str, values: Mapping[str, Any]) -> Any:
     """One part of a strategy, of its settings by name.
 
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
     """
-    known = {one.name: one for one in settings_of(PARTS[part])}
-    for name in said:
-        if name not in known:
+    settings = {one.name: one for one in settings_of(PARTS[part])}
+    for name in values:
+        if name not in settings:
             raise ConfigError(
-                f"strategy part {part!r} has no setting {name!r}; it has {', '.join(known)}"
+                f"strategy part {part!r} has no setting {name!r}; it has {', '.join(settings)}"
             )
     return PARTS[part](
-        **{name: known[name].take(value, f"{part} {name}") for name, value in said.items()}
+        **{name: settings[name].take(value, f"{part} {name}") for name, value in values.items()}
     )

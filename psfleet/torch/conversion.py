@@ -76,14 +76,14 @@ def converted(
 ) -> tuple[M, Kind]:
     """Convert as convert() does, with an optimizer of this kind."""
     listed_optimizers = listed(optimizers)
-    trained = {
+    trainable = {
         id(p) for o in listed_optimizers for group in o.param_groups for p in group["params"]
     }
     _check_all_in(model, listed_optimizers)
     modules = {
         path: module
         for path, module in model.named_modules()
-        if _is_table(module) and module.weight.requires_grad and id(module.weight) in trained
+        if _is_table(module) and module.weight.requires_grad and id(module.weight) in trainable
     }
     _check_named(servers or {}, modules)
     swap = _ModuleExchange(model, listed_optimizers, _counterparts(model, modules, servers))
@@ -173,9 +173,9 @@ def _counterparts(
     first: dict[int, TableModule] = {}
     for path, module in modules.items():
         _check_tied(model, path, module, modules)
-        made = _counterpart(path or "embedding", module, counts.get(id(module.weight)))
-        made.share(first.setdefault(id(module.weight), made))
-        pairs[id(module)] = module, made
+        twin = _counterpart(path or "embedding", module, counts.get(id(module.weight)))
+        twin.share(first.setdefault(id(module.weight), twin))
+        pairs[id(module)] = module, twin
     return pairs
 
 
@@ -194,8 +194,8 @@ def _check_tied(
 ) -> None:
     """Refuse a weight that is used by more than embeddings with sparse gradients."""
     for other, user in model.named_modules():
-        used = any(p is module.weight for p in user._parameters.values())
-        if used and other not in modules:
+        is_user = any(p is module.weight for p in user._parameters.values())
+        if is_user and other not in modules:
             raise ConfigError(
                 f"the weight of {path!r} is tied to {other!r}, whose gradients "
                 f"({type(user).__name__}) are dense, so each step needs all rows; build {path!r} with "
@@ -225,7 +225,7 @@ def _counterpart(path: str, module: Any, servers: int | None) -> TableModule:
         raise ConfigError(
             f"{path!r} has hooks, which conversion would lose; register them on the converted model"
         )
-    made = (
+    twin = (
         _bag(module, servers)
         if isinstance(module, nn.EmbeddingBag)
         else Embedding(
@@ -233,10 +233,10 @@ def _counterpart(path: str, module: Any, servers: int | None) -> TableModule:
         )
     )
     if module.weight.is_meta:
-        made.table.initializer = InitializerSpec("normal", 0.0, 1.0)
+        twin.table.initializer = InitializerSpec("normal", 0.0, 1.0)
     else:
-        made.table.content = module.weight.detach().cpu().contiguous().numpy()
-    return made.train(module.training)
+        twin.table.content = module.weight.detach().cpu().contiguous().numpy()
+    return twin.train(module.training)
 
 
 def _bag(module: nn.EmbeddingBag, servers: int | None) -> EmbeddingBag:
@@ -251,11 +251,11 @@ def _bag(module: nn.EmbeddingBag, servers: int | None) -> EmbeddingBag:
 
 
 def _check_all_in(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    known = {id(p) for p in model.parameters()}
+    own = {id(p) for p in model.parameters()}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) not in known:
+                if id(parameter) not in own:
                     raise UsageError(
                         f"torch.optim.{type(optimizer).__name__} has a parameter of shape "
                         f"{tuple(parameter.shape)} that is not in the model"
@@ -268,9 +268,8 @@ def module_predictor(model: nn.Module) -> MakePredictor:
     Parameters and embeddings have the tables that `DistributedOptimizer` gives them: those of their names in
     the model. Buffers, and parameters without gradients that have no table, stay as they are in the model.
     """
-    copied = _unbound(model)
-
-    return lambda runtime: ModulePredictor(copied, runtime)
+    unbound = _unbound(model)
+    return lambda runtime: ModulePredictor(unbound, runtime)
 
 
 class ModulePredictor:
@@ -310,9 +309,9 @@ def _unbound_table(module: TableModule, memo: dict[int, Any]) -> TableModule:
     rows = memo.get(id(module.table))
     if rows is None:
         rows = memo[id(module.table)] = copy.deepcopy(module.table, memo)
-    made = module.__class__.__new__(module.__class__)
-    made.__dict__.update({**module.__dict__, "table": rows, "_parameters": {"weight": rows.weight}})
-    return made
+    twin = module.__class__.__new__(module.__class__)
+    twin.__dict__.update({**module.__dict__, "table": rows, "_parameters": {"weight": rows.weight}})
+    return twin
 
 
 def _bound(model: nn.Module, runtime: Runtime, *, direct: bool) -> nn.Module:
@@ -345,9 +344,9 @@ def _call_directly(module: nn.Module, function: Callable[..., Any] | None = None
     )
     if is_plain and not any(own.get(name) for name in hooks):
         own.update({**module._parameters, **module._modules})
-        called = kind.forward if function is None else staticmethod(function)
-        shown = {"__call__": called, "__module__": kind.__module__}
-        module.__class__ = type(kind.__name__, (kind,), shown)
+        call = kind.forward if function is None else staticmethod(function)
+        members = {"__call__": call, "__module__": kind.__module__}
+        module.__class__ = type(kind.__name__, (kind,), members)
 
 
 def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., Tensor]:

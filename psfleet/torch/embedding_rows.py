@@ -101,7 +101,7 @@ class EmbeddingRows:
         self.counts = part_of(entry, ShowClickEntry) is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingRows":
-        copied = EmbeddingRows(
+        twin = EmbeddingRows(
             self.name,
             self.count,
             self.dim,
@@ -112,12 +112,12 @@ class EmbeddingRows:
             self.precision,
             self.servers,
         )
-        copied.weight = copy.deepcopy(self.weight, memo)
-        copied.content = self.content
-        copied._ledger = GradientIds(copied.weight, self.count is not None)
-        copied.bags = GradientBags(copied.weight)
-        memo[id(self)] = copied
-        return copied
+        twin.weight = copy.deepcopy(self.weight, memo)
+        twin.content = self.content
+        twin._ledger = GradientIds(twin.weight, self.count is not None)
+        twin.bags = GradientBags(twin.weight)
+        memo[id(self)] = twin
+        return twin
 
     # -- the table -----------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class EmbeddingRows:
         self.read_from(client, spec)
         if self.count is not None:
             whole = weakref.WeakMethod(self._whole)
-            self.weight.source = lambda: found() if (found := whole()) else None
+            self.weight.source = lambda: bring() if (bring := whole()) else None
         _living.add(self)
 
     def read_from(self, client: ParameterClient, spec: TableSpec) -> None:
@@ -206,10 +206,10 @@ class EmbeddingRows:
         assert state.ids is not None
         if ids is None:
             ids = np.arange(len(values), dtype=np.int64)
-        left = np.setdiff1d(state.ids, ids)
-        if len(left):
+        others = np.setdiff1d(state.ids, ids)
+        if len(others):
             raise UsageError(
-                f"embedding {self.name!r} has a row for id {left[0]} and the state dict has none; "
+                f"embedding {self.name!r} has a row for id {others[0]} and the state dict has none; "
                 "load it before the first step, or use fleet.load_model"
             )
         self.client.set_weights(self.spec, values, ids, state)
@@ -262,13 +262,13 @@ class EmbeddingRows:
             ids = np.arange(self.count, dtype=np.int64)
         initial = [slot.initial for slot in self.spec.rule.slots]
         # A row whose state is as at the beginning need not be on the servers, unless it is there.
-        named = np.isin(ids, state.ids)
+        is_stored = np.isin(ids, state.ids)
         for values, first in zip(slots, initial, strict=True):
-            named |= (values != np.float32(first)).any(1)
+            is_stored |= (values != np.float32(first)).any(1)
         others = np.setdiff1d(state.ids, ids)
-        ids = np.concatenate([ids[named], others])
+        ids = np.concatenate([ids[is_stored], others])
         whole = [
-            np.concatenate([values[named], np.full((len(others), self.dim), first, np.float32)])
+            np.concatenate([values[is_stored], np.full((len(others), self.dim), first, np.float32)])
             for values, first in zip(slots, initial, strict=True)
         ]
         rows = np.array(self.runtime.pull([self.read(ids)])[0])
@@ -319,14 +319,14 @@ class EmbeddingRows:
         self._check(numbers)
         if self.watcher is not None:
             self.watcher.note(self, ids)
-        held = self._find(numbers)
-        values = self._values_of(held) if held else self.runtime.pull([self.read(numbers)])[0]
+        entry = self._find(numbers)
+        values = self._values_of(entry) if entry else self.runtime.pull([self.read(numbers)])[0]
         if scores is None and self.counts:
             scores = np.tile(np.array([1, 0], np.float32), (numbers.size, 1))
         out = look_up(self.weight, values, numbers, self._ledger, padding, ids.device, scores)
-        if held and held.used is None:
-            held.rows, held.used = out.detach(), out._version
-        elif keep and held is None and len(self._held) < _MOST_HELD:
+        if entry and entry.used is None:
+            entry.rows, entry.used = out.detach(), out._version
+        elif keep and entry is None and len(self._held) < _MOST_HELD:
             self._held.append(_CachedLookup(numbers, out.detach(), out._version))
         return out
 
@@ -351,16 +351,16 @@ class EmbeddingRows:
         return self.bags.gradient() if self.bags else self._ledger.gradient()
 
     def _find(self, ids: Asked) -> _CachedLookup | None:
-        for held in self._held:
-            unspoilt = held.used is None or held.used == held.rows._version
-            if unspoilt and are_equal(held.ids, ids):
-                return held
+        for entry in self._held:
+            unspoilt = entry.used is None or entry.used == entry.rows._version
+            if unspoilt and are_equal(entry.ids, ids):
+                return entry
         return None
 
     @staticmethod
-    def _values_of(held: _CachedLookup) -> Floats:
-        values: Floats = held.rows.cpu().numpy()
-        return values if held.used is None else values.copy()
+    def _values_of(entry: _CachedLookup) -> Floats:
+        values: Floats = entry.rows.cpu().numpy()
+        return values if entry.used is None else values.copy()
 
     def _check(self, ids: Ids) -> None:
         if self.count is None or ids.size == 0:
@@ -380,20 +380,20 @@ def pooled_of(lookups: Sequence[tuple[EmbeddingRows, PooledIds]], keep: bool) ->
         lookups: Tables of one runtime, with what is asked of each.
         keep: Hold them for the same look-up within the step, see `EmbeddingRows.look_up`.
     """
-    held = [rows._find(asked) for rows, asked in lookups]
-    missing = [pair for pair, known in zip(lookups, held, strict=True) if known is None]
-    pulled = iter(_pull(missing))
-    pooled = []
-    for (rows, asked), known in zip(lookups, held, strict=True):
-        pooled.append(next(pulled) if known is None else rows._values_of(known))
-        if keep and known is None and len(rows._held) < _MOST_HELD:
-            rows.hold(asked, pooled[-1])
-    return pooled
+    entries = [rows._find(ids) for rows, ids in lookups]
+    missing = [pair for pair, entry in zip(lookups, entries, strict=True) if entry is None]
+    pulls = iter(_pull(missing))
+    values = []
+    for (rows, ids), entry in zip(lookups, entries, strict=True):
+        values.append(next(pulls) if entry is None else rows._values_of(entry))
+        if keep and entry is None and len(rows._held) < _MOST_HELD:
+            rows.hold(ids, values[-1])
+    return values
 
 
 def _pull(lookups: Sequence[tuple[EmbeddingRows, PooledIds]]) -> list[Floats]:
-    asked = [(rows.key, asked) for rows, asked in lookups if rows.client]
-    return lookups[0][0].client.pull([], asked)[1] if asked else []
+    reads = [(rows.key, ids) for rows, ids in lookups if rows.client]
+    return lookups[0][0].client.pull([], reads)[1] if reads else []
 
 
 def living_rows() -> list[EmbeddingRows]:

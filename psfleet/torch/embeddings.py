@@ -105,10 +105,10 @@ class TableModule(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """A copy has values of its own: once there is a table, torch's module with the rows of now."""
         if not self.table.bound:
-            copied = self.__class__.__new__(self.__class__)
-            memo[id(self)] = copied
-            copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-            return copied
+            twin = self.__class__.__new__(self.__class__)
+            memo[id(self)] = twin
+            twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+            return twin
         if self.num_embeddings is None:
             raise UsageError(
                 f"embedding {self.table.name!r} has no number of rows, so a copy of the model cannot "
@@ -311,8 +311,8 @@ class EmbeddingBag(TableModule):
             per_sample_weights: Mode "sum" only: a factor for each id, float32 like `input`.
             shows, clicks: As for Embedding; one value for each id or each bag.
         """
-        said = shows is not None or clicks is not None
-        ends = self._ends(offsets, input.numel()) if said and offsets is not None else None
+        has_scores = shows is not None or clicks is not None
+        ends = self._ends(offsets, input.numel()) if has_scores and offsets is not None else None
         rows = self._look_up(input, shows, clicks, ends).reshape(-1, self.embedding_dim)
         # The pulled rows are the weight of a small embedding_bag, and each id's place its index.
         places = torch.arange(input.numel(), device=input.device).reshape(input.shape)

@@ -87,10 +87,10 @@ class FeatureEmbedding(nn.Module):
         lookup = FeatureLookup(self.features, batch, {name: name for name in names})
         tables = [_rows(self.tables[name]) for name in names]
         lookups = [(table, lookup.pooled[name]) for table, name in zip(tables, names, strict=True)]
-        pooled = dict(zip(names, pooled_of(lookups, keep=self.training), strict=True))
+        bags = dict(zip(names, pooled_of(lookups, keep=self.training), strict=True))
         weights = [table.weight for table in tables]
         device = _device(batch)
-        values = _PooledFeatures.apply(self, lookup, pooled, device, *weights)  # type: ignore[no-untyped-call]
+        values = _PooledFeatures.apply(self, lookup, bags, device, *weights)  # type: ignore[no-untyped-call]
         return dict(zip(self.features.features, values, strict=True))
 
 
@@ -102,7 +102,7 @@ class _PooledFeatures(torch.autograd.Function):
         ctx: Any,
         module: FeatureEmbedding,
         lookup: FeatureLookup[str],
-        pooled: Mapping[str, Floats],
+        bags: Mapping[str, Floats],
         device: torch.device,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -110,7 +110,7 @@ class _PooledFeatures(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         constant = [f for f in module.features if not isinstance(f, Feature)]
         # A user may change them in place, and what was pulled is held.
-        values = lookup.values(pooled)
+        values = lookup.values(bags)
         out = {name: torch.from_numpy(array.copy()).to(device) for name, array in values.items()}
         ctx.mark_non_differentiable(*(out[number.name] for number in constant))
         return tuple(out.values())

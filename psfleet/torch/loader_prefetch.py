@@ -148,23 +148,23 @@ class _Ahead:
         return self._following
 
     def note(self, rows: EmbeddingRows, ids: Tensor) -> None:
-        """See Watcher.note."""
+        """See LookupObserver.note."""
         if self._choose is None:
             part = _Part.find(self.batch, ids)
-            known = self._parts.setdefault(id(rows), [])
-            if part is not None and part not in known:
-                known.append(part)
+            parts = self._parts.setdefault(id(rows), [])
+            if part is not None and part not in parts:
+                parts.append(part)
 
     def expected(self, rows: EmbeddingRows) -> list[Ids]:
-        """See Watcher.expected."""
+        """See LookupObserver.expected."""
         following = self._next()
         if following is _END:
             return []
         if self._choose is not None:
-            chosen = self._choose(following)
-            return [_ids(ids) for module, ids in chosen.items() if module.table is rows]
-        found = [part.of(following) for part in self._parts.get(id(rows), [])]
-        return [_ids(ids) for ids in found if ids is not None]
+            lookups = self._choose(following)
+            return [_ids(ids) for module, ids in lookups.items() if module.table is rows]
+        tensors = [part.of(following) for part in self._parts.get(id(rows), [])]
+        return [_ids(ids) for ids in tensors if ids is not None]
 
 
 def _tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:

@@ -26,7 +26,7 @@ _NAMED = {"dynamo": False} if "dynamo" in inspect.signature(_EXPORT).parameters 
 
 
 class _LookUps:
-    """The look-ups of a module: they give what they find, or `given` in place of it.
+    """The look-ups of a module: they give what they find, or the values of `given` in place of it.
 
     Attributes:
         tables: By the name of an input of the graph its table; of a Number none.
@@ -52,16 +52,16 @@ class _LookUps:
                     module.features, module.forward
                 )
 
-    def restart(self, given: dict[str, Tensor]) -> None:
+    def restart(self, rows: dict[str, Tensor]) -> None:
         """A run of the model begins."""
-        self.given = given
+        self.given = rows
         self._counts.clear()
 
     def _rows(self, path: str, table: str, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def rows(*ids: Any, **named: Any) -> Tensor:
+        def rows(*ids: Any, **options: Any) -> Tensor:
             name = self._name(path, table)
             if not self.given:
-                self.found[name] = plain(*ids, **named)
+                self.found[name] = plain(*ids, **options)
             return (self.given or self.found)[name]
 
         return rows
@@ -98,8 +98,8 @@ class _Graph(nn.Module):
     def take(self, example: Any) -> None:
         """Run the module with an example, to know its inputs and outputs."""
         self.look_ups.restart({})
-        found = self.predict(example)
-        self.outputs = list(found) if isinstance(found, Mapping) else ["output"]
+        out = self.predict(example)
+        self.outputs = list(out) if isinstance(out, Mapping) else ["output"]
         self.rows = dict(self.look_ups.found)
         self.leaves, self.tree = tree_flatten(example)
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
@@ -109,10 +109,10 @@ class _Graph(nn.Module):
 
     def inputs(self) -> dict[str, Tensor]:
         """The example of each input."""
-        named = {
+        tensors = {
             name if name not in self.rows else f"ids.{name}": t for name, t in self.tensors.items()
         }
-        return {name: tensor.clone() for name, tensor in {**self.rows, **named}.items()}
+        return {name: tensor.clone() for name, tensor in {**self.rows, **tensors}.items()}
 
     def forward(self, *tensors: Tensor) -> Any:
         self.look_ups.restart(dict(zip(self.rows, tensors, strict=False)))
@@ -177,14 +177,14 @@ def _write(where: Path, graph: _Graph) -> None:
         raise ConfigError(
             f"torch makes no ONNX graph of the module: {str(error).strip().splitlines()[0]}"
         ) from None
-    made: Any = onnx.load(str(where))
-    used = {name for node in made.graph.node for name in node.input}
-    for unused in [each for each in made.graph.input if each.name not in used]:
-        made.graph.input.remove(unused)  # ids that are only looked up
+    document: Any = onnx.load(str(where))
+    names = {name for node in document.graph.node for name in node.input}
+    for unused in [each for each in document.graph.input if each.name not in names]:
+        document.graph.input.remove(unused)  # ids that are only looked up
     tables = {f"rows of {name}": table for name, table in graph.look_ups.tables.items()}
-    onnx.helper.set_model_props(made, tables)
-    onnx.checker.check_model(made, full_check=True)
-    onnx.save(made, str(where))
+    onnx.helper.set_model_props(document, tables)
+    onnx.checker.check_model(document, full_check=True)
+    onnx.save(document, str(where))
 
 
 def _check(where: Path, graph: _Graph) -> None:
@@ -192,13 +192,13 @@ def _check(where: Path, graph: _Graph) -> None:
     from onnx.reference import ReferenceEvaluator
 
     evaluator, inputs = ReferenceEvaluator(str(where)), graph.inputs()
-    fed = {name: inputs[name].numpy() for name in evaluator.input_names if name in inputs}
-    found = evaluator.run(None, fed) if len(fed) == len(evaluator.input_names) else []
+    feed = {name: inputs[name].numpy() for name in evaluator.input_names if name in inputs}
+    outputs = evaluator.run(None, feed) if len(feed) == len(evaluator.input_names) else []
     expected = graph(*inputs.values())
-    wanted = expected if isinstance(expected, tuple) else (expected,)
-    same = len(found) == len(wanted) and all(
+    arrays = expected if isinstance(expected, tuple) else (expected,)
+    same = len(outputs) == len(arrays) and all(
         np.allclose(mine, theirs.numpy(), rtol=1e-4, atol=1e-5)
-        for mine, theirs in zip(found, wanted, strict=True)
+        for mine, theirs in zip(outputs, arrays, strict=True)
     )
     if not same:
         raise ConfigError(

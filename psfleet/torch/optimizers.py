@@ -79,15 +79,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         settings = fleet.settings()
         check_strategy(settings, cut=self._cut)
-        given = listed(optimizers)
-        groups = [group for optimizer in given for group in optimizer.param_groups]
-        kinds = [type(optimizer) for optimizer in given for _ in optimizer.param_groups]
-        begun = {p: state for optimizer in given for p, state in _begun(optimizer.state)}
-        plan = ParameterPlan(model, groups, kinds, name, begun)
+        originals = listed(optimizers)
+        groups = [group for optimizer in originals for group in optimizer.param_groups]
+        kinds = [type(optimizer) for optimizer in originals for _ in optimizer.param_groups]
+        states = {p: state for optimizer in originals for p, state in _begun(optimizer.state)}
+        plan = ParameterPlan(model, groups, kinds, name, states)
         self._prepare(model, settings)
         self._client = ParameterClient(runtime or active())
         self.runtime = self._client.runtime
-        super().__init__(groups or [{"params": []}], _shared_defaults(given))
+        super().__init__(groups or [{"params": []}], _shared_defaults(originals))
         self._plan = plan
         self._settings = settings
         merge, amp = settings.gradient_merge, settings.amp
@@ -95,8 +95,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             GradientMerger(merge) if merge is not None else None
         )
         self._scaler = GradientScaler(amp) if amp is not None else None
-        self._dense, self._sparse = self._make(plan, begun)
-        for optimizer in given:
+        self._dense, self._sparse = self._make(plan, states)
+        for optimizer in originals:
             _retire(optimizer)
         self._modules: list[nn.Module] | None = None  # that this process trains; None: all
         self._narrow()
@@ -121,28 +121,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
             recompute(model, settings.recompute)
 
     def _make(
-        self, plan: ParameterPlan, begun: Mapping[Tensor, Any]
+        self, plan: ParameterPlan, states: Mapping[Tensor, Any]
     ) -> tuple[list[DenseBinding], list[SparseBinding]]:
         """The tables, with the values and state of worker 0, unless they are trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
         dense, sparse = self._client.create(plan.make, joins_late)
         if not joins_late:
             writes = [each.rows.fill for each in sparse]
-            writes += state_dicts.begun(self.runtime, dense, sparse, begun)
+            writes += state_dicts.begun(self.runtime, dense, sparse, states)
             self._client.exclusively(lambda: _all(writes))
         for each in sparse:
             each.rows.content = None
         return dense, sparse
 
-    def _wake(self, begun: Collection[Tensor] = ()) -> None:
+    def _wake(self, parameters: Collection[Tensor] = ()) -> None:
         """Make the tables of parameters that were frozen until now."""
-        if not self._plan.waking(begun):
+        if not self._plan.waking(parameters):
             return
         joins_late = is_trained(self.runtime, self._plan.dense_tables(self.runtime))
-        made = self._client.create(self._plan.make_dense, joins_late)
-        self._dense = [*self._dense, *made]
+        tables = self._client.create(self._plan.make_dense, joins_late)
+        self._dense = [*self._dense, *tables]
         self._narrow()
-        self._bring(made, [])
+        self._bring(tables, [])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
         return self  # a copy of the model refers to it
@@ -181,11 +181,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._changed:
             self.upload()
         self._check_groups()
-        merged = self._merged(samples)
-        if merged is None:
+        push = self._merged(samples)
+        if push is None:
             self._bring([], self._ahead())
         else:
-            pairs, samples = merged
+            pairs, samples = push
             self._client.send(self._gradients(pairs), samples, loss)
             for owner in self._owners:
                 owner.advance()
@@ -272,16 +272,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         try:
             super().load_state_dict(state_dict)
-            loaded, found = self.param_groups, dict(self.state)
+            new_groups, states = self.param_groups, dict(self.state)
         finally:
             self.param_groups = groups
             self.state = defaultdict(dict)
         state_dicts.check_version(state_dict)
         tables = state_dict.get("tables", {})
-        self._wake(dict(_begun(found)))
-        writes = state_dicts.prepared(self.runtime, self._dense, self._sparse, found, tables)
-        self._check_groups(loaded)
-        for group, new in zip(groups, loaded, strict=True):
+        self._wake(dict(_begun(states)))
+        writes = state_dicts.prepared(self.runtime, self._dense, self._sparse, states, tables)
+        self._check_groups(new_groups)
+        for group, new in zip(groups, new_groups, strict=True):
             group.update(new)  # in place, since schedulers and tables hold on to it
         for table in self._sparse:
             schedule = tables.get(table.spec.name, {}).get("schedule")
@@ -327,19 +327,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             gradients.append(gradient_of(each.spec.key, grad, each.rate()))
         if self._scaler is None:
             return gradients
-        taken = self._scaler.take(
+        outgoing = self._scaler.take(
             [(each, one) for (each, _), one in zip(pairs, gradients, strict=True)]
         )
-        return [gradient for _, gradient in taken]
+        return [gradient for _, gradient in outgoing]
 
     @torch.no_grad()
     def _bring(
-        self, wanted: Sequence[DenseBinding], ahead: Sequence[tuple[EmbeddingRows, Ids]]
+        self, bindings: Sequence[DenseBinding], ahead: Sequence[tuple[EmbeddingRows, Ids]]
     ) -> None:
         """Pull dense parameters, and rows for lookups to come, in one call."""
-        keys = [*map(_key_of, wanted)]
+        keys = [*map(_key_of, bindings)]
         values, rows = self._client.pull(keys, [(each.key, ids) for each, ids in ahead])
-        for dense, array in zip(wanted, values, strict=True):
+        for dense, array in zip(bindings, values, strict=True):
             dense.set(array)
         for (each, ids), array in zip(ahead, rows, strict=True):
             each.hold(ids, array)
@@ -353,18 +353,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 ahead.append((sparse.rows, ids))
         return ahead
 
-    def _check_groups(self, loaded: Sequence[dict[str, Any]] | None = None) -> None:
+    def _check_groups(self, groups: Sequence[dict[str, Any]] | None = None) -> None:
         """Refuse options that are not those the tables were made with.
 
         Args:
-            loaded: Parameter groups that are to take the place of these; None: these.
+            groups: Parameter groups that are to take the place of these; None: these.
         """
-        for made in self._plan.groups:
-            if loaded is None:
-                made.check(made.group)
+        for settings in self._plan.groups:
+            if groups is None:
+                settings.check(settings.group)
                 continue
-            place = next(i for i, own in enumerate(self.param_groups) if own is made.group)
-            made.check(made.group | loaded[place], " of the state dict")
+            place = next(i for i, own in enumerate(self.param_groups) if own is settings.group)
+            settings.check(settings.group | groups[place], " of the state dict")
 
     # -- values --------------------------------------------------------------------------------
 
@@ -389,9 +389,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """After the whole model was loaded: what it has now is the fleet's."""
         if self._model() is not module:
             return
-        held = {id(parameter) for parameter in module.parameters()}
+        own = {id(parameter) for parameter in module.parameters()}
         for dense in self._dense:
-            if id(dense.parameter) not in held:
+            if id(dense.parameter) not in own:
                 raise UsageError(
                     f"parameter {dense.spec.name!r} of the model is another object than the one that "
                     "was converted, so it would not be trained; load without assign=True, and "
@@ -440,7 +440,7 @@ def _copied(grad: Grad) -> Grad:
 
 def _refusal(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)  # keeps the mark by which schedulers know their wrapper
-    def refuse(*arguments: Any, **named: Any) -> Any:
+    def refuse(*arguments: Any, **options: Any) -> Any:
         raise UsageError(
             f"{method.__name__}() was called on an optimizer whose parameters are on the servers; "
             "call it on the optimizer that psfleet.torch returned"

@@ -111,14 +111,14 @@ class GroupSettings:
         """Refuse options of the group by which the servers would have to compute otherwise."""
         if group == {**self.options, "params": group["params"], "lr": group["lr"]}:
             return
-        changed = {
+        before = {
             key: was
             for key, was in self.options.items()
             if key not in ("params", "lr") and group[key] != was
         }
-        if changed and formula_of(self.kind, group, rows=self.rows) != self.formula:
+        if before and formula_of(self.kind, group, rows=self.rows) != self.formula:
             changes = (
-                f"{key} changed from {was!r} to {group[key]!r}" for key, was in changed.items()
+                f"{key} changed from {was!r} to {group[key]!r}" for key, was in before.items()
             )
             raise UsageError(
                 f"torch.optim.{self.kind.__name__}{where}: {', '.join(changes)}; on the servers "
@@ -145,7 +145,7 @@ class ParameterPlan:
         groups: list[dict[str, Any]],
         kinds: list[type[torch.optim.Optimizer]],
         prefix: str,
-        begun: Mapping[Tensor, Any],
+        states: Mapping[Tensor, Any],
     ) -> None:
         self._modules = _tables_of(model)
         self._renormed = dict(_renormed(model))
@@ -154,7 +154,7 @@ class ParameterPlan:
         self._prefix = prefix
         self._group_of: dict[int, tuple[dict[str, Any], RuleMapping]] = {}
         self._parameters: list[nn.Parameter] = []
-        self._begun = {id(parameter): state for parameter, state in begun.items()}
+        self._begun = {id(parameter): state for parameter, state in states.items()}
         self._resting: list[_UntrainedParameter] = []
         self.groups: list[GroupSettings] = []
         for group, kind in zip(groups, kinds, strict=True):
@@ -187,32 +187,34 @@ class ParameterPlan:
         if id(parameter) in self._renormed:
             raise ConfigError(self._renormed[id(parameter)])
         rows = isinstance(parameter, TableWeight)
-        made = next((g for g in self.groups if g.group is group and g.rows == rows), None)
-        if made is None:
+        settings = next((g for g in self.groups if g.group is group and g.rows == rows), None)
+        if settings is None:
             formula = formula_of(kind, group, rows=rows)
-            made = GroupSettings(kind, group, rows, formula, dict(group))
-            self.groups.append(made)
+            settings = GroupSettings(kind, group, rows, formula, dict(group))
+            self.groups.append(settings)
         self._admit(parameter)
-        self._group_of[id(parameter)] = (group, made.formula)
+        self._group_of[id(parameter)] = (group, settings.formula)
         state = self._begun.get(id(parameter))
         if state is not None:
-            slots_of(self._names[id(parameter)], made.formula.rule, tuple(parameter.shape), state)
+            slots_of(
+                self._names[id(parameter)], settings.formula.rule, tuple(parameter.shape), state
+            )
         if not rows:
             self._parameters.append(parameter)
 
-    def waking(self, begun: Collection[Tensor] = ()) -> bool:
+    def waking(self, parameters: Collection[Tensor] = ()) -> bool:
         """Take up parameters that were frozen and are trained from now on; whether there are any.
 
         Args:
-            begun: Parameters that have state, and are taken up although they are frozen.
+            parameters: Those that have state, and are taken up although they are frozen.
 
         Raises:
             UsageError: One has sparse gradients; its rows belong into a table of rows.
         """
         if not self._resting:
             return False
-        known = {id(parameter) for parameter in begun}
-        awake = [r for r in self._resting if r.parameter.requires_grad or id(r.parameter) in known]
+        ids = {id(parameter) for parameter in parameters}
+        awake = [r for r in self._resting if r.parameter.requires_grad or id(r.parameter) in ids]
         for resting in awake:
             parameter = resting.parameter
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -247,7 +249,7 @@ class ParameterPlan:
 
     def tables(self, runtime: Runtime) -> list[str]:
         """The names that all tables are going to have."""
-        rows = [self._rows_name(runtime, *found) for found in self._modules.items()]
+        rows = [self._rows_name(runtime, *pair) for pair in self._modules.items()]
         return self.dense_tables(runtime) + rows
 
     def _dense_name(self, runtime: Runtime, parameter: nn.Parameter) -> str:
@@ -309,8 +311,8 @@ def _untied(model: nn.Module) -> set[int]:
     """The ids of the weights that embeddings alone use, and could have as rows."""
     kinds = (nn.Embedding, nn.EmbeddingBag)
     others = (module for module in model.modules() if not isinstance(module, kinds))
-    tied = {id(parameter) for module in others for parameter in module._parameters.values()}
-    return {id(m.weight) for m in model.modules() if isinstance(m, kinds)} - tied
+    of_others = {id(parameter) for module in others for parameter in module._parameters.values()}
+    return {id(m.weight) for m in model.modules() if isinstance(m, kinds)} - of_others
 
 
 def _tables_of(model: nn.Module) -> dict[str, TableModule]:
@@ -324,7 +326,7 @@ def _tables_of(model: nn.Module) -> dict[str, TableModule]:
                 f"the weight of the embedding {name!r} was replaced, and its rows were not; to tie it "
                 "to another one call its share(other)"
             )
-        if all(module.table is not known.table for known in tables.values()):
+        if all(module.table is not table.table for table in tables.values()):
             tables[name] = module
     names = [module.table.name for module in tables.values() if module.table.name]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -337,10 +339,10 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
     """The optimizers."""
     if optimizers is None:
         return []
-    given: list[Any] = [optimizers]
+    originals: list[Any] = [optimizers]
     if isinstance(optimizers, Iterable) and not isinstance(optimizers, str):
-        given = list(optimizers)
-    for optimizer in given:
+        originals = list(optimizers)
+    for optimizer in originals:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is {optimizer!r}; it must be a torch.optim optimizer")
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
@@ -348,13 +350,13 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
                 f"torch.optim.{type(optimizer).__name__} has step hooks, which would not run; register "
                 "them on the optimizer that convert() returns"
             )
-    return given
+    return originals
 
 
 def _free(runtime: Runtime, name: str) -> str:
     """The name, numbered if this worker has a table of that name."""
-    known, number, free = runtime.specs(), 1, name
-    while key_of(free) in known:
+    tables, number, free = runtime.specs(), 1, name
+    while key_of(free) in tables:
         number += 1
         free = f"{name}~{number}"
     return free

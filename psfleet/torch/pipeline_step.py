@@ -55,8 +55,8 @@ def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:
 
 def from_arrays(arrays: Sequence[Array]) -> list[Tensor | None]:
     """Return the sent values, in memory of their own; they require gradients where the sender's did."""
-    header, found = json.loads(arrays[0].tobytes()), iter(arrays[1:])
-    return [None if about is None else _tensor(next(found), *about) for about in header]
+    header, values = json.loads(arrays[0].tobytes()), iter(arrays[1:])
+    return [None if about is None else _tensor(next(values), *about) for about in header]
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ class StageModules:
         places = self.chunks[chunk]
         if not (self._recomputes and torch.is_grad_enabled()):
             return self._through(places, value, micro, seeds)
-        for run in grouped(len(places)):
-            part = places[run.start : run.stop]
+        for span in grouped(len(places)):
+            part = places[span.start : span.stop]
             value = checkpoint(
                 self._through,
                 part,
@@ -166,8 +166,8 @@ class StageModules:
             if stage != here().stage:
                 continue
             # By value: not every kernel of torch counts its changes in the tensor's version.
-            buffer, told = holder(), self._told.get(number)
-            if told is None or not torch.equal(buffer, told):
+            buffer, before = holder(), self._told.get(number)
+            if before is None or not torch.equal(buffer, before):
                 self._told[number] = buffer.clone()
                 buffers.append((number, self._told[number]))
         return buffers
@@ -318,13 +318,13 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         """Tell the other stages the losses and the buffers that have changed; take in theirs."""
         if self._links is None:
             return
-        changed = self._parts.changed()
-        numbers = torch.tensor([number for number, _ in changed])
+        own = self._parts.changed()
+        numbers = torch.tensor([number for number, _ in own])
         losses = torch.tensor(list(self._losses.items()), dtype=torch.float64)
-        mine = to_arrays([losses, numbers, *(buffer for _, buffer in changed)])
+        mine = to_arrays([losses, numbers, *(buffer for _, buffer in own)])
         for message in self._exchange("end", range(self._place.processes), mine):
-            told, order, *buffers = _all(from_arrays(message))
-            self._losses |= {int(micro): loss for micro, loss in told.tolist()}
+            pairs, order, *buffers = _all(from_arrays(message))
+            self._losses |= {int(micro): loss for micro, loss in pairs.tolist()}
             for number, buffer in zip(order.tolist(), buffers, strict=True):
                 self._parts.set_buffer(int(number), buffer)
 

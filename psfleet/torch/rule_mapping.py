@@ -40,15 +40,17 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
     Raises:
         ConfigError: psfleet has no rule that computes the same.
     """
-    known = [(rule, spec) for rule, spec in _declared() if (spec.rows if rows else spec.dense)]
+    candidates = [(rule, spec) for rule, spec in _declared() if (spec.rows if rows else spec.dense)]
     own = [
-        (rule, spec) for rule, spec in known if getattr(torch.optim, spec.optimizer, None) is kind
+        (rule, spec)
+        for rule, spec in candidates
+        if getattr(torch.optim, spec.optimizer, None) is kind
     ]
     if not own:
         what = "an embedding's rows (sparse gradients)" if rows else "dense parameters"
         raise ConfigError(
             f"torch.optim.{kind.__name__} has no exact rule for {what}; "
-            f"use {', '.join(sorted({spec.optimizer for _, spec in known}))}"
+            f"use {', '.join(sorted({spec.optimizer for _, spec in candidates}))}"
         )
     for option in ("maximize", "differentiable"):
         _require(kind, group, option, False)
@@ -56,8 +58,8 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
         _require(kind, group, "weight_decay", 0, "torch refuses it for sparse gradients too")
     own.sort(key=lambda pair: not pair[1].when)  # a rule for special options goes first
     rule, spec = next(pair for pair in own if _chosen(pair[1], group))
-    for option, wanted in spec.required.items():
-        _require(kind, group, option, wanted, spec.hint.get(option, ""))
+    for option, value in spec.required.items():
+        _require(kind, group, option, value, spec.hint.get(option, ""))
     return _formula(rule, spec, group)
 
 
@@ -68,7 +70,7 @@ def _declared() -> Iterator[tuple[type[Rule], TorchSpec]]:
 
 
 def _chosen(spec: TorchSpec, group: Group) -> bool:
-    return all(group.get(option) == wanted for option, wanted in spec.when.items())
+    return all(group.get(option) == value for option, value in spec.when.items())
 
 
 def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> RuleMapping:
@@ -86,13 +88,13 @@ def _option(group: Group, path: str) -> Any:
 
 
 def _require(
-    kind: type[torch.optim.Optimizer], group: Group, option: str, wanted: Any, hint: str = ""
+    kind: type[torch.optim.Optimizer], group: Group, option: str, expected: Any, hint: str = ""
 ) -> None:
-    value = group.get(option, wanted)
-    if value != wanted:
+    value = group.get(option, expected)
+    if value != expected:
         raise ConfigError(
             f"torch.optim.{kind.__name__}: {option} is {value!r}, for which psfleet has "
-            f"no exact rule; it must be {wanted!r}" + (f" ({hint})" if hint else "")
+            f"no exact rule; it must be {expected!r}" + (f" ({hint})" if hint else "")
         )
 
 
@@ -124,8 +126,8 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
     """
     entry: dict[str, Any] = {}
     if rule.slots and not isinstance(rule, Momentum):
-        counted = step if isinstance(rule, TorchSparseAdam) else torch.tensor(float(step))
-        entry["step"] = counted
+        count = step if isinstance(rule, TorchSparseAdam) else torch.tensor(float(step))
+        entry["step"] = count
     if isinstance(rule, NAdam):
         entry["mu_product"] = torch.tensor(rule.product(step))
     entry |= {
@@ -151,9 +153,9 @@ def slots_of(
     names = _names(rule)
     if entry is None:
         return StateSlots(0, [np.full(shape, slot.initial, np.float32) for slot in rule.slots])
-    said = {key for key, value in entry.items() if value is not None}
-    foreign = sorted(said - {*names, *_DERIVED})
-    missing = sorted(set(names) - said - _needless(rule))
+    keys = {key for key, value in entry.items() if value is not None}
+    foreign = sorted(keys - {*names, *_DERIVED})
+    missing = sorted(set(names) - keys - _needless(rule))
     if foreign or missing:
         lack = f"lacks {missing[0]!r}" if missing else f"has {foreign[0]!r}"
         raise UsageError(
@@ -161,7 +163,7 @@ def slots_of(
             f"rule here is {rule}"
         )
     values = [
-        np.full(shape, slot.initial, np.float32) if key not in said else _array(name, entry, key)
+        np.full(shape, slot.initial, np.float32) if key not in keys else _array(name, entry, key)
         for key, slot in zip(names, rule.slots, strict=True)
     ]
     for key, array in zip(names, values, strict=True):
@@ -170,7 +172,7 @@ def slots_of(
                 f"the optimizer state of {name!r} has {key!r} of shape {array.shape}; it must be "
                 f"{shape}"
             )
-    return StateSlots(int(entry["step"]) if "step" in said else None, values)
+    return StateSlots(int(entry["step"]) if "step" in keys else None, values)
 
 
 def _names(rule: Rule) -> list[str]:

@@ -25,14 +25,16 @@ def scores_of(
         ShapeError: They are neither.
     """
     columns = [
-        np.full(ids.numel(), default, np.float32) if said is None else _by_id(name, ids, said, ends)
-        for name, said, default in (("shows", shows, 1), ("clicks", clicks, 0))
+        np.full(ids.numel(), default, np.float32)
+        if counts is None
+        else _by_id(name, ids, counts, ends)
+        for name, counts, default in (("shows", shows, 1), ("clicks", clicks, 0))
     ]
     return np.stack(columns, axis=1)
 
 
-def _by_id(name: str, ids: Tensor, said: Tensor, ends: Tensor | None) -> Floats:
-    counts = said.detach().cpu().numpy()
+def _by_id(name: str, ids: Tensor, values: Tensor, ends: Tensor | None) -> Floats:
+    counts = values.detach().cpu().numpy()
     if ends is None or counts.shape == tuple(ids.shape):
         return spread(name, counts, tuple(ids.shape)).reshape(-1)
     bags = np.diff(ends.cpu().numpy())

@@ -63,21 +63,21 @@ def entries(
     runtime: Runtime, dense: Sequence[DenseBinding], sparse: Sequence[SparseBinding]
 ) -> dict[Tensor, dict[str, Any]]:
     """The state of every parameter as torch's optimizers keep it."""
-    found: dict[Tensor, dict[str, Any]] = {}
+    states: dict[Tensor, dict[str, Any]] = {}
     for each in dense:
         if each.spec.rule.slots:
             state = runtime.read_table(each.spec.key)
-            found[each.parameter] = entry_of(each.spec.rule, state.step, state.values[1:])
+            states[each.parameter] = entry_of(each.spec.rule, state.step, state.values[1:])
     for table in sparse:
         if _in_layout(table) and table.spec.rule.slots:
             step, _, slots = table.rows.saved_state()
-            found[table.rows.weight] = entry_of(table.spec.rule, step, slots)
-    return found
+            states[table.rows.weight] = entry_of(table.spec.rule, step, slots)
+    return states
 
 
 def table_entries(sparse: Sequence[SparseBinding]) -> dict[str, dict[str, Any]]:
     """The state of the embeddings that torch's layout has no place for, by the tables' names."""
-    found = {}
+    states = {}
     for table in sparse:
         if _in_layout(table):
             continue
@@ -89,15 +89,15 @@ def table_entries(sparse: Sequence[SparseBinding]) -> dict[str, dict[str, Any]]:
             entry[slot.name] = torch.from_numpy(values)
         if isinstance(table.owner, FleetOptimizer):
             entry["schedule"] = table.owner.state_dict()
-        found[table.spec.name] = entry
-    return found
+        states[table.spec.name] = entry
+    return states
 
 
 def prepared(
     runtime: Runtime,
     dense: Sequence[DenseBinding],
     sparse: Sequence[SparseBinding],
-    found: Mapping[Tensor, Entry],
+    states: Mapping[Tensor, Entry],
     tables: Mapping[str, Entry],
 ) -> list[Write]:
     """Return the writes by which the tables get a loaded state; everything is checked first.
@@ -105,7 +105,7 @@ def prepared(
     Args:
         runtime: Runtime that has the tables.
         dense, sparse: The tables.
-        found: Entries of torch's layout. A parameter without one begins anew, as in torch.
+        states: Entries of torch's layout. A parameter without one begins anew, as in torch.
         tables: Result of `table_entries`.
 
     Raises:
@@ -113,7 +113,7 @@ def prepared(
     """
     own = {table.spec.name: table for table in sparse if not _in_layout(table)}
     specs = [each.spec for each in dense] + [each.spec for each in sparse]
-    if not found and not tables and any(spec.rule.slots for spec in specs):
+    if not states and not tables and any(spec.rule.slots for spec in specs):
         raise UsageError(
             "the state dict has no optimizer state: it was saved before the first step, or by a "
             "psfleet that left the state on the servers; load the fleet's with fleet.load_model, or "
@@ -123,14 +123,14 @@ def prepared(
     if unlike:
         where = "the state dict" if unlike[0] in tables else "the model"
         raise UsageError(f"only {where} has the table {unlike[0]!r}; load it into the same model")
-    slots = [_slots(each, found) for each in dense]
+    slots = [_slots(each, states) for each in dense]
     writes = [_dense_write(runtime, *pair) for pair in zip(dense, slots, strict=True)]
     for table in sparse:
         name = table.spec.name
         if name in own:
             writes.append(_table_write(table, tables[name]))
         else:
-            writes.append(_rows_write(table, _slots(table, found)))
+            writes.append(_rows_write(table, _slots(table, states)))
     return writes
 
 
@@ -138,16 +138,16 @@ def begun(
     runtime: Runtime,
     dense: Sequence[DenseBinding],
     sparse: Sequence[SparseBinding],
-    found: Mapping[Tensor, Entry],
+    states: Mapping[Tensor, Entry],
 ) -> list[Write]:
     """Return `prepared` writes of parameters that torch's optimizers updated before the conversion."""
     writes = []
     for each in dense:
-        if each.parameter in found:
-            writes.append(_dense_write(runtime, each, _slots(each, found)))
+        if each.parameter in states:
+            writes.append(_dense_write(runtime, each, _slots(each, states)))
     for table in sparse:
-        if _in_layout(table) and table.rows.weight in found:
-            writes.append(_rows_write(table, _slots(table, found)))
+        if _in_layout(table) and table.rows.weight in states:
+            writes.append(_rows_write(table, _slots(table, states)))
     return writes
 
 
@@ -156,16 +156,16 @@ def _in_layout(table: SparseBinding) -> bool:
     return table.rows.count is not None and not isinstance(table.owner, FleetOptimizer)
 
 
-def _slots(each: DenseBinding | SparseBinding, found: Mapping[Tensor, Entry]) -> StateSlots:
+def _slots(each: DenseBinding | SparseBinding, states: Mapping[Tensor, Entry]) -> StateSlots:
     parameter = each.parameter if isinstance(each, DenseBinding) else each.rows.weight
-    return slots_of(each.spec.name, each.spec.rule, tuple(parameter.shape), found.get(parameter))
+    return slots_of(each.spec.name, each.spec.rule, tuple(parameter.shape), states.get(parameter))
 
 
 def _dense_write(runtime: Runtime, each: DenseBinding, slots: StateSlots) -> Write:
     def write() -> None:
-        held = runtime.read_table(each.spec.key)
-        step = held.step if slots.step is None else slots.step
-        runtime.write_table(each.spec.key, TableState(step, [held.values[0], *slots.values]))
+        table = runtime.read_table(each.spec.key)
+        step = table.step if slots.step is None else slots.step
+        runtime.write_table(each.spec.key, TableState(step, [table.values[0], *slots.values]))
 
     return write
 
@@ -197,5 +197,5 @@ def _table_write(table: SparseBinding, entry: Entry) -> Write:
     return lambda: rows.restore(int(entry["step"]), slots, ids)
 
 
-def _missing(wanted: Iterable[str], entry: Entry) -> str | None:
-    return next((key for key in wanted if key not in entry), None)
+def _missing(keys: Iterable[str], entry: Entry) -> str | None:
+    return next((key for key in keys if key not in entry), None)

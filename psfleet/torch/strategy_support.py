@@ -107,14 +107,14 @@ def blocks_of(model: nn.Module, settings: RecomputeSettings) -> list[nn.Module]:
     Raises:
         ConfigError: There is none, a name is unknown, or a block cannot be run twice.
     """
-    known = dict(model.named_modules())
+    modules = dict(model.named_modules())
     for name in settings.checkpoints:
-        if name not in known:
+        if name not in modules:
             raise ConfigError(
                 f"recompute checkpoints has {name!r}, and the model has no module of that name; "
                 "see model.named_modules()"
             )
-    blocks = {name: known[name] for name in settings.checkpoints} or _found(model)
+    blocks = {name: modules[name] for name in settings.checkpoints} or _found(model)
     if not blocks:
         raise ConfigError(
             "recompute finds no nn.Sequential and no nn.ModuleList in the model to cut; name "
@@ -162,12 +162,12 @@ def _found(module: nn.Module, path: str = "") -> dict[str, nn.Module]:
 class _Recomputed:
     """Mixed into a module's class: the module is one block."""
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute as the module's own forward does."""
         own = super().forward  # type: ignore[misc]  # the module's class is behind this one
         if not torch.is_grad_enabled():
-            return own(*inputs, **named)
-        return checkpoint(own, *inputs, use_reentrant=False, **named)
+            return own(*inputs, **options)
+        return checkpoint(own, *inputs, use_reentrant=False, **options)
 
 
 class _RecomputedRuns:
@@ -177,8 +177,8 @@ class _RecomputedRuns:
         """Compute as nn.Sequential's own forward does."""
         modules: Sequence[nn.Module] = list(self)  # type: ignore[call-overload]  # as above
         value = input
-        for run in grouped(len(modules)):
-            part = nn.Sequential(*(modules[i] for i in run))
+        for span in grouped(len(modules)):
+            part = nn.Sequential(*(modules[i] for i in span))
             value = (
                 checkpoint(part, value, use_reentrant=False)
                 if torch.is_grad_enabled()

@@ -45,8 +45,8 @@ class TableWeight(nn.Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> "TableWeight":
         if id(self) not in memo:
             memo[id(self)] = TableWeight(self.shape[0], self.shape[1], self.requires_grad)
-        copied: TableWeight = memo[id(self)]
-        return copied
+        twin: TableWeight = memo[id(self)]
+        return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return TableWeight, (self.shape[0], self.shape[1], self.requires_grad)
@@ -209,26 +209,26 @@ class GradientBags:
         lowest = indices.min(initial=_MOST)
         while len(self._of) > 1 and lowest >= self._first + len(self._of[0]):
             self._first += len(self._of.pop(0))  # of an earlier step
-        pooled = PooledGradient(joined_ids(self._of), values)
-        ends = self._first, self._first + len(pooled.of)
+        gradient = PooledGradient(joined_ids(self._of), values)
+        ends = self._first, self._first + len(gradient.of)
         if not np.array_equal(indices, np.arange(*ends)):
-            pooled = _chosen(pooled, indices - self._first)
+            gradient = _chosen(gradient, indices - self._first)
         elif ends[1] < _MOST:
-            return pooled
-        self._of, self._first = [pooled.of], 0
-        self._weight.grad = _sparse(self._weight, 0, pooled.values)
-        return pooled
+            return gradient
+        self._of, self._first = [gradient.of], 0
+        self._weight.grad = _sparse(self._weight, 0, gradient.values)
+        return gradient
 
 
-def _chosen(found: PooledGradient, indices: NDArray[np.int64]) -> PooledGradient:
+def _chosen(gradient: PooledGradient, indices: NDArray[np.int64]) -> PooledGradient:
     """Some of the bags, whose numbers are given with the values: the gradients of their rows."""
-    of, named = found.of, np.zeros(len(found.of), np.bool_)
-    named[indices] = True
-    whole = np.zeros((len(of), found.values.shape[1]), np.float32)
-    np.add.at(whole, indices, found.values)
+    of, mask = gradient.of, np.zeros(len(gradient.of), np.bool_)
+    mask[indices] = True
+    whole = np.zeros((len(of), gradient.values.shape[1]), np.float32)
+    np.add.at(whole, indices, gradient.values)
     lengths = np.concatenate([part.lengths for part in of.parts])
-    kept = np.repeat(named, lengths)
-    ids, rows = of.ids[kept], PooledGradient(of, whole).rows[kept]
+    keep = np.repeat(mask, lengths)
+    ids, rows = of.ids[keep], PooledGradient(of, whole).rows[keep]
     return PooledGradient(PooledIds(ids, (RowBags(np.ones(len(ids), np.int64)),)), rows)
 
 

@@ -36,13 +36,13 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(function)
-    def run(*arguments: P.args, **named: P.kwargs) -> R:
+    def run(*arguments: P.args, **options: P.kwargs) -> R:
         if _tracing() or _exporting():
             refuse_graph()
-        for given in (*arguments, *named.values()):
-            if isinstance(given, torch.fx.Proxy):
+        for value in (*arguments, *options.values()):
+            if isinstance(value, torch.fx.Proxy):
                 refuse_graph()
-        return function(*arguments, **named)
+        return function(*arguments, **options)
 
     opaque: Callable[P, R] = _disable(run, **_NAMED)
     return opaque

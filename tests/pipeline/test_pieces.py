@@ -80,7 +80,7 @@ def test_pieces_say_what_travels() -> None:
         assert all(i in parts[maker].gives[v] for v, maker in part.takes.items())
         assert all(parts[after].last_user[v] == i for v, after in part.next_user.items())
     shift = default_main_program().variable("shift")
-    assert [shift in part.owned for part in parts].count(True) <= 1
+    assert [shift in part.own_leaves for part in parts].count(True) <= 1
 
 
 def test_recompute_lowers_the_peak_of_all_live_micro_batches() -> None:

@@ -122,8 +122,8 @@ class PolynomialDecay(LRScheduler):
             length *= max(1, math.ceil(epoch / length))
         else:
             epoch = min(epoch, length)
-        left = float((1 - epoch / length) ** self.power)
-        return (self.base_lr - self.end_lr) * left + self.end_lr
+        rest = float((1 - epoch / length) ** self.power)
+        return (self.base_lr - self.end_lr) * rest + self.end_lr
 
 
 @schedule
@@ -156,8 +156,8 @@ class MultiStepDecay(LRScheduler):
         return self.learning_rate
 
     def get_lr(self) -> float:
-        passed = sum(self.last_epoch >= milestone for milestone in self.milestones)
-        return exponential(self.base_lr, self.gamma, passed)
+        count = sum(self.last_epoch >= milestone for milestone in self.milestones)
+        return exponential(self.base_lr, self.gamma, count)
 
 
 @schedule

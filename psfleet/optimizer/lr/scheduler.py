@@ -82,10 +82,10 @@ class LRScheduler:
     def _computed(self) -> float:
         owner, rate = type(self).__name__, f"the rate of epoch {self.last_epoch}"
         try:
-            found = self.get_lr()
+            value = self.get_lr()
         except ArithmeticError as error:
             raise ConfigError(f"{owner}: {rate} cannot be computed: {error}") from None
-        return float(check(owner, rate, found, float))
+        return float(check(owner, rate, value, float))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that `set_state_dict` needs to go on from here: plain numbers by name."""
@@ -132,13 +132,15 @@ def schedule(kind: type[S]) -> type[S]:
     """Give a schedule the constructor that its fields declare. Each argument is checked, and an attribute."""
     fields = inspect.get_annotations(kind)
 
-    def construct(self: S, given: dict[str, Any]) -> None:
-        vars(self).update(given)
+    def construct(self: S, values: dict[str, Any]) -> None:
+        vars(self).update(values)
         LRScheduler.__init__(self, self._first_rate(), self.last_epoch, self.verbose)
 
     defaults = vars(kind)
-    found = [argument(name, fields[name], defaults.get(name, Parameter.empty)) for name in fields]
-    set_constructor(kind, found, construct)
+    arguments = [
+        argument(name, fields[name], defaults.get(name, Parameter.empty)) for name in fields
+    ]
+    set_constructor(kind, arguments, construct)
     return kind
 
 

@@ -37,8 +37,8 @@ def sigmoid(x: Array) -> Array:
 
 def log_softmax(x: Array, axis: int) -> Array:
     """x - log(sum(exp(x))) along an axis, shifted by the maximum so that nothing overflows."""
-    shifted = x - x.max(axis=axis, keepdims=True)
-    out: Array = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+    below_maximum = x - x.max(axis=axis, keepdims=True)
+    out: Array = below_maximum - np.log(np.exp(below_maximum).sum(axis=axis, keepdims=True))
     return out
 
 

@@ -46,9 +46,9 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum a gradient over the axes along which its input was repeated."""
     if gradient.shape == shape:
         return gradient
-    added = gradient.ndim - len(shape)
-    axes = tuple(range(added)) + tuple(
-        added + i for i, n in enumerate(shape) if n == 1 and gradient.shape[added + i] != 1
+    extra = gradient.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1
     )
     total: Array = gradient.sum(axis=axes).reshape(shape)
     return total
@@ -89,10 +89,10 @@ class Sub(_Binary, saved="sub"):
         return out
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        left, right = context.saved
+        x_shape, y_shape = context.saved
         return (
-            unbroadcast(gradient, left) if context.needs[0] else None,
-            unbroadcast(-gradient, right) if context.needs[1] else None,
+            unbroadcast(gradient, x_shape) if context.needs[0] else None,
+            unbroadcast(-gradient, y_shape) if context.needs[1] else None,
         )
 
 
@@ -107,10 +107,10 @@ class Mul(_Binary, saved="mul"):
         return out
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        left, right, y, x = context.saved
+        x_shape, y_shape, y, x = context.saved
         return (
-            unbroadcast(gradient * y, left) if context.needs[0] else None,
-            unbroadcast(gradient * x, right) if context.needs[1] else None,
+            unbroadcast(gradient * y, x_shape) if context.needs[0] else None,
+            unbroadcast(gradient * x, y_shape) if context.needs[1] else None,
         )
 
 
@@ -138,15 +138,15 @@ class _Choice(_Binary):
         raise NotImplementedError
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
-        chosen = self._takes_x(x, y)
-        context.save(chosen, x.shape, y.shape)
-        return np.where(chosen, x, y)
+        takes_x = self._takes_x(x, y)
+        context.save(takes_x, x.shape, y.shape)
+        return np.where(takes_x, x, y)
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        chosen, left, right = context.saved
+        takes_x, x_shape, y_shape = context.saved
         return (
-            unbroadcast(gradient * chosen, left) if context.needs[0] else None,
-            unbroadcast(gradient * ~chosen, right) if context.needs[1] else None,
+            unbroadcast(gradient * takes_x, x_shape) if context.needs[0] else None,
+            unbroadcast(gradient * ~takes_x, y_shape) if context.needs[1] else None,
         )
 
 

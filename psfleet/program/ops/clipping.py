@@ -68,7 +68,7 @@ class ScaleGradient(_OfGradient, saved="scale_gradient norm"):
 
 def _with(gradient: Gradient, change: Any) -> Gradient:
     if not isinstance(gradient, SparseGrad):
-        changed: Gradient = change(gradient)
-        return changed
-    merged = gradients.merge_rows(gradient)
-    return merged.with_rows(change(merged.rows))
+        values: Gradient = change(gradient)
+        return values
+    rows = gradients.merge_rows(gradient)
+    return rows.with_rows(change(rows.rows))

@@ -118,8 +118,10 @@ class Embedding(_Embedding, saved="embedding padding"):
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         ids, *scores = context.saved
         flat, rows = self._kept(ids, gradient)
-        found = SparseGrad(flat, np.ascontiguousarray(rows), self._scores(context, ids, scores))
-        return None, found, *(None for _ in scores)
+        row_gradient = SparseGrad(
+            flat, np.ascontiguousarray(rows), self._scores(context, ids, scores)
+        )
+        return None, row_gradient, *(None for _ in scores)
 
     def _scores(self, context: Context, ids: Ids, scores: Sequence[Array]) -> Array | None:
         if not scores:
@@ -169,10 +171,10 @@ class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
         return PooledIds(ids, (RowBags(lengths, weights, self.mean),))
 
     def forward(self, context: Context, ids: Ids, table: Parameter, *bags: Array) -> Array:
-        held, values = table.pooled(self.asked(ids, *bags))
-        context.save(held)
+        lookup, values = table.pooled(self.asked(ids, *bags))
+        context.save(lookup)
         return values
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        found = PooledGradient(context.saved[0], gradient)
-        return None, found, *(None for _ in context.record.inputs[2:])
+        others = (None for _ in context.record.inputs[2:])
+        return None, PooledGradient(context.saved[0], gradient), *others

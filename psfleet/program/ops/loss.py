@@ -84,20 +84,20 @@ class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
 
     def forward(self, context: Context, x: Array, label: Array) -> Array:
         out: Array = np.maximum(x, 0) - x * label + np.log1p(np.exp(-np.abs(x)))
-        counted = None
-        ignored = label == self.ignore
-        if ignored.any():
-            out[ignored] = 0
-            counted = ~ignored
-        count = max(1, x.size - int(np.count_nonzero(ignored)))
+        keep = None
+        skip = label == self.ignore
+        if skip.any():
+            out[skip] = 0
+            keep = ~skip
+        count = max(1, x.size - int(np.count_nonzero(skip)))
         scale = x.dtype.type(1 / count) if self.normalize else None
-        context.save(x, label, counted, scale)
+        context.save(x, label, keep, scale)
         return out if scale is None else out * scale
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        x, label, counted, scale = context.saved
-        if counted is not None:
-            gradient = gradient * counted
+        x, label, keep, scale = context.saved
+        if keep is not None:
+            gradient = gradient * keep
         if scale is not None:
             gradient = gradient * scale
         return (
@@ -166,14 +166,14 @@ class _ByClass(Op):
         """The hard label with an extent of 1 at the axis, 0 where ignored; and what is ignored."""
         axis = self.axis % x.ndim
         label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
-        ignored = label == self.ignore
-        label = np.where(ignored, 0, label)
+        skip = label == self.ignore
+        label = np.where(skip, 0, label)
         if label.size and not (label.min() >= 0 and label.max() < x.shape[axis]):
             raise IdError(
                 f"{type(self).__name__}: labels are {label.min()} to {label.max()}, "
                 f"there are classes 0 to {x.shape[axis] - 1}"
             )
-        return label, ignored
+        return label, skip
 
 
 class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
@@ -186,15 +186,15 @@ class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
                 logs = np.maximum(np.log(p), -_WORST)
                 total: Array = -(label * logs).sum(axis=self.axis, keepdims=True)
                 return total
-            index, ignored = self._picked(p, label)
-            picked = np.take_along_axis(p, index, self.axis)
-            context.save(p, index, ignored)
-            out = np.minimum(-np.log(picked), p.dtype.type(_WORST))
-        picked_loss: Array = np.where(ignored, p.dtype.type(0), out)
-        return picked_loss
+            index, skip = self._picked(p, label)
+            likelihood = np.take_along_axis(p, index, self.axis)
+            context.save(p, index, skip)
+            out = np.minimum(-np.log(likelihood), p.dtype.type(_WORST))
+        loss: Array = np.where(skip, p.dtype.type(0), out)
+        return loss
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        p, label, ignored = context.saved
+        p, label, skip = context.saved
         if self.soft:
             safe = np.maximum(p, np.finfo(p.dtype).tiny)
             return (
@@ -202,8 +202,8 @@ class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
                 -gradient * np.log(safe) if context.needs[1] else None,
             )
         out = np.zeros_like(p)
-        picked = np.maximum(np.take_along_axis(p, label, self.axis), np.finfo(p.dtype).tiny)
-        np.put_along_axis(out, label, np.where(ignored, 0, -gradient / picked), self.axis)
+        likelihood = np.maximum(np.take_along_axis(p, label, self.axis), np.finfo(p.dtype).tiny)
+        np.put_along_axis(out, label, np.where(skip, 0, -gradient / likelihood), self.axis)
         return out, None
 
 
@@ -216,12 +216,12 @@ class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axi
             context.save(logs, label, None)
             total: Array = -(label * logs).sum(axis=self.axis, keepdims=True)
             return total
-        index, ignored = self._picked(x, label)
-        context.save(logs, index, ignored)
-        return np.where(ignored, x.dtype.type(0), -np.take_along_axis(logs, index, self.axis))
+        index, skip = self._picked(x, label)
+        context.save(logs, index, skip)
+        return np.where(skip, x.dtype.type(0), -np.take_along_axis(logs, index, self.axis))
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        logs, label, ignored = context.saved
+        logs, label, skip = context.saved
         out = np.exp(logs)
         if self.soft:
             total = label.sum(axis=self.axis, keepdims=True)
@@ -229,9 +229,9 @@ class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axi
                 gradient * (out * total - label) if context.needs[0] else None,
                 -gradient * logs if context.needs[1] else None,
             )
-        picked = np.take_along_axis(out, label, self.axis)
-        np.put_along_axis(out, label, picked - 1, self.axis)
-        out *= np.where(ignored, 0, gradient).astype(out.dtype, copy=False)
+        likelihood = np.take_along_axis(out, label, self.axis)
+        np.put_along_axis(out, label, likelihood - 1, self.axis)
+        out *= np.where(skip, 0, gradient).astype(out.dtype, copy=False)
         return out, None
 
 

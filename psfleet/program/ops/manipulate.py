@@ -50,10 +50,10 @@ class Reshape(Op, saved="reshape shape"):
     def _check(self, x: "Variable", target: list[int | None]) -> None:
         """Work out the -1 where the input's size is known, and refuse what cannot fit."""
         # An unknown batch extent copied by 0 divides out on both sides.
-        copied = [i for i, extent in enumerate(self.shape) if extent == 0 and x.shape[i] is None]
-        size = size_of(tuple(n for i, n in enumerate(x.shape) if i not in copied))
+        copies = [i for i, extent in enumerate(self.shape) if extent == 0 and x.shape[i] is None]
+        size = size_of(tuple(n for i, n in enumerate(x.shape) if i not in copies))
         rest = size_of(
-            tuple(1 if i in copied or self.shape[i] == -1 else n for i, n in enumerate(target))
+            tuple(1 if i in copies or self.shape[i] == -1 else n for i, n in enumerate(target))
         )
         if size is None or rest is None:
             return

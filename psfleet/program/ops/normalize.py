@@ -106,8 +106,8 @@ class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_sc
         ):
             number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             if not number or not 0 <= value <= (np.finfo(np.float32).max if high is None else high):
-                wanted = "at least 0" if high is None else "in [0, 1]"
-                raise ConfigError(f"batch_norm: {name} is {value!r}, it must be a number {wanted}")
+                bounds = "at least 0" if high is None else "in [0, 1]"
+                raise ConfigError(f"batch_norm: {name} is {value!r}, it must be a number {bounds}")
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
         x: Variable = inputs[0]

@@ -37,13 +37,13 @@ class _Reduce(Op):
     def infer(self, x: "Variable") -> Spec:
         what = f"{type(self).__name__} of {x.name!r}"
         axes = {axis_of(axis, x.shape, what) for axis in self.axes or range(len(x.shape))}
-        kept: list[int | None] = []
+        extents: list[int | None] = []
         for i, extent in enumerate(x.shape):
             if i not in axes:
-                kept.append(extent)
+                extents.append(extent)
             elif self.keep:
-                kept.append(1)
-        shape: Shape = tuple(kept)
+                extents.append(1)
+        shape: Shape = tuple(extents)
         return shape, x.dtype
 
     def _axes(self, x: Array) -> tuple[int, ...]:
@@ -111,9 +111,9 @@ class _Extreme(_Reduce):
         )
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        (chosen,) = context.saved
-        share = chosen.sum(axis=self._axes(chosen), keepdims=True, dtype=gradient.dtype)
-        return (chosen * (self._spread(gradient, chosen.shape) / share),)
+        (extremes,) = context.saved
+        share = extremes.sum(axis=self._axes(extremes), keepdims=True, dtype=gradient.dtype)
+        return (extremes * (self._spread(gradient, extremes.shape) / share),)
 
 
 class ReduceMax(_Extreme, saved="reduce_max axes keep"):
@@ -173,25 +173,27 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
             raise ShapeError(
                 f"sequence_pool of {x.name!r} {x.shape}: it must be [batch, time, ...]"
             )
-        for said in inputs[1:]:
-            self._check(x, said)
+        for lengths in inputs[1:]:
+            self._check(x, lengths)
         return (x.shape[0], *x.shape[2:]), x.dtype
 
-    def _check(self, x: "Variable", said: "Variable") -> None:
+    def _check(self, x: "Variable", lengths: "Variable") -> None:
         batch, time = x.shape[:2]
-        if self.masked and not same(said.shape, (batch, time)):
+        if self.masked and not same(lengths.shape, (batch, time)):
             raise ShapeError(
-                f"sequence_pool of {x.name!r} {x.shape}: mask {said.name!r} is {said.shape}, "
+                f"sequence_pool of {x.name!r} {x.shape}: mask {lengths.name!r} is {lengths.shape}, "
                 "it must be [batch, time]"
             )
-        if not self.masked and not (same(said.shape, (batch,)) or same(said.shape, (batch, 1))):
+        if not self.masked and not (
+            same(lengths.shape, (batch,)) or same(lengths.shape, (batch, 1))
+        ):
             raise ShapeError(
-                f"sequence_pool of {x.name!r} {x.shape}: lengths {said.name!r} is {said.shape}, "
+                f"sequence_pool of {x.name!r} {x.shape}: lengths {lengths.name!r} is {lengths.shape}, "
                 "it must be [batch] or [batch, 1]"
             )
-        if not self.masked and said.dtype.kind not in "iu":
+        if not self.masked and lengths.dtype.kind not in "iu":
             raise ShapeError(
-                f"sequence_pool: lengths {said.name!r} have dtype {said.dtype}, they must be int64"
+                f"sequence_pool: lengths {lengths.name!r} have dtype {lengths.dtype}, they must be int64"
             )
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
@@ -207,33 +209,33 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
         elif self.pool in ("sum", "average", "sqrt"):
             out = flat.sum(axis=1, dtype=x.dtype) * self._share(count, x.dtype)[:, None]
         else:
-            chosen = self._chosen(flat, present)
-            context.save(x.shape, present, count, chosen)
-            out = np.take_along_axis(flat, chosen, axis=1)[:, 0]
+            steps = self._chosen(flat, present)
+            context.save(x.shape, present, count, steps)
+            out = np.take_along_axis(flat, steps, axis=1)[:, 0]
         out[count == 0] = self.pad_value
         result: Array = out.reshape(x.shape[0], *x.shape[2:])
         return result
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        shape, present, count, chosen = context.saved
+        shape, present, count, steps = context.saved
         rows = gradient.reshape(shape[0], 1, math.prod(shape[2:]))
         out = np.zeros((*shape[:2], rows.shape[2]), gradient.dtype)
-        if chosen is None:
+        if steps is None:
             share = self._share(count, gradient.dtype)[:, None, None]
             np.copyto(out, rows * share, where=present[:, :, None])
         else:
-            kept = np.where((count > 0)[:, None, None], rows, gradient.dtype.type(0))
-            np.put_along_axis(out, chosen, kept, axis=1)
+            gradients = np.where((count > 0)[:, None, None], rows, gradient.dtype.type(0))
+            np.put_along_axis(out, steps, gradients, axis=1)
         return [out.reshape(shape), *(None for _ in context.record.inputs[1:])]
 
-    def _present(self, x: Array, said: Sequence[Array]) -> NDArray[np.bool_]:
+    def _present(self, x: Array, others: Sequence[Array]) -> NDArray[np.bool_]:
         """Return a mask of the steps that are part of their sequence: [batch, time]."""
         batch, time = x.shape[:2]
-        if not said:
+        if not others:
             return np.ones((batch, time), np.bool_)
         if self.masked:
-            return np.asarray(said[0] != 0)
-        lengths = said[0].reshape(-1)
+            return np.asarray(others[0] != 0)
+        lengths = others[0].reshape(-1)
         wrong = lengths[(lengths < 0) | (lengths > time)]
         if len(wrong):
             raise ShapeError(

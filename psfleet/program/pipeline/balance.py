@@ -44,8 +44,8 @@ def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
     Raises:
         ConfigError: There are fewer than the `count` parts that they are to be cut into.
     """
-    needed = {r for backward in plan.backwards for r in ancestors([backward.backward.loss])}
-    records = [record for record in plan.forward if record in needed]
+    loss_records = {r for backward in plan.backwards for r in ancestors([backward.backward.loss])}
+    records = [record for record in plan.forward if record in loss_records]
     if len(records) < count:
         raise ConfigError(
             f"the program has {len(records)} operations, too few for {count} pieces of a "
@@ -113,14 +113,14 @@ def _partition(
     length = len(total) - 1
     best = {0: (0.0, [0])}
     for part in range(1, count + 1):
-        found: dict[int, tuple[float, list[int]]] = {}
+        longer: dict[int, tuple[float, list[int]]] = {}
         ends = range(part, length - (count - part) + 1) if part < count else [length]
         for j in ends:
             offers = [
                 (price(cost, i, j), [*edges, j]) for i, (cost, edges) in best.items() if i < j
             ]
-            found[j] = min(offers)
-        best = found
+            longer[j] = min(offers)
+        best = longer
     return best[length]
 
 
@@ -153,8 +153,8 @@ def agree_on_parts(
     if not place.process:
         records = records_of(plan, count)
         first = micro_feeds(feeds, micro_sizes(feeds, micro_batches))[0]
-        found = edges_of(records, measure(program, plan, first, records), count)
-        mine = [np.array(found, np.int64)]
+        seconds = measure(program, plan, first, records)
+        mine = [np.array(edges_of(records, seconds, count), np.int64)]
     [[edges]] = exchange(place, links, tag, [0], mine)
     return parts_of(plan, edges.tolist())
 
@@ -185,8 +185,8 @@ def _seconds(run: ProgramRun, record: Record, releases: Mapping[Record, list[Any
     value = compute(record.op, context, inputs, record.output.dtype)
     if any(needs):
         record.op.backward(context, np.ones_like(value))
-    taken = time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
     run.values[record.output] = value
     for variable in releases.get(record, ()):
         run.values.pop(variable, None)
-    return taken
+    return seconds

@@ -38,7 +38,7 @@ class ChunkPlan:
         gives: By own variable that others compute with, those pieces.
         next_user: By variable, the piece that the gradient so far comes from.
         last_user: By variable, the piece that its gradient, with this piece's part, goes to.
-        owned: Leaves whose whole gradient comes together here.
+        own_leaves: Leaves whose whole gradient comes together here.
     """
 
     plan: ExecutionPlan
@@ -49,7 +49,7 @@ class ChunkPlan:
     gives: dict[Variable, list[int]] = field(default_factory=dict)
     next_user: dict[Variable, int] = field(default_factory=dict)
     last_user: dict[Variable, int] = field(default_factory=dict)
-    owned: list[Variable] = field(default_factory=list)
+    own_leaves: list[Variable] = field(default_factory=list)
 
 
 def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[ChunkPlan]:
@@ -97,7 +97,7 @@ def _chunk_plan(plan: ExecutionPlan, backward: BackwardPlan, records: list[Recor
     own = set(records)
     active = [record for record in backward.records if record in own]
     needs = {record: backward.needs[record] for record in active}
-    used = dict.fromkeys(v for record in records for v in record.inputs)
+    inputs = dict.fromkeys(v for record in records for v in record.inputs)
     backwards = [BackwardPlan(backward.backward, active, needs)] if active else []
     early = set(plan.early)
     lookups = {
@@ -107,9 +107,9 @@ def _chunk_plan(plan: ExecutionPlan, backward: BackwardPlan, records: list[Recor
     }
     return ChunkPlan(
         ExecutionPlan(constants=plan.constants, forward=records, backwards=backwards, needs=needs),
-        [record for record in ancestors(used) if record in early],
+        [record for record in ancestors(inputs) if record in early],
         [*lookups.values()],
-        [v for v in plan.dense if v in used],
+        [v for v in plan.dense if v in inputs],
     )
 
 
@@ -127,20 +127,20 @@ def _connect_values(
 def _connect_gradients(
     chunk_parts: list[ChunkPlan], backward: Backward, home: dict[Record, int]
 ) -> None:
-    users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.wanted}
+    users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.gradients}
     for user, part in enumerate(chunk_parts):
         for record, needs in part.plan.needs.items():
             for variable, need in zip(record.inputs, needs, strict=True):
                 if need:
                     users.setdefault(variable, set()).add(user)
-    for variable, found in users.items():
+    for variable, chunks in users.items():
         maker = {home[variable.record]} if variable.record in home else set()
-        chain = sorted(found | maker)
+        chain = sorted(chunks | maker)
         for before, after in pairwise(chain):
             chunk_parts[before].next_user[variable] = after
             chunk_parts[after].last_user[variable] = before
-        if chain and variable in backward.wanted:
-            chunk_parts[chain[0]].owned.append(variable)
+        if chain and variable in backward.gradients:
+            chunk_parts[chain[0]].own_leaves.append(variable)
 
 
 class StepRows:
@@ -159,14 +159,14 @@ class StepRows:
 
     def lookup(self, ids: Array) -> Array:
         """The rows, from here or from the parameter."""
-        for known, rows in self._known:
-            if known is ids:
+        for array, rows in self._known:
+            if array is ids:
                 return rows
         return self._parameter.lookup(ids)
 
-    def pooled(self, asked: PooledIds) -> tuple[PooledIds, Array]:
+    def pooled(self, ids: PooledIds) -> tuple[PooledIds, Array]:
         """Pool the rows."""
-        return asked, asked.pool(self.lookup(asked.ids))
+        return ids, ids.pool(self.lookup(ids.ids))
 
 
 class ChunkRun(ProgramRun):
@@ -211,7 +211,7 @@ class ChunkRun(ProgramRun):
         """First half: the gradients of what other pieces have made, and of what they share."""
         for plan in self.plan.backwards:
             sweep = self.seeded(plan)
-            own = {v for v in self._plan.owned if v not in self._plan.next_user}
+            own = {v for v in self._plan.own_leaves if v not in self._plan.next_user}
             for record in reversed(plan.records):
                 self._inputs_of(record, plan.needs[record], own, sweep)
             self.gradients.update(sweep.gradients)

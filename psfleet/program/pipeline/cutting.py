@@ -71,10 +71,10 @@ class PipelineSpec:
         Raises:
             ConfigError: The stages cannot share the pieces evenly.
         """
-        known = self._cuts.get(id(plan))
-        if known is None or known[0] is not plan:
-            known = self._cuts[id(plan)] = (plan, self._cut(plan, stages))
-        return known[1]
+        entry = self._cuts.get(id(plan))
+        if entry is None or entry[0] is not plan:
+            entry = self._cuts[id(plan)] = (plan, self._cut(plan, stages))
+        return entry[1]
 
     def _cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
         parts = self.parts or balanced_parts(plan, max(self.stages, stages) * self.chunks)
@@ -218,7 +218,7 @@ def _variables(number: int, cut: Any) -> list[Variable]:
 
 def _parts(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
     whole = set(ancestors([loss]))
-    done: set[Record] = set()
+    earlier: set[Record] = set()
     parts = []
     for number, cut in enumerate(cuts):
         strange = [v.name for v in cut if v.record not in whole]
@@ -226,26 +226,26 @@ def _parts(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
             raise UsageError(
                 f"cut {number} has {strange[0]!r}, which the loss {loss.name!r} is not computed by"
             )
-        part = [record for record in ancestors(cut) if record not in done]
+        part = [record for record in ancestors(cut) if record not in earlier]
         if not part:
             raise UsageError(
                 f"cut {number}, {[v.name for v in cut]}, is behind an earlier cut: "
                 "between two cuts there must be an operation"
             )
-        done.update(part)
+        earlier.update(part)
         parts.append(part)
     return parts
 
 
 def _taken(parts: list[list[Record]], i: int) -> tuple[Variable, ...]:
     own = set(parts[i])
-    found: dict[Any, None] = {
+    variables: dict[Any, None] = {
         v: None
         for record in parts[i]
         for v in record.inputs
         if v.record is not None and v.record not in own
     }
-    return tuple(found)
+    return tuple(variables)
 
 
 def _given(parts: list[list[Record]], i: int, loss: Variable) -> tuple[Variable, ...]:

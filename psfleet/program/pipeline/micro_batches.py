@@ -41,13 +41,13 @@ def micro_feeds(
     feeds: Mapping[Variable, Array], sizes: Sequence[int]
 ) -> list[dict[Variable, Array]]:
     """The feeds of each micro-batch; one with a fixed first extent goes whole to all."""
-    found, start = [], 0
+    parts, start = [], 0
     for size in sizes:
-        found.append(
+        parts.append(
             {v: array[start : start + size] if _is_open(v) else array for v, array in feeds.items()}
         )
         start += size
-    return found
+    return parts
 
 
 def combine(variable: Variable, values: Sequence[Array], fractions: Sequence[float]) -> Array:

@@ -98,7 +98,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         factor = copies * (1.0 if self._uneven else self._fractions[0])
         for leaf, total in self._totals.items():
             whole = total if factor == 1 else _scaled(total, factor)
-            self.values[self._backward_pass.wanted[leaf]] = whole
+            self.values[self._backward_pass.gradients[leaf]] = whole
         for variable in dict.fromkeys([self._backward_pass.loss, *results]):
             self._share(variable)
         self.values[self._backward_pass.loss] = self._results[self._backward_pass.loss]
@@ -125,7 +125,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             self._given.append(run.values)
         lookups = {(p.name, ids): (p, ids) for part in parts for p, ids in part.lookups}
         whole = [
-            (p, ids, np.concatenate([given[ids].reshape(-1) for given in self._given]))
+            (p, ids, np.concatenate([values[ids].reshape(-1) for values in self._given]))
             for p, ids in lookups.values()
         ]
         dense = dict.fromkeys(v for part in parts for v in part.dense)
@@ -135,16 +135,16 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             # to a pull to come: the others wait for it, and it would wait for them.
             active().pull([])
         weights = {v: v.parameter.numpy() for v in dense if v.parameter}
-        for given in self._given:
-            given.update(weights)
+        for values in self._given:
+            values.update(weights)
         for parameter, ids, flat in whole:
             self._distribute_rows(parameter, ids, parameter.lookup(flat))
 
     def _distribute_rows(self, parameter: Parameter, ids: Variable, rows: Array) -> None:
         stand_in = self._rows.setdefault(parameter.name, StepRows(parameter))
         start = 0
-        for given in self._given:
-            own = given[ids]
+        for values in self._given:
+            own = values[ids]
             part = rows[start : start + own.size]
             stand_in.add(own, part.reshape(*own.shape, part.shape[-1]))
             start += own.size
@@ -207,7 +207,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     def _add_up(self, action: Action) -> None:
         """Add the gradients of own parameters to those of the micro-batches before; let the run go."""
         run = self._runs.pop((action.chunk, action.micro))
-        for leaf in self._parts[action.chunk].owned:
+        for leaf in self._parts[action.chunk].own_leaves:
             gradient = run.gradients.get(leaf)
             if gradient is None:
                 continue
@@ -240,21 +240,21 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     def _home(self, variable: Variable) -> int:
         """The piece that makes a value, or where a gradient comes together."""
         leaves = [
-            leaf for leaf, gradient in self._backward_pass.wanted.items() if gradient is variable
+            leaf for leaf, gradient in self._backward_pass.gradients.items() if gradient is variable
         ]
         return next(
             (
                 i
                 for i, part in enumerate(self._parts)
-                if variable in part.plan.kept or any(v in part.owned for v in leaves)
+                if variable in part.plan.kept or any(v in part.own_leaves for v in leaves)
             ),
             0,
         )
 
     def _spread_values(self, variable: Variable, tellers: Sequence[int]) -> Array:
         """Give all processes what the micro-batches have made, and put it together."""
-        seen = self._seen.get(variable, {})
-        mine = [seen[micro] for micro in sorted(seen)]
+        by_micro = self._seen.get(variable, {})
+        mine = [by_micro[micro] for micro in sorted(by_micro)]
         by_copy = self._exchange(f"values/{variable.name}", tellers, mine)
         values = [by_copy[m % len(by_copy)][m // len(by_copy)] for m in range(len(self._sizes))]
         return combine(variable, values, self._fractions)

@@ -82,13 +82,13 @@ class ProfilingRun(PipelinedRun):
         begin = time.perf_counter()
         super()._perform(action)
         key = action.chunk, action.work
-        taken = time.perf_counter() - begin
-        self.measured.seconds[key] = min(taken, self.measured.seconds.get(key, math.inf))
+        seconds = time.perf_counter() - begin
+        self.measured.seconds[key] = min(seconds, self.measured.seconds.get(key, math.inf))
         if action.work is Work.FORWARD:
             meter = ActivationMeter()
             meter.measure(self._runs[action.chunk, action.micro])
-            held = self.measured.held
-            held[action.chunk] = max(held[action.chunk], meter.peak_bytes)
+            peaks = self.measured.held
+            peaks[action.chunk] = max(peaks[action.chunk], meter.peak_bytes)
 
     def _give(
         self, way: str, chunk: int, micro: int, value: Gradient | None, name: str = ""
@@ -150,10 +150,10 @@ def _table(run: ProfilingRun, schedule: Schedule) -> Iterator[str]:
         weights = sum(
             4 * math.prod(v.parameter.shape) for part in parts for v in part.dense if v.parameter
         )
-        gradients = sum(_bytes(run.gradients.get(v)) for part in parts for v in part.owned)
+        gradients = sum(_bytes(run.gradients.get(v)) for part in parts for v in part.own_leaves)
         rows = sum(run.row_bytes(part) for part in parts)
         activations = _peak(actions, run.measured.held, schedule.kind == "zero-bubble")
-        sent = sum(
+        bytes_out = sum(
             size
             for (source, target), size in run.measured.sent.items()
             if source in chunks and schedule.stage_of(target) != stage
@@ -161,19 +161,19 @@ def _table(run: ProfilingRun, schedule: Schedule) -> Iterator[str]:
         yield (
             f"stage {stage:<3}{sum(len(part.plan.forward) for part in parts):>11,}"
             f"{_size(weights):>12}{_size(activations):>13}"
-            f"{_size(weights + gradients + rows + activations):>12}{_size(sent):>12}"
+            f"{_size(weights + gradients + rows + activations):>12}{_size(bytes_out):>12}"
             f"{_size(weights + gradients + rows):>14}"
         )
 
 
-def _peak(actions: Sequence[Action], held: Mapping[int, int], split: bool) -> int:
+def _peak(actions: Sequence[Action], sizes: Mapping[int, int], split: bool) -> int:
     """The most bytes of activations that are alive at once in the order of the actions."""
     live = peak = 0
     for action in actions:
         if action.work is Work.FORWARD:
-            live += held[action.chunk]
+            live += sizes[action.chunk]
         elif action.work is (Work.WEIGHT if split else Work.BACKWARD):
-            live -= held[action.chunk]
+            live -= sizes[action.chunk]
         peak = max(peak, live)
     return peak
 
@@ -182,12 +182,12 @@ def _recomputes(run: ProfilingRun) -> Iterator[str]:
     for number, part in enumerate(run.parts):
         plan: RecomputePlan | None = part.plan.recompute
         if plan is not None:
-            dropped = [
+            spans = [
                 f"{s.records[0].output.name} to {s.records[-1].output.name}"
                 for s in plan.segments
                 if s.dropped and s.records
             ]
-            yield f"recompute in piece {number}: {'; '.join(dropped) or 'nothing'}"
+            yield f"recompute in piece {number}: {'; '.join(spans) or 'nothing'}"
 
 
 def _bytes(value: Any) -> int:

@@ -72,9 +72,9 @@ def simulate(schedule: Schedule, costs: Costs = EQUAL, queue_size: int = 30) -> 
     clocks = [0.0] * len(schedule.stages)
     busy = [0.0] * len(schedule.stages)
     waiting: dict[tuple[Work, int], int] = {}
-    moved = True
-    while moved:
-        moved = False
+    goes_on = True
+    while goes_on:
+        goes_on = False
         for stage, actions in enumerate(schedule.stages):
             while places[stage] < len(actions):
                 action = actions[places[stage]]
@@ -89,7 +89,7 @@ def simulate(schedule: Schedule, costs: Costs = EQUAL, queue_size: int = 30) -> 
                 busy[stage] += price(action)
                 _account(schedule, action, waiting)
                 places[stage] += 1
-                moved = True
+                goes_on = True
     stuck = [
         str(actions[place])
         for actions, place in zip(schedule.stages, places, strict=True)
@@ -119,9 +119,9 @@ def _has_room(
 
 
 def _account(schedule: Schedule, action: Action, waiting: dict[tuple[Work, int], int]) -> None:
-    taken = (action.work, action.chunk)
-    if waiting.get(taken, 0):
-        waiting[taken] -= 1
+    key = (action.work, action.chunk)
+    if waiting.get(key, 0):
+        waiting[key] -= 1
     after = _next_chunk(schedule, action)
     if after is not None:
         waiting[action.work, after] = waiting.get((action.work, after), 0) + 1
