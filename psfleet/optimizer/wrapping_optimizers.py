@@ -243,14 +243,16 @@ def _weights(home: BoundTables, seat: BoundTable) -> tuple[Ids | None, Floats]:
 def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable) -> Floats:
     """The slow weights of the table's rows.
 
-    A row that came after the first update was untouched then: it starts from its first value.
+    A row that came after the first update was untouched then: it starts from its first value. One that has
+    gone since, by eviction or a shrink, is left out.
     """
     ids, values = slow
     if ids is None or state.ids is None:
         return values
     spec = seat.spec
     whole = initial_rows(state.ids, spec.dim, spec.initializer, spec.seed, spec.name)
-    whole[np.searchsorted(state.ids, ids)] = values
+    stay = np.isin(ids, state.ids)
+    whole[np.searchsorted(state.ids, ids[stay])] = values[stay]
     return whole
 
 

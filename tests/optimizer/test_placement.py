@@ -142,3 +142,17 @@ def test_lookahead_of_rows_that_come_later() -> None:
         by_rows.apply_gradients([(w, SparseGrad(np.array(ids), rows))])
         whole.apply_gradients([(dense, dense_of(np.array(ids), rows))])
         np.testing.assert_array_equal(w.numpy(), dense.numpy())
+
+
+def test_lookahead_of_rows_that_have_gone(fleet: EmbeddedRuntime) -> None:
+    """Slow weights of rows that a shrink has removed are left out; the others go on with theirs."""
+    w = Parameter("w", shape=(-1, 2), sparse=True, distributed=True)
+    opt = optimizer.LookAhead(optimizer.SGD(0.5), k=2)
+    for number, ids in enumerate(([1, 2, 9], [1, 2], [1, 2], [1, 2])):
+        rows = np.ones((len(ids), 2), np.float32)
+        if number:
+            fleet.shrink(0, None, 1)
+        opt.apply_gradients([(w, SparseGrad(np.array(ids), rows))])
+    state = opt.state_dict()
+    assert state["w.slow_ids"].tolist() == [1, 2]
+    np.testing.assert_array_equal(state["w.slow"], w.lookup(np.array([1, 2])))
