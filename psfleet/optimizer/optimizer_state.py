@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.optimizer.lr.scheduler import LRScheduler
-from psfleet.optimizer.outgoing_gradients import GradientScaler
+from psfleet.optimizer.outgoing_gradients import GradientScaler, check_scaling
 from psfleet.parameters.binding import BoundTable, BoundTables, tables
 from psfleet.parameters.parameter import Parameter, as_numbers
 from psfleet.parameters.parameter_client import slots_of
@@ -120,6 +120,8 @@ class StatefulOptimizer(ABC):
         check(self._name, "the state's global_step", state.get("global_step", 0), NonNegativeInt)
         if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state:
             self._rate.check_state(state["LR_Scheduler"])
+        if self.scaler is not None and "loss_scaling" in state:
+            check_scaling(self._name, state["loss_scaling"])
         keys_by_name = {str(key).rpartition(".")[0]: key for key in state if key not in _WHOLE}
         names = {p.name for p in (*self.parameters, *self._planned)} or keys_by_name.keys() - {""}
         if keys_by_name and not names & keys_by_name.keys():

@@ -1,9 +1,10 @@
 """Gradients on their way out: in 16 bits with loss scaling, or merged over several steps."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from psfleet.errors import UsageError
 from psfleet.kernels.number_formats import overflows
 from psfleet.parameters.gradients import Grad, merge_rows, scaled
 from psfleet.parameters.parameter import SparseGrad
@@ -11,7 +12,7 @@ from psfleet.program.gradient import summed
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import AMPSettings, GradientMergeSettings
-from psfleet.validation.annotations import checked
+from psfleet.validation.annotations import NonNegativeInt, Positive, check, checked
 
 _LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
 
@@ -82,11 +83,20 @@ class GradientScaler:
     @checked
     def set_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
-        self.scale, self._good, self._bad = (
-            float(state["scale"]),
-            int(state["good"]),
-            int(state["bad"]),
-        )
+        check_scaling("GradientScaler", state)
+        self.scale, self._good, self._bad = state["scale"], state["good"], state["bad"]
+
+
+def check_scaling(owner: str, state: Any) -> None:
+    """Refuse what is no state of a GradientScaler.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not isinstance(state, Mapping):
+        raise UsageError(f"{owner}: the state's loss_scaling is {state!r}, it must be a dict")
+    for name, kind in (("scale", Positive), ("good", NonNegativeInt), ("bad", NonNegativeInt)):
+        check(owner, f"the state's loss_scaling {name}", state.get(name), kind)
 
 
 def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:

@@ -13,10 +13,11 @@ from psfleet.client import Client
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
 from psfleet.optimizer import SGD, Adam, lr
+from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.program import Program, default_main_program, program_guard
-from psfleet.strategy import Settings
+from psfleet.strategy import AMPSettings, Settings
 from tests.refusals import check_refusals
 
 NAMES = {
@@ -265,6 +266,20 @@ ema.set_dict({"updates": 1})  # decay is None
 ema.set_dict({"w.ema": "x", "updates": 1, "decay": 0.5})  # the state w.ema is 'x'
 ema.set_dict({"w.ema": np.ones(2), "updates": -1, "decay": 0.5})  # updates is -1
 ModelAverage(0.5).set_dict({})  # num_updates is None
+"""
+
+
+def test_states_of_loss_scaling() -> None:
+    """So are states of the loss scaling, before a table is written."""
+    opt = SGD(0.1, parameters=[Parameter("w", [1.0])])
+    opt.scale(GradientScaler(AMPSettings("float16")))
+    check_refusals(SCALINGS, NAMES | {"opt": opt})
+
+
+SCALINGS = """
+opt.set_state_dict({"loss_scaling": 3})  # loss_scaling is 3, it must be a dict
+opt.set_state_dict({"loss_scaling": {"scale": "x"}})  # loss_scaling scale is 'x'
+opt.set_state_dict({"loss_scaling": {"scale": 2.0, "good": -1, "bad": 0}})  # loss_scaling good is -1
 """
 
 
