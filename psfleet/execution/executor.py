@@ -257,7 +257,13 @@ class Executor:
         """
         if dataset is None:
             raise UsageError("train_from_dataset needs a dataset")
-        texts = list(fetch_info or [v if isinstance(v, str) else v.name for v in fetch_list or ()])
+        names = [v if isinstance(v, str) else v.name for v in fetch_list or ()]
+        texts = list(fetch_info or names)
+        if len(texts) != len(names):
+            raise UsageError(
+                f"train_from_dataset: fetch_info has {len(texts)} texts for {len(names)} fetches; give one "
+                "for each, or none"
+            )
         count = 0
         feeds = _with_next(dataset) if read_ahead else ((feed, None) for feed in dataset)
         for count, (feed, following) in enumerate(feeds, 1):

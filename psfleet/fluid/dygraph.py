@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from psfleet.errors import ShapeError
 from psfleet.fluid import nn
@@ -25,7 +25,7 @@ from psfleet.fluid.nn import BatchNorm
 from psfleet.layers.named_activation import activate
 from psfleet.program.program import eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
-from psfleet.validation.annotations import checked
+from psfleet.validation.annotations import Range, checked
 
 __all__ = [
     "BatchNorm",
@@ -134,9 +134,9 @@ class Dropout(nn.Dropout):
 
     def __init__(
         self,
-        p: float = 0.5,
+        p: Annotated[float, Range(0, 1)] = 0.5,
         seed: int | None = None,
-        dropout_implementation: str = "downgrade_in_infer",
+        dropout_implementation: nn.DropoutMode = "downgrade_in_infer",
         is_test: bool = False,
     ) -> None:
         super().__init__(p, dropout_implementation)

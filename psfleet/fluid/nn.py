@@ -1,6 +1,6 @@
 """Eager layers under their newer names: sizes come one by one."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from psfleet import layers
 from psfleet.errors import IdError
@@ -17,7 +17,7 @@ from psfleet.program.ops.matmul import Affine
 from psfleet.program.ops.normalize import BatchNorm as BatchNormOp
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import PositiveInt, checked
+from psfleet.validation.annotations import PositiveInt, Range, checked
 
 __all__ = [
     "BatchNorm",
@@ -31,6 +31,9 @@ __all__ = [
     "Sigmoid",
     "Tanh",
 ]
+
+
+DropoutMode = Literal["upscale_in_train", "downscale_in_infer", "downgrade_in_infer"]
 
 
 @checked
@@ -187,10 +190,13 @@ class BatchNorm(layer_modules.Layer):
 
 @checked
 class Dropout(layer_modules.Layer):
-    """Dropout in training: x * mask / (1 - p), or x * mask with mode downscale_in_infer."""
+    """Dropout in training: x * mask / (1 - p), or x * mask with another mode than upscale_in_train."""
 
     def __init__(
-        self, p: float = 0.5, mode: str = "upscale_in_train", name: str | None = None
+        self,
+        p: Annotated[float, Range(0, 1)] = 0.5,
+        mode: DropoutMode = "upscale_in_train",
+        name: str | None = None,
     ) -> None:
         super().__init__(name or "dropout")
         self._p = p

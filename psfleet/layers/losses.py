@@ -7,7 +7,7 @@ from psfleet.program.ops import loss
 from psfleet.program.ops.activation import Softmax
 from psfleet.program.ops.loss import Accuracy, AreaUnderCurve
 from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import checked
+from psfleet.validation.annotations import PositiveInt, checked
 
 __all__ = [
     "accuracy",
@@ -111,7 +111,7 @@ def log_loss(
 
 @checked
 def accuracy(
-    input: Variable, label: Variable, k: int = 1, correct: Any = None, total: Any = None
+    input: Variable, label: Variable, k: PositiveInt = 1, correct: Any = None, total: Any = None
 ) -> Variable:
     """The share of the batch whose label [n, 1] is among the k largest of input [n, classes]."""
     return apply(Accuracy(k), input, label)
@@ -122,7 +122,7 @@ def auc(
     input: Variable,
     label: Variable,
     curve: str = "ROC",
-    num_thresholds: int = 2**12 - 1,
+    num_thresholds: PositiveInt = 2**12 - 1,
     topk: int = 1,
     slide_steps: int = 1,
 ) -> tuple[Variable, Variable, list[Variable]]:

@@ -13,7 +13,7 @@ from psfleet.layers.named_activation import activate
 from psfleet.program.operation import axis_of, dtype_of
 from psfleet.program.ops import manipulate
 from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import checked
+from psfleet.validation.annotations import PositiveInt, checked
 
 __all__ = [
     "cast",
@@ -161,12 +161,12 @@ def cast(x: Variable, dtype: DTypeLike) -> Variable:
 
 
 @checked
-def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
+def one_hot(input: Variable, depth: PositiveInt, allow_out_of_range: bool = False) -> Variable:
     """Whole numbers [..., 1] (or [...]) as float32 [..., depth]: 1 at the number."""
     return apply(manipulate.OneHot(int(depth), allow_out_of_range), input)
 
 
 @checked
-def expand(x: Variable, expand_times: Sequence[int], name: str | None = None) -> Variable:
+def expand(x: Variable, expand_times: Sequence[PositiveInt], name: str | None = None) -> Variable:
     """Each axis repeated so many times."""
     return apply(manipulate.Expand(tuple(expand_times)), x, name=name)

@@ -112,8 +112,14 @@ def append_backward(
 def gradients(
     targets: Variable | Sequence[Variable], inputs: Variable | Sequence[Variable]
 ) -> list[Variable]:
-    """Gradients of one single-valued target by leaf variables: parameters or data."""
-    target = targets if isinstance(targets, Variable) else targets[0]
+    """Gradients of one single-valued target by leaf variables: parameters or data.
+
+    Raises:
+        UsageError: There is not one target, or an input is computed by the program.
+    """
+    losses = [targets] if isinstance(targets, Variable) else list(targets)
+    if len(losses) != 1:
+        raise UsageError(f"gradients() got {len(losses)} targets; give it one, such as their sum")
     leaves = [inputs] if isinstance(inputs, Variable) else list(inputs)
     for variable in leaves:
         if variable.record is not None:
@@ -121,7 +127,7 @@ def gradients(
                 f"{variable.name!r} is computed by the program; gradients() takes "
                 "data and parameters"
             )
-    return list(_make(target, leaves, None).gradients.values())
+    return list(_make(losses[0], leaves, None).gradients.values())
 
 
 def _make(

@@ -98,6 +98,7 @@ fluid.DatasetFactory().create_dataset("Fast")  # ConfigError: dataset 'Fast' is 
 dataset.set_filelist("one.txt")  # it must be a list, each a path
 dataset.set_filelist(["missing.txt"]); dataset.load_into_memory()  # dataset file 'missing.txt' does not exist
 fluid.Executor().train_from_dataset()  # UsageError: ...needs a dataset
+fluid.Executor().train_from_dataset(None, [], fetch_list=["a", "b"], fetch_info=["a"])  # 1 texts for 2
 """
 
 

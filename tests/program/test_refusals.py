@@ -82,6 +82,7 @@ softmax(x(2), axis=1)  # ShapeError: ...axis 1 is outside
 sigmoid_cross_entropy_with_logits(x(2), x(2, dtype="int64"))  # ShapeError: ...of 'x_1' needs floats, not int64; use layers.cast
 mean(x(2, dtype="int64"))  # ShapeError: ...mean of 'x_0' needs floats
 accuracy(x(2, 2), x(2))  # IdError: ...it must be int64
+accuracy(x(2, 2), x(2, 1, dtype="int64"), k=0)  # k is 0
 accuracy(x(None, 3, 2), x(None, 1))  # ShapeError: ...[n, classes]
 exp(x(2, dtype="int64"))  # ShapeError: ...needs floats, not int64
 embedding(x(None, 2), [5, 2])  # IdError: ...they must be int64
@@ -93,7 +94,14 @@ fluid.nn.Embedding(10, 2, -11)  # padding_idx is -11, it must be in [-10, 10)
 square_error_cost(x(None, 1), x(None, 2))  # ShapeError: ...shapes must be equal
 cross_entropy(x(None, 3), x(None, 1))  # IdError: ...hard labels are int64
 cross_entropy(x(None, 3), x(None, 2, dtype="int64"))  # ShapeError: ...it must be
+auc(x(None, 1), x(None, 1), num_thresholds=0)  # num_thresholds is 0
 auc(x(None, 1), x(None, 1), curve="PR")  # ConfigError: ...curve is 'PR'
+expand(x(None, 2), [1, -1])  # expand_times is [1, -1]
+fluid.nn.Dropout(1.5)  # p is 1.5
+fluid.nn.Dropout(0.5, "upscale")  # mode is 'upscale'
+fluid.dygraph.Dropout(0.5, None, "upscale")  # dropout_implementation is 'upscale'
+fluid.gradients([mean(x(2)), mean(x(2))], x(2))  # UsageError: ...got 2 targets
+fluid.gradients([], x(2))  # UsageError: ...got 0 targets
 dropout(x(2), 1.5)  # ConfigError: ...dropout_prob is 1.5
 clip(x(2), 1.0, 0.0)  # ShapeError: ...min 1.0 is above max 0.0
 cast(x(2), "complex64")  # ShapeError: ...dtype 'complex64' is unknown
@@ -103,6 +111,7 @@ elementwise_add(x(2, 3), x(3, 4), axis=1)  # ShapeError: ...does not fit into
 const([1.0]) + const([1])  # ShapeError: ...the dtypes differ; use layers.cast
 batch_norm(x(None, 3), data_layout="CHW")  # data_layout is 'CHW', use NCHW or NHWC
 gather(const(np.ones((2, 2))), const([5]))  # IdError: ...indices are 5 to 5, there are rows 0 to 1
+one_hot(const([[3]]), 0)  # depth is 0
 one_hot(const([[3]]), 3)  # IdError: ...values are 3 to 3, depth is 3
 cross_entropy(const(np.full((2, 2), 0.5)), const([[2], [1]]))  # IdError: ...labels are 1 to 2, there are classes 0 to 1
 run([[1], [1, 2]])  # feed 'x' has samples of 1 to 2 values; pad them to one length
