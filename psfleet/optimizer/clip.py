@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer.program_access import held_by, parameter_of
 from psfleet.parameters.gradients import gathered_squares, merge_rows, scaled_down, squared_norm
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.validation.annotations import Positive, checked
@@ -30,7 +31,7 @@ class ClipGradBase:
 
     def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """New pairs, in the same order; gradients are not changed in place."""
-        result = [(p, _held(g)) for p, g in params_grads]
+        result = [(p, held_by(g)) for p, g in params_grads]
         places = [i for i, (p, g) in enumerate(result) if g is not None]
         pairs = [result[i] for i in places]
         symbolic = [hasattr(g, "record") for _, g in pairs]
@@ -43,8 +44,8 @@ class ClipGradBase:
 
     def _record(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """The pairs with clipped variables, for gradients that are variables of a program."""
-        variables = iter(self._operations([g for p, g in pairs if _parameter(p).need_clip]))
-        return [(p, next(variables) if _parameter(p).need_clip else g) for p, g in pairs]
+        variables = iter(self._operations([g for p, g in pairs if parameter_of(p).need_clip]))
+        return [(p, next(variables) if parameter_of(p).need_clip else g) for p, g in pairs]
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
         """Variables for the clipped gradients."""
@@ -124,8 +125,7 @@ class ClipGradByGlobalNorm(ClipGradBase):
         return super()._clip_pairs(params_grads)
 
     def _clip(self, values: list[Floats]) -> list[Floats]:
-        squares = [squared_norm(v) for v in values]
-        squares = gathered_squares(self._names, squares)
+        squares = gathered_squares(self._names, [squared_norm(v) for v in values])
         norm = math.sqrt(sum(squares))
         return [scaled_down(v, self.clip_norm, norm) for v in values]
 
@@ -177,23 +177,13 @@ def clip_by_own(pairs: Pairs) -> list[tuple[Parameter, Grad]]:
 
 
 def _named(entry: Any, parameters: dict[str, Parameter]) -> Parameter:
-    parameter = parameters.get(entry) if isinstance(entry, str) else _parameter(entry)
+    parameter = parameters.get(entry) if isinstance(entry, str) else parameter_of(entry)
     if not isinstance(parameter, Parameter):
         raise UsageError(
             f"set_gradient_clip: param_list has {entry!r}, which is no parameter of the program; it has "
             f"{', '.join(parameters) or 'none'}"
         )
     return parameter
-
-
-def _parameter(item: Any) -> Any:
-    return getattr(item, "parameter", None) or item
-
-
-def _held(gradient: Any) -> Any:
-    """The array of a variable that has a value."""
-    value = getattr(gradient, "value", None)
-    return value if isinstance(value, np.ndarray) else gradient
 
 
 def _merged(grad: Grad) -> Grad:
