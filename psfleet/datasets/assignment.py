@@ -45,14 +45,14 @@ def length(ranges: Iterable[Range]) -> int:
 
 def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
     """The positions number `low` up to `high` of the ranges."""
-    found = []
+    parts = []
     at = 0
     for start, end in ranges:
         first, last = max(low - at, 0), min(high - at, end - start)
         if first < last:
-            found.append((start + first, start + last))
+            parts.append((start + first, start + last))
         at += end - start
-    return tuple(found)
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class EpochRange:
 def laps_of(ranges: Iterable[Range], size: int) -> list[EpochRange]:
     """The ranges, those of one epoch together, in order."""
     laps: list[EpochRange] = []
-    begun = -1  # the epoch of the last lap, if there may be more of it
+    open_epoch = -1  # the epoch of the last lap, if there may be more of it
     for low, high in ranges:
         while low < high:
             epoch, offset = divmod(low, size)
-            if epoch == begun:
+            if epoch == open_epoch:
                 end = min(high, (epoch + 1) * size)
                 laps[-1] = EpochRange((*laps[-1].ranges, (low, end)))
             elif offset == 0 and high - low >= size:
-                repeats, begun = (high - low) // size, -1
+                repeats, open_epoch = (high - low) // size, -1
                 laps.append(EpochRange(((low, low + size),), repeats))
                 end = low + repeats * size
             else:
-                end, begun = min(high, (epoch + 1) * size), epoch
+                end, open_epoch = min(high, (epoch + 1) * size), epoch
                 laps.append(EpochRange(((low, end),)))
             low = end
     return laps
@@ -90,12 +90,12 @@ def _shifted(ranges: Iterable[Range], by: int) -> tuple[Range, ...]:
 
 def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """The same positions in the same order; what follows without a gap is one range."""
-    found: list[Range] = []
+    joint: list[Range] = []
     for low, high in ranges:
-        if found and found[-1][1] == low:
-            low = found.pop()[0]
-        found.append((low, high))
-    return tuple(found)
+        if joint and joint[-1][1] == low:
+            low = joint.pop()[0]
+        joint.append((low, high))
+    return tuple(joint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +154,16 @@ class RoundPlan:
         entry = self._entry(number)
         if entry is None or not entry.seats:  # no seat had any of it
             return () if entry is None else entry.stream
-        left: list[Range] = []
+        ranges: list[Range] = []
         for span, start, rounds in self._laps(entry):
             epoch, within = divmod(max(number - start, 0), rounds)
             if epoch < span.repeats:
                 dealt = within * self.batch * len(entry.seats)
-                left += _shifted(part(span.ranges, dealt, length(span.ranges)), epoch * self.size)
+                ranges += _shifted(part(span.ranges, dealt, length(span.ranges)), epoch * self.size)
             if epoch + 1 < span.repeats:
                 low = span.ranges[0][0]
-                left.append((low + (epoch + 1) * self.size, low + span.repeats * self.size))
-        return _joined(left)
+                ranges.append((low + (epoch + 1) * self.size, low + span.repeats * self.size))
+        return _joined(ranges)
 
     def unused(self, closed: int) -> tuple[Range, ...]:
         """Return the samples that no round up to `closed` has used, in order."""
@@ -173,11 +173,11 @@ class RoundPlan:
         if last.first <= closed + 1:
             return self.rest(closed + 1)
         dealt = [
-            found
+            positions
             for number in range(closed + 1, last.first)
             for seat in self._seats(number)
             if (number, seat) not in self.withdrawn
-            for found in self.share(seat, number)
+            for positions in self.share(seat, number)
         ]
         return tuple(sorted((*dealt, *last.stream)))
 
@@ -185,10 +185,10 @@ class RoundPlan:
         """Return the seat's samples of rounds after `after`, up to `closed`, which closed without it."""
         begin = max(after + 1, self.entries[0].first) if self.entries else closed + 1
         return tuple(
-            found
+            positions
             for number in range(begin, closed + 1)
             if (number, seat) not in self.withdrawn
-            for found in self.share(seat, number)
+            for positions in self.share(seat, number)
         )
 
     def changed(
@@ -209,13 +209,15 @@ class RoundPlan:
             for seat in self._seats(between)
             if not counts_in(seat, between) and (between, seat) not in self.withdrawn
         ]
-        lost = [found for between, seat in out for found in self.share(seat, between)]
+        withdrawn_ranges = [
+            positions for between, seat in out for positions in self.share(seat, between)
+        ]
         rest = self.rest(number)
-        unchanged = not lost and self._seats(number) == tuple(seats)
-        if unchanged or not (lost or rest):
+        unchanged = not withdrawn_ranges and self._seats(number) == tuple(seats)
+        if unchanged or not (withdrawn_ranges or rest):
             return self
-        kept = tuple(entry for entry in self.entries if entry.first < number)
-        entries = (*kept, PlanEntry(number, tuple(seats), (*lost, *rest)))
+        before = tuple(entry for entry in self.entries if entry.first < number)
+        entries = (*before, PlanEntry(number, tuple(seats), (*withdrawn_ranges, *rest)))
         withdrawn = frozenset(pair for pair in self.withdrawn if pair[0] > closed) | set(out)
         return RoundPlan(self.size, self.batch, entries, withdrawn)
 

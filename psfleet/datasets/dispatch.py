@@ -176,12 +176,12 @@ class _DatasetPass:
             return self._ahead.take(tuple(ranges))
         if isinstance(self._source, OrderedSource):
             return self._prepare(ranges)()
-        chosen = self._order.samples(ranges)
+        indices = self._order.samples(ranges)
         if isinstance(self._source, int):
-            return chosen
+            return indices
         if isinstance(self._source, np.ndarray):
-            return self._source[chosen]
-        return [self._source[index] for index in chosen]
+            return self._source[indices]
+        return [self._source[index] for index in indices]
 
     def _prepare(self, ranges: Sequence[Range]) -> Callable[[], Any]:
         assert isinstance(self._source, OrderedSource)

@@ -120,13 +120,13 @@ class EventTimeSequence:
             raise UsageError(
                 f"shuffle_seed is {seed}; samples in order of time are not shuffled, leave it out"
             )
-        found = [
+        parts = [
             part
             for low, high in ranges
             for part in self._parts(*divmod(low, self._size), high - low, batch_size)
         ]
-        batch = joined_batches([samples for samples, _ in found])
-        return functools.partial(self._taken, batch, sum(late for _, late in found))
+        batch = joined_batches([samples for samples, _ in parts])
+        return functools.partial(self._taken, batch, sum(late for _, late in parts))
 
     def _taken(self, batch: SampleBatch, late: int) -> SampleBatch:
         self.late += late
@@ -150,12 +150,12 @@ class EventTimeSequence:
     ) -> tuple[SampleBatch, int]:
         """Samples number `low` to `high` - 1 of a window, as far as there are so many."""
         late = self._late(place)
-        merged = self._merged(place)
-        begin, end = (merged.first, len(merged.samples)) if second else (0, merged.first)
+        pair = self._merged(place)
+        begin, end = (pair.first, len(pair.samples)) if second else (0, pair.first)
         low, high = min(begin + low, end), min(begin + high, end)
         on_time = min(max(low, late), high)
-        chosen = slice(on_time if self._drops else low, high)
-        return merged.samples.chosen(chosen), on_time - low
+        rows = slice(on_time if self._drops else low, high)
+        return pair.samples.chosen(rows), on_time - low
 
     def _late(self, place: _Place) -> int:
         """Return the number of samples from before the latest one of those that were sorted before."""

@@ -92,13 +92,13 @@ class GzipFile(io.RawIOBase):
 
     def _begin_member(self) -> bool:
         """Return whether another member follows; zeros between members are skipped."""
-        left = self._decompressor.unused_data.lstrip(b"\0")
-        while not left:
+        start = self._decompressor.unused_data.lstrip(b"\0")
+        while not start:
             data = self._content.read(_BYTES)
             if not data:
                 return False
-            left = data.lstrip(b"\0")
-        self._input, self._decompressor = left, zlib.decompressobj(_GZIP)
+            start = data.lstrip(b"\0")
+        self._input, self._decompressor = start, zlib.decompressobj(_GZIP)
         return True
 
     @override

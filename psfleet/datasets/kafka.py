@@ -99,7 +99,6 @@ class KafkaTopic:
 
     waits = True
 
-    @checked
     def __init__(
         self,
         servers: str,
@@ -200,19 +199,19 @@ class KafkaTopic:
             for place in self._places(low % size, low % size + high - low, batch_size)
         ]
         if self.idle is None:
-            found = [sample for place in places for sample in self._samples(*place)]
+            messages = [sample for place in places for sample in self._samples(*place)]
         else:
-            found = self._present(places, batch_size)
+            messages = self._present(places, batch_size)
         LAGS.update({f"{self._topic}/{n}": each.lag for n, each in self._partitions.items()})
-        samples, times = [sample for sample, _ in found], [time for _, time in found]
+        samples, times = [sample for sample, _ in messages], [time for _, time in messages]
         return functools.partial(batch_of, self.features, self.labels, samples, times)
 
     def _places(self, low: int, high: int, block: int) -> Iterator[Place]:
         """The offsets at these positions."""
-        for found in self._ranges(low, high, block):
-            partition = self._numbers[found.group]
+        for rows in self._ranges(low, high, block):
+            partition = self._numbers[rows.group]
             first = self._first.get(partition, 0)
-            yield partition, first + found.low, first + found.high
+            yield partition, first + rows.low, first + rows.high
 
     def _ranges(self, low: int, high: int, block: int) -> Iterator[RowRange]:
         if self._sizes is not None:
@@ -296,9 +295,11 @@ class KafkaTopic:
         for message in self._partition(partition).messages(low, high, self._lost, patience):
             value = message.value()
             try:
-                parsed = self._parse(value)
-                sample = sample_of(self.features, self.labels, parsed)
-                time = message.timestamp()[1] if self._time is None else time_of(self._time, parsed)
+                mapping = self._parse(value)
+                sample = sample_of(self.features, self.labels, mapping)
+                time = (
+                    message.timestamp()[1] if self._time is None else time_of(self._time, mapping)
+                )
                 yield sample, time
             except (ValueError, RecursionError) as error:
                 place = f"{self._topic} partition {partition} offset {message.offset()}"

@@ -86,13 +86,13 @@ class Partition:
         self,
         low: int,
         high: int,
-        lost: Callable[[int, int, int], None],
+        note_lost: Callable[[int, int, int], None],
         patience: float | None = None,
     ) -> Iterator[Any]:
         """The messages from offset `low` to `high` - 1; some offsets of a topic have none.
 
         Args:
-            lost: Called with the partition and the offsets that the broker has deleted.
+            note_lost: Called with the partition and the offsets that the broker has deleted.
             patience: Seconds without a message after which there are no more now; None: wait for all.
         """
         if low != self.next:
@@ -109,7 +109,7 @@ class Partition:
                 elif patience is None and quiet >= _QUIET:
                     self._say("the order waits for it; with idle=SECONDS it would go on without")
             elif self._held[0].error() is not None:
-                self._handle(self._held.popleft(), high, lost)
+                self._handle(self._held.popleft(), high, note_lost)
             elif self._held[0].offset() >= high:
                 self.next = high
             else:
@@ -130,7 +130,7 @@ class Partition:
         self.next = offset
         self._consumer.assign([kafka.TopicPartition(self._topic, self._number, offset)])
 
-    def _handle(self, event: Any, high: int, lost: Callable[[int, int, int], None]) -> None:
+    def _handle(self, event: Any, high: int, note_lost: Callable[[int, int, int], None]) -> None:
         """An error, or the news that the end of the partition is reached."""
         error = event.error()
         if error.code() == kafka.KafkaError._PARTITION_EOF:
@@ -139,26 +139,26 @@ class Partition:
             kafka.KafkaError._AUTO_OFFSET_RESET,
             kafka.KafkaError.OFFSET_OUT_OF_RANGE,
         ):
-            self._find_again(high, lost)
+            self._find_again(high, note_lost)
         elif not (error.retriable() or error.code() in _PASSING):
             raise UsageError(
                 f"{self._topic} partition {self._number} cannot be read at offset {self.next}: "
                 f"{error.str()}"
             )
 
-    def _find_again(self, high: int, lost: Callable[[int, int, int], None]) -> None:
+    def _find_again(self, high: int, note_lost: Callable[[int, int, int], None]) -> None:
         """Go on after the offsets that the broker has deleted; wait for those that it does not have yet."""
         place, begin = self._place(), self.next
         try:
             first, _ = self._consumer.get_watermark_offsets(place, timeout=60)
         except kafka.KafkaException:
             first = begin
-        gone = max(begin, min(first, high))
-        if gone == begin:
+        next_offset = max(begin, min(first, high))
+        if next_offset == begin:
             sleep(_WAIT)
-        self._seek(gone)
-        if gone > begin:
-            lost(self._number, begin, gone)
+        self._seek(next_offset)
+        if next_offset > begin:
+            note_lost(self._number, begin, next_offset)
 
     def close(self) -> None:
         self._consumer.close()

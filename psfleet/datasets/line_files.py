@@ -42,23 +42,23 @@ def number(text: str, name: str, where: str) -> float:
         UsageError: It stands for none.
     """
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
         raise UsageError(f"{where}: {name} {text!r} is not a number") from None
-    if not math.isfinite(found):
+    if not math.isfinite(value):
         raise UsageError(f"{where}: {name} {text!r} is not a finite number")
-    return found
+    return value
 
 
 def whole(text: str, name: str, where: str) -> int:
     """The whole number from -2^62 to 2^62 that a text stands for, see `number`."""
     try:
-        found = int(text)
+        value = int(text)
     except ValueError:
         raise UsageError(f"{where}: {name} {text!r} is not a whole number") from None
-    if not -(2**62) <= found <= 2**62:
+    if not -(2**62) <= value <= 2**62:
         raise UsageError(f"{where}: {name} {text!r} is beyond 2^62")
-    return found
+    return value
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ def _feature(word: str, where: str) -> tuple[int, float]:
     index, colon, value = word.partition(":")
     if not colon:
         raise UsageError(f"{where}: feature {word!r} is not index:value")
-    found = whole(index, "index", where)
-    if found < 0:
-        raise UsageError(f"{where}: index {found} is negative")
-    return found, number(value, f"value of index {found}", where)
+    feature_id = whole(index, "index", where)
+    if feature_id < 0:
+        raise UsageError(f"{where}: index {feature_id} is negative")
+    return feature_id, number(value, f"value of index {feature_id}", where)
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ def avro(schema: Any) -> Parse:
         except (OSError, ValueError, TypeError, fastavro.schema.SchemaParseException) as error:
             raise ConfigError(f"{one!r:.80} is no Avro schema: {error}") from None
 
-    framed = isinstance(schema, Mapping) and all(isinstance(key, int) for key in schema)
-    schemas = {number: parsed(one) for number, one in schema.items()} if framed else {}
-    single = None if framed else parsed(schema)
+    by_number = isinstance(schema, Mapping) and all(isinstance(key, int) for key in schema)
+    schemas = {number: parsed(one) for number, one in schema.items()} if by_number else {}
+    single = None if by_number else parsed(schema)
 
     def parse(value: bytes) -> Any:
         source = io.BytesIO(value)
@@ -77,13 +77,13 @@ def protobuf(message: type[Message], framed: bool = False) -> Parse:
             _schema_number(value[:_HEAD])
             value = value[_message_start(value) :]
         try:
-            found = message.FromString(value)
+            fields = message.FromString(value)
         except DecodeError as error:
             raise ValueError(f"it is no {message.DESCRIPTOR.name}: {error}") from None
         return {
-            field.name: _field_value(found, field)
+            field.name: _field_value(fields, field)
             for field in message.DESCRIPTOR.fields
-            if not field.has_presence or found.HasField(field.name)
+            if not field.has_presence or fields.HasField(field.name)
         }
 
     return parse
@@ -94,22 +94,22 @@ def _field_value(message: Message, field: Any) -> Any:
     return list(value) if field.is_repeated else value
 
 
-def _schema_number(head: bytes, known: Mapping[int, Any] | None = None) -> int:
+def _schema_number(head: bytes, schemas: Mapping[int, Any] | None = None) -> int:
     number = int.from_bytes(head[1:], "big")
     if len(head) < _HEAD or head[0]:
         raise ValueError("it has no frame with the number of a schema")
-    if known is not None and number not in known:
+    if schemas is not None and number not in schemas:
         raise ValueError(
-            f"its schema has the number {number}, none of {', '.join(map(str, known))}"
+            f"its schema has the number {number}, none of {', '.join(map(str, schemas))}"
         )
     return number
 
 
 def _message_start(value: bytes) -> int:
     """The first byte behind the place in the file: a count and so many numbers, each a zigzag varint."""
-    at, left = _HEAD, 1
+    at, remaining = _HEAD, 1
     first = True
-    while left:
+    while remaining:
         number = shift = 0
         while True:
             if at >= len(value) or shift > 28:
@@ -119,6 +119,6 @@ def _message_start(value: bytes) -> int:
             at, shift = at + 1, shift + 7
             if byte < 128:
                 break
-        left = number >> 1 if first else left - 1
+        remaining = number >> 1 if first else remaining - 1
         first = False
     return at

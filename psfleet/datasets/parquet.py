@@ -81,13 +81,13 @@ class ParquetFiles(RowGroupFiles):
 
     def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         buffer = 0 if "://" in group.file else _BUFFER  # many small reads of an URL are slow
-        done = 0
+        first = 0
         with opened(group.file) as file:
             source = pq.ParquetFile(file, metadata=group.metadata, buffer_size=buffer)
             for batch in source.iter_batches(rows, [group.number], self._columns):
                 table = pa.Table.from_batches([batch])
-                yield rows_of(table, self.features, self.labels, done, self._time)
-                done += batch.num_rows
+                yield rows_of(table, self.features, self.labels, first, self._time)
+                first += batch.num_rows
 
     def _row_groups(self, file: str) -> Iterator[RowGroup]:
         try:

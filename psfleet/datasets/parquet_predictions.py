@@ -96,12 +96,12 @@ class ParquetPredictions:
                 )
             _FORMAT.write(where, **plan)
         with reading(where):
-            known = _FORMAT.parse(read_small(where, _LONGEST))
+            present = _FORMAT.parse(read_small(where, _LONGEST))
         for name, value in plan.items():
-            if known.get(name) != value:
+            if present.get(name) != value:
                 raise UsageError(
                     f"{str(self._target)!r} holds predictions with other {name} "
-                    f"({known.get(name)!r:.60}, now {value!r:.60}); name another folder, or remove this one"
+                    f"({present.get(name)!r:.60}, now {value!r:.60}); name another folder, or remove this one"
                 )
 
     def write(self, predict: Predict) -> None:
@@ -120,9 +120,9 @@ class ParquetPredictions:
 
     def summary(self) -> tuple[int, int]:
         """Return the number of rows with predictions, and of those that were skipped."""
-        found = [pq.read_metadata(self._target / part.name) for part in self._parts]
-        rows: int = sum(metadata.num_rows for metadata in found)
-        return rows, sum(int(metadata.metadata[_SKIPPED]) for metadata in found)
+        files = [pq.read_metadata(self._target / part.name) for part in self._parts]
+        rows: int = sum(metadata.num_rows for metadata in files)
+        return rows, sum(int(metadata.metadata[_SKIPPED]) for metadata in files)
 
     def _take(self, part: _PredictionPart, predict: Predict, waits: bool) -> None:
         where = self._target / part.name
@@ -178,21 +178,21 @@ class ParquetPredictions:
 
 def _parts(files: RowGroupFiles, part_rows: int) -> Iterator[_PredictionPart]:
     """Row groups of one file that follow each other, until they have so many rows."""
-    count, taken, rows = 0, [], 0
+    count, numbers, rows = 0, [], 0
     groups = list(files.groups)
     for number, group in enumerate(groups):
-        taken.append(number)
+        numbers.append(number)
         rows += group.rows
         ends_file = number + 1 == len(groups) or groups[number + 1].file != group.file
         if rows >= part_rows or ends_file:
-            yield _PredictionPart(f"part-{count:05}.parquet", tuple(taken))
-            count, taken, rows = count + 1, [], 0
+            yield _PredictionPart(f"part-{count:05}.parquet", tuple(numbers))
+            count, numbers, rows = count + 1, [], 0
 
 
-def _named(found: Any) -> dict[str, Any]:
+def _named(predictions: Any) -> dict[str, Any]:
     """The predictions as arrays by column."""
-    given = found if isinstance(found, dict) else {"prediction": found}
-    return {name: np.asarray(values) for name, values in given.items()}
+    columns = predictions if isinstance(predictions, dict) else {"prediction": predictions}
+    return {name: np.asarray(values) for name, values in columns.items()}
 
 
 def _column(values: Any) -> Any:

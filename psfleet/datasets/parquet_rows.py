@@ -24,8 +24,8 @@ def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
         paths: A path or several.
         endings: Endings of the names of files that are read of a folder; none: all but hidden ones.
     """
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [file for path in listed for file in _inside(str(path), tuple(endings))]
+    names = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = [file for path in names for file in _inside(str(path), tuple(endings))]
     if not files:
         raise UsageError(f"{paths!r} names no {' or '.join(endings)} file")
     return files
@@ -60,13 +60,13 @@ def _fsspec() -> Any:
     return fsspec
 
 
-def check_columns(wanted: Sequence[str], columns: Sequence[str], where: str) -> None:
+def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> None:
     """Refuse a file that lacks a column.
 
     Raises:
         UsageError: Names the file and the columns that it has.
     """
-    for column in wanted:
+    for column in names:
         if column not in columns:
             raise UsageError(
                 f"{where} has no column {column!r}; it has {', '.join(columns) or 'none'}"
@@ -147,12 +147,12 @@ def check_schema(
     Raises:
         UsageError: Names the file, the column and its type.
     """
-    for column, wanted, fits in _wanted(features, labels, time):
+    for column, type_name, fits in _wanted(features, labels, time):
         check_columns([column], schema.names, where)
         kind = schema.field(column).type
         if not fits(kind):
             raise UsageError(
-                f"{where}: column {column!r} is of type {kind}; it must be of {wanted}"
+                f"{where}: column {column!r} is of type {kind}; it must be of {type_name}"
             )
 
 
@@ -228,16 +228,16 @@ def rows_of(
     """
     numbers = np.arange(first, first + table.num_rows, dtype=np.int64)
     bad = _BadRows(first)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for feature in features.given.values():
         columns = [_Column(table, name) for name in feature.columns]
         if isinstance(feature, Number) and not feature.jagged:
-            found[feature.name] = _numbers(feature, columns[0], bad)
+            values[feature.name] = _numbers(feature, columns[0], bad)
         else:
-            found[feature.name] = _ids(feature, columns, bad)
+            values[feature.name] = _ids(feature, columns, bad)
     targets = {name: _label(_Column(table, name), bad) for name in labels}
     times = None if time is None else _Column(table, time).times(bad)
-    return Rows(found, targets, numbers, bad.found, times)
+    return Rows(values, targets, numbers, bad.found, times)
 
 
 class _BadRows:
@@ -315,12 +315,12 @@ class _Column:
 
     def times(self, bad: "_BadRows") -> Ids:
         """Whole numbers as they are, timestamps in microseconds; rows in which they are null are bad."""
-        found = self._flat
-        if pa.types.is_timestamp(found.type):
-            found = found.cast(pa.timestamp("us", found.type.tz), safe=False)
+        column = self._flat
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
         self.note_bad(self.missing, bad)
-        found = pc.fill_null(found.cast(pa.int64()), 0)
-        return np.asarray(found.to_numpy(zero_copy_only=False))
+        column = pc.fill_null(column.cast(pa.int64()), 0)
+        return np.asarray(column.to_numpy(zero_copy_only=False))
 
     def shown(self, row: int) -> str:
         """A row's value, for messages."""
@@ -343,17 +343,17 @@ def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:
 def _ids(feature: Feature | Number | Input, columns: Sequence[_Column], bad: _BadRows) -> Jagged:
     ids, *others = columns
     weights = _weights(others[0], ids, bad) if others else None
-    given = Jagged(ids.values(ids.filler), ids.lengths, weights=weights)
+    bags = Jagged(ids.values(ids.filler), ids.lengths, weights=weights)
     if feature.value_type is None and not ids.has_nulls:
-        return given
+        return bags
     missing = ids.missing
     if ids.is_list:
         ids.note_bad(missing, bad)
     if feature.value_type is not None:
-        values, absent, unusable = typed(given.values, feature.value_type)
+        values, absent, unusable = typed(bags.values, feature.value_type)
         ids.note_bad(unusable & ~missing, bad)
-        given, missing = given.with_values(values), missing | absent
-    return given.kept(~missing) if missing.any() else given
+        bags, missing = bags.with_values(values), missing | absent
+    return bags.kept(~missing) if missing.any() else bags
 
 
 def _weights(column: _Column, ids: _Column, bad: _BadRows) -> Floats:

@@ -97,19 +97,19 @@ class BufferedPeekable(Generic[T]):
         return self._seen[0] if self._seen else None
 
 
-def with_next(items: Iterable[T], wanted: Callable[[], bool]) -> Iterator[tuple[T, T | None]]:
+def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[tuple[T, T | None]]:
     """Each item with the one after it.
 
     Args:
         items: Source of the items. If it can show the next one it is asked; else an item is taken
             ahead.
-        wanted: Function that tells whether to look ahead now; if not, None stands for the next
+        looks_ahead: Function that tells whether to look ahead now; if not, None stands for the next
             item.
     """
-    found = iter(items)
-    source = found if isinstance(found, Peekable) else BufferedPeekable(found)
+    iterator = iter(items)
+    source = iterator if isinstance(iterator, Peekable) else BufferedPeekable(iterator)
     for item in source:
-        yield item, source.peek() if wanted() else None
+        yield item, source.peek() if looks_ahead() else None
 
 
 Ranges = tuple[Range, ...]

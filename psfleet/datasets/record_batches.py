@@ -77,20 +77,20 @@ class RecordBatches(RowGroupFiles):
 
     @override
     def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
-        done, schema = 0, None
+        count, schema = 0, None
         for each in group.metadata():
             table = _table(each)
             if table.schema != schema:
                 schema = table.schema
                 check_schema(schema, self.features, self.labels, group.file, self._time)
-            table = table.slice(0, group.rows - done)
+            table = table.slice(0, group.rows - count)
             for low in range(0, table.num_rows, rows):
                 part = table.slice(low, rows)
-                yield rows_of(part, self.features, self.labels, done + low, self._time)
-            done += table.num_rows
-            if done == group.rows:
+                yield rows_of(part, self.features, self.labels, count + low, self._time)
+            count += table.num_rows
+            if count == group.rows:
                 return
-        raise OSError(f"it has {done} rows, not {group.rows}")
+        raise OSError(f"it has {count} rows, not {group.rows}")
 
     @override
     def _all_groups(self, paths: Any) -> Iterator[RowGroup]:

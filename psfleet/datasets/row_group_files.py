@@ -126,19 +126,19 @@ class RowGroupFiles(ABC):
 
     def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         """The rows of a group piece by piece, up to where it cannot be read."""
-        done = 0
+        count = 0
         try:
             for part in self._row_parts(group, rows):
                 yield part
-                done += len(part)
+                count += len(part)
         except (OSError, pa.ArrowException) as error:
-            where = f" from row {done} on" if done else ""
+            where = f" from row {count} on" if count else ""
             what = (
                 f"{group.file} row group {group.number} cannot be read{where}: {reason_of(error)}"
             )
             if not self._skips:
                 raise UsageError(what) from None
-            self._say(f"{what}; its {group.rows - done} rows are skipped")
+            self._say(f"{what}; its {group.rows - count} rows are skipped")
 
     def _no_rows(self) -> Rows:
         labels = {name: np.empty(0, np.float32) for name in self.labels}
@@ -165,32 +165,32 @@ class RowGroupFiles(ABC):
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], SampleBatch]:
         """The work of `read`, in one thread at a time; what is returned reports bad rows and ends it."""
-        good, bad, lost = [], [], 0
+        good, bad, unreadable = [], [], 0
         for low, high in ranges:
             for group, rows in self._parts(low, high, batch_size, seed):
                 if isinstance(rows, int):
-                    lost += rows
+                    unreadable += rows
                     continue
                 usable, texts = _without_bad(group, rows)
                 good.append(usable)
                 bad += texts
         batch = self._batch(good)
-        return functools.partial(self._reported, batch, bad, lost)
+        return functools.partial(self._reported, batch, bad, unreadable)
 
     def _batch(self, parts: Sequence[Rows]) -> SampleBatch:
         rows = joined_rows(parts) if parts else self._no_rows()
         return SampleBatch(rows.features, rows.labels, rows.times)
 
-    def _reported(self, batch: SampleBatch, bad: Sequence[str], lost: int) -> SampleBatch:
-        self._report(bad, lost)
+    def _reported(self, batch: SampleBatch, bad: Sequence[str], unreadable: int) -> SampleBatch:
+        self._report(bad, unreadable)
         return batch
 
-    def _report(self, bad: Sequence[str], lost: int) -> None:
+    def _report(self, bad: Sequence[str], unreadable: int) -> None:
         if bad and not self._skips:
             raise UsageError(f"{bad[0]}; correct it, or set bad_rows='skip'")
         for text in bad:
             self._say(f"{text}; the row is skipped")
-        self.skipped += len(bad) + lost
+        self.skipped += len(bad) + unreadable
 
     def _parts(
         self, low: int, high: int, batch_size: int, seed: int | None
@@ -198,14 +198,14 @@ class RowGroupFiles(ABC):
         """The rows at these positions; a number stands for so many that cannot be read."""
         epoch, first = divmod(low, self._size)
         order = self._order(batch_size, seed, epoch)
-        for found in order.ranges(first, first + high - low):
+        for span in order.ranges(first, first + high - low):
             if seed is None:
-                parts = self._stream(found.group, batch_size).rows(found.low, found.high)
+                parts = self._stream(span.group, batch_size).rows(span.low, span.high)
             else:
-                shuffled = self._shuffled_group(order, found.group, seed, epoch)
-                parts = shuffled.rows(found.low, found.high)
+                rows_in_order = self._shuffled_group(order, span.group, seed, epoch)
+                parts = rows_in_order.rows(span.low, span.high)
             for rows in parts:
-                yield self._groups[found.group], rows
+                yield self._groups[span.group], rows
 
     def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowSequence:
         key = (batch_size, seed, epoch)
@@ -235,9 +235,9 @@ class RowGroupFiles(ABC):
         """The rows of a group in the epoch's order."""
         key = (number, seed, epoch)
         if key not in self._shuffled:
-            for dropped in _trim(self._shuffled, self._interleave):
-                if dropped.readable is not None:
-                    self._buffers.give_back(dropped.readable)
+            for old in _trim(self._shuffled, self._interleave):
+                if old.readable is not None:
+                    self._buffers.give_back(old.readable)
             places = order.rows_of(number)
             parts = self._decoded(self._groups[number], _ROWS)
             self._shuffled[key] = _ShuffledGroup(places, self._buffers.ordered(parts, places))
@@ -275,12 +275,14 @@ class _ShuffledGroup:
 
 def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
     """The rows that can be used, and what is wrong in each of the others."""
-    found = [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
-    if not found:
+    bad_rows = (
+        [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
+    )
+    if not bad_rows:
         return rows, []
     texts = [
         f"{group.file} {bad.place or f'row group {group.number} row {bad.row}'}: {bad.text}"
-        for bad in found
+        for bad in bad_rows
     ]
     return rows.chosen(~np.isin(rows.numbers, list(rows.bad))), texts
 

@@ -62,14 +62,14 @@ class PackedBags:
         self._wide = not fits
         return fits
 
-    def _with_room(self, array: Array, dtype: np.dtype[Any], used: int) -> Array:
+    def _with_room(self, array: Array, dtype: np.dtype[Any], count: int) -> Array:
         """An array for all values, in which the first ones are those of the given array."""
         if array.dtype == dtype and len(array) >= self._count:
             return array
         # More pieces like those so far will follow.
         room = max(self._count * self._size // self._bags, self._count)
         larger = np.empty(room + room // 16, dtype)
-        larger[:used] = array[:used]
+        larger[:count] = array[:count]
         return larger
 
     def __len__(self) -> int:
@@ -140,8 +140,8 @@ class RowBuffers:
         Each piece is copied while it is in the processor's cache. Bags are `PackedBags`.
         """
         bags = self._free.pop() if self._free else {}
-        for packed in bags.values():
-            packed.clear(len(order))
+        for feature_bags in bags.values():
+            feature_bags.clear(len(order))
         others = [_without_bags(part, len(order), bags) for part in parts]
         if not others:
             self._free.append(bags)
@@ -149,8 +149,8 @@ class RowBuffers:
         rows = joined_rows(others)
         order = order if len(rows) == len(order) else order[order < len(rows)]
         rows = rows.chosen(order)
-        for packed in bags.values():
-            packed.order = order
+        for feature_bags in bags.values():
+            feature_bags.order = order
         rows.features |= bags
         return rows
 

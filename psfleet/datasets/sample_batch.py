@@ -126,9 +126,9 @@ class RowSequence:
     def ranges(self, low: int, high: int) -> Iterator[RowRange]:
         """The rows at the positions `low` to `high` - 1 of the epoch, in order."""
         while low < high:
-            found, length = self._at(low)
+            rows, length = self._at(low)
             count = min(length, high - low)
-            yield RowRange(found.group, found.low, found.low + count)
+            yield RowRange(rows.group, rows.low, rows.low + count)
             low += count
 
     def _at(self, position: int) -> tuple[RowRange, int]:
@@ -139,53 +139,53 @@ class RowSequence:
             return RowRange(group, first + skip, first + self._block), self._block - skip
         place = int(np.searchsorted(self._ends, position, side="right"))
         group = int(self._rests[place])
-        end, left = int(self._sizes[group]), int(self._ends[place]) - position
-        return RowRange(group, end - left, end), left
+        end, rest = int(self._sizes[group]), int(self._ends[place]) - position
+        return RowRange(group, end - rest, end), rest
 
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def sample_of(features: FeatureSet, labels: Sequence[str], given: Any) -> dict[str, list[Any]]:
+def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[str, list[Any]]:
     """The values of each column of a sample.
 
     Args:
         features: The set.
         labels: Names of the labels.
-        given: By column a value, a list of values or None. A label has one number.
+        values: By column a value, a list of values or None. A label has one number.
 
     Raises:
         ValueError: It is no mapping, or a value cannot be used; the text says which.
     """
-    if not isinstance(given, Mapping):
-        raise ValueError(f"it is a {type(given).__name__}, not an object with columns")
+    if not isinstance(values, Mapping):
+        raise ValueError(f"it is a {type(values).__name__}, not an object with columns")
     sample: dict[str, list[Any]] = {}
     for feature in features.given.values():
         column = feature.columns[0]
         if isinstance(feature, Number) and not feature.jagged:
-            sample[column] = _numbers(column, given.get(column), feature.dim)
+            sample[column] = _numbers(column, values.get(column), feature.dim)
             continue
-        sample[column] = _ids(column, given.get(column), feature)
+        sample[column] = _ids(column, values.get(column), feature)
         for weights in feature.columns[1:]:
-            sample[weights] = _numbers(weights, given.get(weights), len(sample[column]))
+            sample[weights] = _numbers(weights, values.get(weights), len(sample[column]))
             if len(sample[weights]) != len(sample[column]):
                 raise ValueError(
-                    f"{weights} is {given.get(weights)!r:.80} for {len(sample[column])} ids"
+                    f"{weights} is {values.get(weights)!r:.80} for {len(sample[column])} ids"
                 )
     for label in labels:
-        sample[label] = _numbers(label, given.get(label), 1)
+        sample[label] = _numbers(label, values.get(label), 1)
         if not sample[label]:
-            raise ValueError(f"{label} is {given.get(label)!r:.80}")
+            raise ValueError(f"{label} is {values.get(label)!r:.80}")
     return sample
 
 
-def time_of(column: str, given: Mapping[str, Any]) -> int:
+def time_of(column: str, values: Mapping[str, Any]) -> int:
     """The time in this column of a sample.
 
     Raises:
         ValueError: It is no whole number.
     """
-    time = given.get(column)
+    time = values.get(column)
     if type(time) is not int or not -(2**63) <= time < 2**63:
         raise ValueError(f"{column} is {time!r:.80}")
     return time
@@ -229,13 +229,13 @@ def batch_of(
     times: Sequence[int] | None = None,
 ) -> SampleBatch:
     """The samples, which `sample_of` has made, as a batch; `times`: when each happened."""
-    given = (
+    columns = (
         {name: _joined_samples(each, samples) for name, each in features.given.items()}
         if samples
         else {}
     )
     return SampleBatch(
-        given or no_samples(features),
+        columns or no_samples(features),
         {name: np.array([sample[name][0] for sample in samples], np.float32) for name in labels},
         None if times is None else np.array(times, np.int64),
     )

@@ -65,7 +65,7 @@ def parsed(
     return pa.table(columns) if finite else None
 
 
-def _parsed_cells(data: bytes, names: Sequence[str], delimiter: str, wanted: Sequence[str]) -> Any:
+def _parsed_cells(data: bytes, names: Sequence[str], delimiter: str, columns: Sequence[str]) -> Any:
     """The texts in these columns."""
     return pcsv.read_csv(
         pa.BufferReader(data),
@@ -73,7 +73,7 @@ def _parsed_cells(data: bytes, names: Sequence[str], delimiter: str, wanted: Seq
         pcsv.ParseOptions(delimiter=delimiter, quote_char=False),
         pcsv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()),
-            include_columns=wanted,
+            include_columns=columns,
             strings_can_be_null=True,
             null_values=[""],
         ),
@@ -193,9 +193,9 @@ class TextFiles(RowGroupFiles):
         cells: dict[str, list[str]] = {name: [] for name in names}
         for row, (_, line) in enumerate(self._lines(group) if names else ()):
             if row in numbers:
-                given = _cells(group.metadata, _decoded(line))
+                texts = _cells(group.metadata, _decoded(line))
                 for name, column in cells.items():
-                    column.append(given[name])
+                    column.append(texts[name])
         return {name: pa.array(column, pa.string()) for name, column in cells.items()}
 
     def _row_groups(self, file: str) -> Iterator[RowGroup]:
@@ -235,25 +235,25 @@ class TextFiles(RowGroupFiles):
     def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         converters = self._converters()
         part: list[tuple[int, bytes]] = []
-        done = 0
+        first = 0
         for each in self._lines(group):
             part.append(each)
             if len(part) == rows:
-                yield self._rows(group.metadata, part, done, converters)
-                done, part = done + rows, []
+                yield self._rows(group.metadata, part, first, converters)
+                first, part = first + rows, []
         if part:
-            yield self._rows(group.metadata, part, done, converters)
+            yield self._rows(group.metadata, part, first, converters)
 
     def _lines(self, group: RowGroup) -> Iterator[tuple[int, bytes]]:
         """The rows of a group, each with the number of its line in the file."""
-        left = group.rows
+        remaining = group.rows
         with self._opened(group.file) as file:
             file.seek(group.metadata.begin)
             for line, text in enumerate(file, group.metadata.first):
                 if _is_row(text, group.metadata.delimiter):
                     yield line, text
-                    left -= 1
-                if not left:
+                    remaining -= 1
+                if not remaining:
                     return
 
     def _opened(self, file: str) -> Any:
@@ -274,25 +274,27 @@ class TextFiles(RowGroupFiles):
     @functools.cached_property
     def _makers(self) -> dict[str, set[Callable[[str], Any]]]:
         """By column what makes the values of each feature of it."""
-        found: dict[str, set[Callable[[str], Any]]] = {}
+        makers_of: dict[str, set[Callable[[str], Any]]] = {}
         for each in self.features.given.values():
             usual = float if not each.jagged else str if each.hashed else int
             makers = {"int": int, "float": float, "text": str}
-            found.setdefault(each.columns[0], set()).add(makers.get(each.value_type or "", usual))
+            makers_of.setdefault(each.columns[0], set()).add(
+                makers.get(each.value_type or "", usual)
+            )
             for weights in each.columns[1:]:
-                found.setdefault(weights, set()).add(float)
+                makers_of.setdefault(weights, set()).add(float)
         for label in self.labels:
-            found.setdefault(label, set()).add(float)
-        return found
+            makers_of.setdefault(label, set()).add(float)
+        return makers_of
 
     @functools.cached_property
     def _declared(self) -> set[str]:
         """The columns whose features all have declared types, to which `sample_of` converts texts."""
-        given = self.features.given.values()
+        features = self.features.given.values()
         others = {
-            column for each in given for column in each.columns[each.value_type is not None :]
+            column for each in features for column in each.columns[each.value_type is not None :]
         }
-        return {each.columns[0] for each in given} - others - set(self.labels)
+        return {each.columns[0] for each in features} - others - set(self.labels)
 
     def _rows(
         self,
@@ -332,12 +334,12 @@ class TextFiles(RowGroupFiles):
     @functools.cached_property
     def _lists(self) -> set[str]:
         """The columns that always have lists."""
-        listed = (
+        groups = (
             feature.columns
             for feature in self.features.given.values()
             if (feature.dim > 1 if isinstance(feature, Number) else feature.weighted)
         )
-        return {column for columns in listed for column in columns}
+        return {column for columns in groups for column in columns}
 
     def _one_by_one(
         self,
@@ -359,8 +361,8 @@ class TextFiles(RowGroupFiles):
             times.append(time)
         batch = batch_of(self.features, self.labels, samples, times)
         numbers = np.arange(first, first + len(part), dtype=np.int64)
-        known = None if self._time is None else batch.times
-        return Rows(batch.features, batch.labels, numbers, bad, known)
+        row_times = None if self._time is None else batch.times
+        return Rows(batch.features, batch.labels, numbers, bad, row_times)
 
     def _sample(
         self, cells: Mapping[str, str], converters: Mapping[str, Callable[[str], Any]]
@@ -370,11 +372,11 @@ class TextFiles(RowGroupFiles):
         Raises:
             ValueError: One cannot be used.
         """
-        given = {name: _values(name, cells[name], make) for name, make in converters.items()}
-        sample = sample_of(self.features, self.labels, given)
+        values = {name: _values(name, cells[name], make) for name, make in converters.items()}
+        sample = sample_of(self.features, self.labels, values)
         if self._time is None:
             return sample, 0
-        whole = given[self._time]
+        whole = values[self._time]
         return sample, time_of(self._time, {self._time: whole[0] if len(whole) == 1 else whole})
 
 

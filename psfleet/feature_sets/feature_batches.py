@@ -30,22 +30,22 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
         IdError: A value is not of the declared type.
         ShapeError: The features have different numbers of samples.
     """
-    given = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
-    if not isinstance(given, Mapping):
+    columns = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
+    if not isinstance(columns, Mapping):
         raise UsageError(
-            f"a batch of features is {given!r:.80}; it must be a mapping from their names to their ids"
+            f"a batch of features is {columns!r:.80}; it must be a mapping from their names to their ids"
         )
-    for name in given:
+    for name in columns:
         if name not in features.given:
             raise _unknown(features, name)
-    found = {
+    values = {
         name: _values(features.given[name], value)
-        for name, value in given.items()
+        for name, value in columns.items()
         if value is not None
     }
-    if not found:
+    if not values:
         raise UsageError("the batch has no feature, so its number of samples is unknown")
-    counts = {name: len(value) for name, value in found.items()}
+    counts = {name: len(value) for name, value in values.items()}
     first, samples = next(iter(counts.items()))
     for name, count in counts.items():
         if count != samples:
@@ -53,7 +53,7 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
                 f"feature {name!r} has {count} samples and feature {first!r} has {samples}; a batch has as "
                 "many of each"
             )
-    return found, samples
+    return values, samples
 
 
 def _unknown(features: FeatureSet, name: str) -> UsageError:
@@ -62,8 +62,8 @@ def _unknown(features: FeatureSet, name: str) -> UsageError:
         return UsageError(
             f"the batch has the feature {name!r}, which is made of {inputs}; leave it out"
         )
-    known = ", ".join(features.given) or "none"
-    return UsageError(f"the batch has the feature {name!r}; the set has {known}")
+    names = ", ".join(features.given) or "none"
+    return UsageError(f"the batch has the feature {name!r}; the set has {names}")
 
 
 def _values(feature: Feature | Number | Input, value: Any) -> Any:
@@ -89,13 +89,13 @@ def _nothing(feature: Feature | Number | Input, samples: int) -> Any:
 
 
 def transformed(
-    features: FeatureSet, given: Mapping[str, Any], samples: int, fits: bool = False
+    features: FeatureSet, batch: Mapping[str, Any], samples: int, fits: bool = False
 ) -> Mapping[str, Any]:
     """The values of a batch behind the transforms, those of features with inputs too.
 
     Args:
         features: The set.
-        given: Values as `by_feature` returns them.
+        batch: Values as `by_feature` returns them.
         samples: Number of samples.
         fits: Show the values to the transforms that are to be fitted, and leave out what comes behind them.
 
@@ -103,23 +103,23 @@ def transformed(
         UsageError: A transform cannot take a value; the error names the feature and quotes the value.
     """
     if not features.transformed:
-        return given
-    found = dict(given)
+        return batch
+    values = dict(batch)
     for name, feature in features.transformed.items():
         sources = feature.inputs or (name,)
-        if fits and any(source in found and found[source] is None for source in sources):
-            found[name] = None
+        if fits and any(source in values and values[source] is None for source in sources):
+            values[name] = None
             continue
-        bags = [_bags(features, source, found, samples) for source in sources]
+        bags = [_bags(features, source, values, samples) for source in sources]
         try:
-            found[name] = _through(feature, bags, fits)
+            values[name] = _through(feature, bags, fits)
         except UsageError as error:
             raise type(error)(f"feature {name!r}: {error}") from None
-    return found
+    return values
 
 
-def _bags(features: FeatureSet, name: str, found: Mapping[str, Any], samples: int) -> Jagged:
-    value = found.get(name)
+def _bags(features: FeatureSet, name: str, values: Mapping[str, Any], samples: int) -> Jagged:
+    value = values.get(name)
     if value is None:
         value = _nothing(features.given[name], samples)
     return as_jagged(name, value)
@@ -139,14 +139,14 @@ def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
     """Fit the transforms that need it, see `FeatureSet.fit`."""
     passes = 0
     while pending := _pending(features):
-        seen = False
+        has_batch = False
         for _, each in pending:
             each.begin()
         for batch in batches:
-            given, samples = by_feature(features, getattr(batch, "features", batch))
-            transformed(features, given, samples, fits=True)
-            seen = True
-        if not seen:
+            values, samples = by_feature(features, getattr(batch, "features", batch))
+            transformed(features, values, samples, fits=True)
+            has_batch = True
+        if not has_batch:
             what = (
                 f"ended after pass {passes}, and one more is needed" if passes else "have no batch"
             )
@@ -164,12 +164,12 @@ def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
 
 def _pending(features: FeatureSet) -> list[tuple[str, FittedTransform]]:
     """The first transform of each feature that is to be fitted, of those whose inputs are fitted."""
-    found: dict[str, FittedTransform] = {}
+    first_of: dict[str, FittedTransform] = {}
     waiting: set[str] = set()
     for name, feature in features.transformed.items():
-        unfitted = [t for t in feature.transform if isinstance(t, FittedTransform) and not t.fitted]
-        if waiting.isdisjoint(feature.inputs) and unfitted:
-            found[name] = unfitted[0]
-        if unfitted or not waiting.isdisjoint(feature.inputs):
+        to_fit = [t for t in feature.transform if isinstance(t, FittedTransform) and not t.fitted]
+        if waiting.isdisjoint(feature.inputs) and to_fit:
+            first_of[name] = to_fit[0]
+        if to_fit or not waiting.isdisjoint(feature.inputs):
             waiting.add(name)
-    return list({id(each): (name, each) for name, each in found.items()}.values())
+    return list({id(each): (name, each) for name, each in first_of.items()}.values())

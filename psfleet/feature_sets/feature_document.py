@@ -85,12 +85,12 @@ def document_of(features: "FeatureSet") -> dict[str, Any]:
     for each in features.members:
         name = each.name
         kind = "features" if name in features.features else "inputs"
-        said = dict(_changed(each))
-        if "table" in said:
-            said["table"] = each.table.name  # type: ignore[union-attr]
-        if "transform" in said:
-            said["transform"] = [_transform(name, part) for part in each.transform]
-        parts[kind][name] = said
+        member = dict(_changed(each))
+        if "table" in member:
+            member["table"] = each.table.name  # type: ignore[union-attr]
+        if "transform" in member:
+            member["transform"] = [_transform(name, part) for part in each.transform]
+        parts[kind][name] = member
     parts["features"] = {name: parts["features"][name] for name in features.features}
     return parts
 
@@ -116,26 +116,26 @@ def _transform(name: str, transform: Transform) -> dict[str, Any]:
     return {"kind": kind, **dict(_changed(transform))}
 
 
-def transform_of(owner: str, said: Any) -> Transform:
+def transform_of(owner: str, document: Any) -> Transform:
     """The transform for which `{ kind = NAME, ... }` of a file stands.
 
     Raises:
         ConfigError: There is none.
     """
-    kind = said.get("kind") if isinstance(said, dict) else None
+    kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "Function":
         raise ConfigError(
-            f"{owner} has the function {said.get('name')!r}, which no file holds; name the set as "
+            f"{owner} has the function {document.get('name')!r}, which no file holds; name the set as "
             "MODULE:NAME in place of the file"
         )
-    made = TRANSFORMS.get(kind) if isinstance(kind, str) else None
-    if made is None:
+    transform = TRANSFORMS.get(kind) if isinstance(kind, str) else None
+    if transform is None:
         raise ConfigError(
-            f"{owner} has the transform {said!r:.80}; its `kind` must be one of "
+            f"{owner} has the transform {document!r:.80}; its `kind` must be one of "
             f"{', '.join(sorted(TRANSFORMS))}"
         )
     try:
-        return made(**{key: value for key, value in said.items() if key != "kind"})
+        return transform(**{key: value for key, value in document.items() if key != "kind"})
     except TypeError as error:
         raise ConfigError(f"{owner}, transform {kind}: {error}") from None
 
@@ -164,9 +164,9 @@ def read_statistics(features: "FeatureSet", where: Path) -> None:
         raise ConfigError(
             f"the features {str(where)!r} do not exist; save(path) of a fitted feature set writes them"
         ) from None
-    said = {**document["inputs"], **document["features"]}
+    members = {**document["inputs"], **document["features"]}
     for name, feature in features.transformed.items():
-        parts = said.get(name, {}).get("transform", [])
+        parts = members.get(name, {}).get("transform", [])
         for place, own in enumerate(feature.transform):
             if isinstance(own, FittedTransform):
                 owner = f"{str(where)!r}: feature {name!r}"
@@ -174,17 +174,17 @@ def read_statistics(features: "FeatureSet", where: Path) -> None:
                 _take(owner, own, transform_of(owner, part))
 
 
-def _take(owner: str, own: FittedTransform, found: Transform) -> None:
+def _take(owner: str, own: FittedTransform, source: Transform) -> None:
     """Take the fields that the transform lacks; the others must be alike."""
-    if type(found) is not type(own):
-        raise ConfigError(f"{owner} has {found!r:.80}, and the set has {own!r:.80}; fit it anew")
+    if type(source) is not type(own):
+        raise ConfigError(f"{owner} has {source!r:.80}, and the set has {own!r:.80}; fit it anew")
     for field in dataclasses.fields(own):
         value = getattr(own, field.name)
-        other = getattr(found, field.name)
+        other = getattr(source, field.name)
         if field.init and value is not None and value != other:
             raise ConfigError(
                 f"{owner} has {field.name} {other!r:.80}, and the set has {value!r:.80}; fit it anew"
             )
     for field in dataclasses.fields(own):
         if field.init:
-            setattr(own, field.name, getattr(found, field.name))
+            setattr(own, field.name, getattr(source, field.name))

@@ -40,38 +40,38 @@ class Bags:
     shape: tuple[int, ...]
 
 
-def bags_of(feature: Feature, given: Jagged | None, samples: int) -> Bags:
+def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
     """The bags of a feature; None: the batch lacks it.
 
     Raises:
         IdError: A value is no id.
     """
-    if given is None:
-        given = Jagged(np.empty(0, np.int64), np.zeros(samples, np.int64))
-    if feature.padding is not None and len(given.values):
-        padded = are_value(given.values, feature.padding)
-        given = given.kept(~padded) if np.any(padded) else given
-    given = given.last(feature.last) if feature.last else given
+    if bags is None:
+        bags = Jagged(np.empty(0, np.int64), np.zeros(samples, np.int64))
+    if feature.padding is not None and len(bags.values):
+        is_padding = are_value(bags.values, feature.padding)
+        bags = bags.kept(~is_padding) if np.any(is_padding) else bags
+    bags = bags.last(feature.last) if feature.last else bags
     ids = (
-        hashed(given.values, feature.buckets, feature.salt)
+        hashed(bags.values, feature.buckets, feature.salt)
         if feature.hashed
-        else as_ids(given.values, f"feature {feature.name!r}")
+        else as_ids(bags.values, f"feature {feature.name!r}")
     )
     weights = None
     if feature.weighted:
-        weights = np.ones(len(ids), np.float32) if given.weights is None else given.weights
-    lengths, shape = _shaped(feature, given)
+        weights = np.ones(len(ids), np.float32) if bags.weights is None else bags.weights
+    lengths, shape = _shaped(feature, bags)
     return Bags(ids, lengths, weights, shape)
 
 
-def _shaped(feature: Feature, given: Jagged) -> tuple[Ids, tuple[int, ...]]:
+def _shaped(feature: Feature, bags: Jagged) -> tuple[Ids, tuple[int, ...]]:
     """The lengths of the bags, one for each row of the output, and the output's shape."""
     if feature.pooling != "none":
-        return given.lengths, (len(given),)
+        return bags.lengths, (len(bags),)
     if not feature.last:
-        return np.ones(len(given.values), np.int64), (len(given.values),)
-    filled = np.arange(feature.last) < given.lengths[:, None]
-    return filled.reshape(-1).astype(np.int64), (len(given), feature.last)
+        return np.ones(len(bags.values), np.int64), (len(bags.values),)
+    is_id = np.arange(feature.last) < bags.lengths[:, None]
+    return is_id.reshape(-1).astype(np.int64), (len(bags), feature.last)
 
 
 class FeatureLookup(Generic[K]):
@@ -92,11 +92,11 @@ class FeatureLookup(Generic[K]):
     """
 
     def __init__(self, features: FeatureSet, batch: Any, keys: Mapping[str, K]) -> None:
-        found, self.samples = by_feature(features, batch)
-        given = transformed(features, found, self.samples)
+        columns, self.samples = by_feature(features, batch)
+        values = transformed(features, columns, self.samples)
         self._keys = {f.name: keys[f.table.name] for f in features.looked_up}
         self._bags = {
-            f.name: bags_of(f, given.get(f.name), self.samples) for f in features.looked_up
+            f.name: bags_of(f, values.get(f.name), self.samples) for f in features.looked_up
         }
         self._parts = {
             f.name: RowBags(
@@ -106,7 +106,9 @@ class FeatureLookup(Generic[K]):
         }
         self._dims = {f.name: f.table.dim for f in features.looked_up}
         self._numbers = {
-            n.name: n.of(given.get(n.name), self.samples) for n in features if isinstance(n, Number)
+            n.name: n.of(values.get(n.name), self.samples)
+            for n in features
+            if isinstance(n, Number)
         }
         self._order = list(features.features)
         self._names: dict[K, list[str]] = {}
@@ -127,11 +129,11 @@ class FeatureLookup(Generic[K]):
             for name in names:
                 places[name] = slice(start, start + len(self._bags[name].ids))
                 start = places[name].stop
-        joined = {
+        ids = {
             key: _joined([self._bags[name].ids for name in names])
             for key, names in self._names.items()
         }
-        return places, joined
+        return places, ids
 
     def pool(self, rows: Mapping[K, Floats]) -> dict[str, Floats]:
         """The features' values, by name in the order of the set.
@@ -150,8 +152,8 @@ class FeatureLookup(Generic[K]):
         own = rows[self._keys[name]][self._places[name]]
         return self._shaped(name, self._parts[name].pool(own))
 
-    def _shaped(self, name: str, pooled: Floats) -> Floats:
-        return pooled.reshape(*self._bags[name].shape, pooled.shape[1])
+    def _shaped(self, name: str, rows: Floats) -> Floats:
+        return rows.reshape(*self._bags[name].shape, rows.shape[1])
 
     # -- pooled where the rows are looked up ---------------------------------------------------
 
@@ -171,14 +173,14 @@ class FeatureLookup(Generic[K]):
         Args:
             pooled: By table float32 [all bags, dim]. Others are not looked at.
         """
-        found = dict(self._numbers)
+        values = dict(self._numbers)
         for key, names in self._names.items():
             start = 0
             for name in names:
                 end = start + len(self._parts[name])
-                found[name] = self._shaped(name, pooled[key][start:end])
+                values[name] = self._shaped(name, pooled[key][start:end])
                 start = end
-        return {name: found[name] for name in self._order}
+        return {name: values[name] for name in self._order}
 
     def pooled_gradients(self, given: Mapping[str, Any]) -> dict[K, PooledGradient]:
         """Return the gradients to push for values pulled with `pooled`, to the same effect as `gradients`.
@@ -227,28 +229,28 @@ class FeatureLookup(Generic[K]):
         for name in gradients:
             if name not in self._order:
                 raise UsageError(f"a gradient is for the feature {name!r}, which the set lacks")
-        named = {
+        features = {
             key: [name for name in names if gradients.get(name) is not None]
             for key, names in self._names.items()
         }
-        return {key: names for key, names in named.items() if names}
+        return {key: names for key, names in features.items() if names}
 
-    def _table_gradient(self, names: list[str], given: Mapping[str, Any]) -> tuple[Ids, Floats]:
+    def _table_gradient(self, names: list[str], gradients: Mapping[str, Any]) -> tuple[Ids, Floats]:
         """The ids and gradients of one table, whose features these are."""
         if len(names) == 1:
             [name] = names
-            return self._bags[name].ids, self._parts[name].spread(self._flat(name, given[name]))
+            return self._bags[name].ids, self._parts[name].spread(self._flat(name, gradients[name]))
         ids = np.concatenate([self._bags[name].ids for name in names])
         rows, at = np.empty((len(ids), self._dims[names[0]]), np.float32), 0
         for name in names:
             end = at + len(self._bags[name].ids)
-            self._parts[name].spread(self._flat(name, given[name]), rows[at:end])
+            self._parts[name].spread(self._flat(name, gradients[name]), rows[at:end])
             at = end
         return ids, rows
 
-    def _flat(self, name: str, given: Any) -> Floats:
+    def _flat(self, name: str, value: Any) -> Floats:
         """The gradient of a feature's bags, float32 [bags, dim]."""
-        bags, gradient = self._bags[name], np.asarray(given, np.float32)
+        bags, gradient = self._bags[name], np.asarray(value, np.float32)
         shape = (*bags.shape, self._dims[name])
         if gradient.shape != shape:
             raise ShapeError(
@@ -271,14 +273,14 @@ def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
     Raises:
         UsageError: The batch does not fit the set; the error names the feature.
     """
-    found, samples = by_feature(features, batch)
-    given = transformed(features, found, samples)
+    columns, samples = by_feature(features, batch)
+    values = transformed(features, columns, samples)
     feeds: dict[str, NDArray[Any]] = {}
     for feature in features:
         if isinstance(feature, Number):
-            feeds[feature.name] = feature.of(given.get(feature.name), samples)
+            feeds[feature.name] = feature.of(values.get(feature.name), samples)
             continue
-        bags = bags_of(feature, given.get(feature.name), samples)
+        bags = bags_of(feature, values.get(feature.name), samples)
         feeds[f"{feature.name}.lengths"] = bags.lengths
         feeds[f"{feature.name}.ids"] = bags.ids
         if bags.weights is not None:

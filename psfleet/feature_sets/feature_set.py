@@ -212,18 +212,18 @@ class Number:
         """Its column in files."""
         return [self.column or self.name]
 
-    def of(self, given: Any, samples: int) -> Any:
+    def of(self, values: Any, samples: int) -> Any:
         """The values of a batch, float32 [samples, dim]; None: all are missing.
 
         Raises:
             ShapeError: They are of another shape.
         """
-        if given is None:
+        if values is None:
             return np.full((samples, self.dim), self.default, np.float32)
-        if isinstance(given, Jagged):
-            return self._of_bags(given)
+        if isinstance(values, Jagged):
+            return self._of_bags(values)
         try:
-            array = as_plain(given, np.float32)
+            array = as_plain(values, np.float32)
         except ShapeError as error:
             raise ShapeError(
                 f"feature {self.name!r}: {error}; give numbers, or declare a dtype"
@@ -235,22 +235,22 @@ class Number:
         array = array.reshape(samples, self.dim)
         return np.where(np.isnan(array), np.float32(self.default), array)
 
-    def _of_bags(self, given: Jagged) -> Any:
-        fits = given.lengths == self.dim
-        if not (fits | (given.lengths == 0)).all():
-            count = given.lengths[~fits & (given.lengths > 0)][0]
+    def _of_bags(self, bags: Jagged) -> Any:
+        fits = bags.lengths == self.dim
+        if not (fits | (bags.lengths == 0)).all():
+            count = bags.lengths[~fits & (bags.lengths > 0)][0]
             raise ShapeError(
                 f"feature {self.name!r} has {count} values in a sample; it must have {self.dim} or none, end "
                 f"its transforms with Pad({self.dim}), or set dim={count}"
             )
-        if given.values.dtype.kind not in "iufb":
+        if bags.values.dtype.kind not in "iufb":
             raise ShapeError(
-                f"feature {self.name!r} has {given.values[:1].tolist()} after its transforms; they must make "
+                f"feature {self.name!r} has {bags.values[:1].tolist()} after its transforms; they must make "
                 "numbers"
             )
-        found = np.full((len(given), self.dim), self.default, np.float32)
-        found[fits] = given.values.reshape(-1, self.dim)
-        return found
+        out = np.full((len(bags), self.dim), self.default, np.float32)
+        out[fits] = bags.values.reshape(-1, self.dim)
+        return out
 
 
 def _take_transforms(feature: Any) -> None:
@@ -272,12 +272,12 @@ def _check_inputs(feature: Any) -> None:
     count = len(feature.inputs) or 1
     takers: Sequence[Transform] = feature.transform
     for place, each in enumerate(takers):
-        given = 1 if place else count
+        inputs = 1 if place else count
         least, most = each.arity
-        if not least <= given <= most:
+        if not least <= inputs <= most:
             raise ConfigError(
                 f"{owner}: {type(each).__name__} takes {least}{f' to {most}' if most > least else ''} "
-                f"inputs, and has {given}; name {least} features as inputs and let it be the first transform"
+                f"inputs, and has {inputs}; name {least} features as inputs and let it be the first transform"
             )
     if count > 1 and not takers:
         raise ConfigError(
@@ -310,20 +310,20 @@ class FeatureSet:
     """
 
     def __init__(self, features: Iterable[Feature | Number | Input]) -> None:
-        named = dict(_named(list(features)))
+        members = dict(_named(list(features)))
         self.features: Mapping[str, Feature | Number] = {
-            name: each for name, each in named.items() if not isinstance(each, Input)
+            name: each for name, each in members.items() if not isinstance(each, Input)
         }
         self.given: Mapping[str, Feature | Number | Input] = {
-            name: each for name, each in named.items() if not each.inputs
+            name: each for name, each in members.items() if not each.inputs
         }
-        self.transformed: Mapping[str, Feature | Number | Input] = _transformed(named, self.given)
+        self.transformed: Mapping[str, Feature | Number | Input] = _transformed(members, self.given)
         self.tables: dict[str, Table] = {}
         for feature in self.looked_up:
-            known = self.tables.setdefault(feature.table.name, feature.table)
-            if known != feature.table:
+            table = self.tables.setdefault(feature.table.name, feature.table)
+            if table != feature.table:
                 raise ConfigError(
-                    f"feature {feature.name!r} names another table {known.name!r} than the features before "
+                    f"feature {feature.name!r} names another table {table.name!r} than the features before "
                     "it; features that share a table are given the same Table"
                 )
 
@@ -402,34 +402,34 @@ class FeatureSet:
         )
 
 
-def _transformed(named: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _transformed(members: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
     """The features to transform, each behind its inputs."""
-    found = {name: each for name, each in given.items() if each.transform}
-    known = list(given)
-    for name, each in named.items():
+    features = {name: each for name, each in plain.items() if each.transform}
+    before = list(plain)
+    for name, each in members.items():
         for other in each.inputs:
-            if other not in known:
-                what = "comes after it" if other in named else "is not in the set"
+            if other not in before:
+                what = "comes after it" if other in members else "is not in the set"
                 raise ConfigError(
                     f"feature {name!r} has the input {other!r}, which {what}; the set has "
-                    f"{', '.join(known) or 'none'} before it"
+                    f"{', '.join(before) or 'none'} before it"
                 )
         if each.inputs:
-            found[name] = each
-            known.append(name)
-    return found
+            features[name] = each
+            before.append(name)
+    return features
 
 
 def _named(features: list[Any]) -> Iterator[tuple[str, Feature | Number | Input]]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for feature in features:
         if not isinstance(feature, Feature | Number | Input):
             raise ConfigError(
                 f"a feature is {feature!r}; it must be a Feature, a Number or an Input"
             )
-        if feature.name in seen:
+        if feature.name in names:
             raise ConfigError(
                 f"two features are named {feature.name!r}; give each a name of its own"
             )
-        seen.add(feature.name)
+        names.add(feature.name)
         yield feature.name, feature

@@ -124,12 +124,12 @@ def joined(parts: Sequence[Jagged]) -> Jagged:
     )
 
 
-def as_jagged(name: str, given: Any, weights: Any = None) -> Jagged:
+def as_jagged(name: str, bags: Any, weights: Any = None) -> Jagged:
     """The bags that one of these stands for.
 
     Args:
         name: Name of the feature, for messages.
-        given: A Jagged; an object with methods `values` and `lengths`, as TorchRec's JaggedTensor; a
+        bags: A Jagged; an object with methods `values` and `lengths`, as TorchRec's JaggedTensor; a
             mapping with `values` and `lengths` or `offsets`, and perhaps `weights`; an array of one value
             [n] or of equally many values [n, k] for each sample; a list of lists.
         weights: For arrays: float32 of the same shape.
@@ -138,36 +138,36 @@ def as_jagged(name: str, given: Any, weights: Any = None) -> Jagged:
         ShapeError: It is none of these.
     """
     try:
-        return _jagged(given, weights)
+        return _jagged(bags, weights)
     except ShapeError as error:
         raise ShapeError(f"feature {name!r}: {error}") from None
 
 
-def _jagged(given: Any, weights: Any) -> Jagged:
-    if isinstance(given, Jagged):
-        return given
-    if callable(getattr(given, "values", None)) and callable(getattr(given, "lengths", None)):
-        weighted = getattr(given, "weights_or_none", lambda: None)()
-        return Jagged(as_plain(given.values()), as_plain(given.lengths()), weights=weighted)
-    if isinstance(given, dict):
-        return _of_parts(given)
-    if isinstance(given, list | tuple) and any(isinstance(bag, Sequence) for bag in given):
-        return _of_lists(given)
-    array = as_plain(given)
+def _jagged(bags: Any, weights: Any) -> Jagged:
+    if isinstance(bags, Jagged):
+        return bags
+    if callable(getattr(bags, "values", None)) and callable(getattr(bags, "lengths", None)):
+        weighted = getattr(bags, "weights_or_none", lambda: None)()
+        return Jagged(as_plain(bags.values()), as_plain(bags.lengths()), weights=weighted)
+    if isinstance(bags, dict):
+        return _of_parts(bags)
+    if isinstance(bags, list | tuple) and any(isinstance(bag, Sequence) for bag in bags):
+        return _of_lists(bags)
+    array = as_plain(bags)
     if array.ndim not in (1, 2):
         raise ShapeError(f"the array has the shape {array.shape}; it must be [n] or [n, k]")
     width = 1 if array.ndim == 1 else array.shape[1]
     return Jagged(array, np.full(len(array), width, np.int64), weights=weights)
 
 
-def _of_parts(given: dict[str, Any]) -> Jagged:
-    unknown = sorted(given.keys() - {"values", "lengths", "offsets", "weights"})
-    if unknown or "values" not in given:
+def _of_parts(parts: dict[str, Any]) -> Jagged:
+    unknown = sorted(parts.keys() - {"values", "lengths", "offsets", "weights"})
+    if unknown or "values" not in parts:
         raise ShapeError(
-            f"the dict has {', '.join(map(repr, given))}; it must have values, and lengths or offsets, "
+            f"the dict has {', '.join(map(repr, parts))}; it must have values, and lengths or offsets, "
             "and may have weights"
         )
-    return Jagged(**given)
+    return Jagged(**parts)
 
 
 def _of_lists(bags: Sequence[Any]) -> Jagged:
@@ -178,8 +178,8 @@ def _of_lists(bags: Sequence[Any]) -> Jagged:
     return Jagged(values if values else np.empty(0, np.int64), [len(bag) for bag in lists])
 
 
-def _lengths(given: ArrayLike | None) -> Lengths:
-    lengths = _whole("lengths", given)
+def _lengths(values: ArrayLike | None) -> Lengths:
+    lengths = _whole("lengths", values)
     if len(lengths) and int(lengths.min()) < 0:
         raise ShapeError(f"one of the lengths is {lengths.min()}; it must be at least 0")
     return lengths
@@ -196,22 +196,22 @@ def _between(offsets: ArrayLike) -> Lengths:
     return lengths
 
 
-def _whole(what: str, given: ArrayLike | None) -> Lengths:
-    array = as_plain(given).reshape(-1)
+def _whole(what: str, values: ArrayLike | None) -> Lengths:
+    array = as_plain(values).reshape(-1)
     if array.size and array.dtype.kind not in "iu":
         raise ShapeError(f"{what} have the dtype {array.dtype}; they must be whole numbers")
     return array.astype(np.int64, copy=False)
 
 
-def as_plain(given: Any, dtype: Any = None) -> NDArray[Any]:
+def as_plain(values: Any, dtype: Any = None) -> NDArray[Any]:
     """The array of numbers or texts that something is, also of a tensor of torch on any device.
 
     Raises:
         ShapeError: It is none.
     """
-    if hasattr(given, "detach"):
-        given = given.detach().cpu().numpy()
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
     try:
-        return np.asarray(given, dtype)
+        return np.asarray(values, dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise ShapeError(f"the values cannot be read as an array: {error}") from None

@@ -44,10 +44,10 @@ def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Id
             distinct, places = distinct_values(values.tolist())
         except TypeError:
             raise IdError(f"{values.tolist()!r} cannot be hashed to ids; give texts, [n]") from None
-        found = [_number(value) ^ key for value in distinct]
-        numbers = np.array(found, np.uint64).view(np.int64)[places]
-    mixed = hash_ids(numbers)
-    return (mixed % np.uint64(buckets) if buckets else mixed).view(np.int64)
+        keys = [_number(value) ^ key for value in distinct]
+        numbers = np.array(keys, np.uint64).view(np.int64)[places]
+    hashes = hash_ids(numbers)
+    return (hashes % np.uint64(buckets) if buckets else hashes).view(np.int64)
 
 
 def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:

@@ -19,7 +19,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _WORDS = {"int": "whole number of 64 bits", "float": "finite number", "text": "text"}
 
 
-def as_typed(owner: str, given: Jagged, dtype: Dtype) -> Jagged:
+def as_typed(owner: str, bags: Jagged, dtype: Dtype) -> Jagged:
     """The values in their declared type: int64, float32, or an object array of str.
 
     Values that are missing, None or NaN, are left out. What is of the type already stays as it is.
@@ -27,15 +27,15 @@ def as_typed(owner: str, given: Jagged, dtype: Dtype) -> Jagged:
     Raises:
         IdError: A value is not of the type; the error quotes it.
     """
-    values, missing, bad = typed(given.values, dtype)
+    values, missing, bad = typed(bags.values, dtype)
     if bad.any():
-        [value] = given.values[bad][:1].tolist()
+        [value] = bags.values[bad][:1].tolist()
         raise IdError(
             f"{owner} has the value {value!r:.80}, which is no {_WORDS[dtype]}; correct it, or declare "
             f"another dtype than {dtype!r}"
         )
-    found = given.with_values(values)
-    return found.kept(~missing) if missing.any() else found
+    out = bags.with_values(values)
+    return out.kept(~missing) if missing.any() else out
 
 
 def typed(values: NDArray[Any], dtype: Dtype) -> tuple[NDArray[Any], Mask, Mask]:
@@ -82,23 +82,23 @@ def _floats(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask]:
 
 def _one_by_one(values: NDArray[Any], dtype: Dtype) -> tuple[NDArray[Any], Mask, Mask]:
     """Convert each distinct value."""
-    listed = values.tolist()
-    if dtype == "text" and set(map(type, listed)) <= {str}:
+    items = values.tolist()
+    if dtype == "text" and set(map(type, items)) <= {str}:
         return values, _none(values), _none(values)
     try:
-        distinct, places = distinct_values(listed)
+        distinct, places = distinct_values(items)
     except TypeError:  # lists in lists
-        return values, _none(values), np.array([not _is_plain(value) for value in listed])
-    found, missing, bad = [], np.zeros(len(distinct), np.bool_), np.zeros(len(distinct), np.bool_)
+        return values, _none(values), np.array([not _is_plain(value) for value in items])
+    outputs, missing, bad = [], np.zeros(len(distinct), np.bool_), np.zeros(len(distinct), np.bool_)
     convert, empty = _CONVERTERS[dtype]
     for at, value in enumerate(distinct):
         try:
-            converted = convert(value)
+            output = convert(value)
         except (ValueError, OverflowError):
-            converted, bad[at] = empty, True
-        missing[at] = converted is None
-        found.append(empty if converted is None else converted)
-    return np.array(found, _DTYPES[dtype])[places], missing[places], bad[places]
+            output, bad[at] = empty, True
+        missing[at] = output is None
+        outputs.append(empty if output is None else output)
+    return np.array(outputs, _DTYPES[dtype])[places], missing[places], bad[places]
 
 
 def _is_plain(value: Any) -> bool:
@@ -123,10 +123,10 @@ def _whole(value: Any) -> int | None:
         return None
     number: int
     if isinstance(value, str | bytes):
-        found = _WHOLE.fullmatch((value if isinstance(value, str) else value.decode()).strip())
-        if found is None:
+        match = _WHOLE.fullmatch((value if isinstance(value, str) else value.decode()).strip())
+        if match is None:
             raise ValueError(value)
-        number = int(found[1])
+        number = int(match[1])
     elif isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         raise ValueError(value)
     else:

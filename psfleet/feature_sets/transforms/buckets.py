@@ -50,12 +50,12 @@ class Bucketize(Transform):
         _check_ascending("Bucketize", self.boundaries)
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        values = given[0].values
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        values = inputs[0].values
         if values.dtype != np.float32:
-            values = numbers_of(given[0], self)
+            values = numbers_of(inputs[0], self)
         boundaries = np.asarray(self.boundaries, values.dtype)
-        return given[0].with_values(np.searchsorted(boundaries, values, side="right"))
+        return inputs[0].with_values(np.searchsorted(boundaries, values, side="right"))
 
 
 @dataclass
@@ -89,9 +89,9 @@ class Quantiles(FittedTransform):
         return self.boundaries is not None
 
     @override
-    def observe(self, *given: Jagged) -> None:
+    def observe(self, *inputs: Jagged) -> None:
         self._sketch = self._sketch or QuantileSketch()
-        self._sketch.add(numbers_of(given[0], self))
+        self._sketch.add(numbers_of(inputs[0], self))
 
     @override
     def finish(self) -> None:
@@ -102,11 +102,11 @@ class Quantiles(FittedTransform):
         self.boundaries, self._sketch = edges[1:-1].tolist(), None
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
+    def __call__(self, *inputs: Jagged) -> Jagged:
         self.check_fitted()
         boundaries = np.asarray(self.boundaries, np.float64)
-        values = numbers_of(given[0], self)
-        return given[0].with_values(np.searchsorted(boundaries, values, side="right"))
+        values = numbers_of(inputs[0], self)
+        return inputs[0].with_values(np.searchsorted(boundaries, values, side="right"))
 
 
 class QuantileSketch:
@@ -162,5 +162,5 @@ class QuantileSketch:
         ranks = (
             np.cumsum(weights[order]) - weights[order] / 2 - 0.5
         )  # the middle of those it stands for
-        found: Doubles = np.interp(shares * (self.count - 1), ranks, values[order])
-        return found
+        out: Doubles = np.interp(shares * (self.count - 1), ranks, values[order])
+        return out

@@ -26,12 +26,12 @@ class Cross(Transform):
     arity = (2, MANY)
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        first, *others = given
-        found = first.with_values(hashed(first.values))
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        first, *others = inputs
+        product = first.with_values(hashed(first.values))
         for other in others:
-            found = _combined(found, other.with_values(hashed(other.values)))
-        return found
+            product = _combined(product, other.with_values(hashed(other.values)))
+        return product
 
 
 def _combined(left: Jagged, right: Jagged) -> Jagged:
@@ -39,10 +39,10 @@ def _combined(left: Jagged, right: Jagged) -> Jagged:
     starts = right.offsets[:-1][left.rows]
     ids = np.repeat(left.values.view(np.uint64), counts) * np.uint64(GOLDEN | 1)
     ids = ids + chosen_bags(right.values, starts, counts).view(np.uint64)
-    found = left.expanded(hash_ids(ids.view(np.int64)).view(np.int64), counts)
+    bags = left.expanded(hash_ids(ids.view(np.int64)).view(np.int64), counts)
     if right.weights is None:
-        return found
+        return bags
     weights = chosen_bags(right.weights, starts, counts)
-    if found.weights is not None:
-        weights = weights * found.weights
-    return Jagged(found.values, found.lengths, weights=weights)
+    if bags.weights is not None:
+        weights = weights * bags.weights
+    return Jagged(bags.values, bags.lengths, weights=weights)

@@ -37,8 +37,8 @@ class Match(Transform):
     arity = (2, 2)
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        return given[0].kept(_common(*given))
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        return inputs[0].kept(_common(*inputs))
 
 
 @dataclass
@@ -56,10 +56,10 @@ class Overlap(Transform):
     measure: Literal["count", "ratio"] = "count"
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        counts = given[0].kept(_common(*given)).lengths.astype(np.float64)
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        counts = inputs[0].kept(_common(*inputs)).lengths.astype(np.float64)
         if self.measure == "ratio":
-            counts /= np.maximum(given[0].lengths, 1)
+            counts /= np.maximum(inputs[0].lengths, 1)
         return Jagged(counts, np.ones(len(counts), np.int64))
 
 
@@ -78,10 +78,10 @@ class Truncate(Transform):
     keep: Literal["last", "first"] = "last"
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
+    def __call__(self, *inputs: Jagged) -> Jagged:
         if self.keep == "last":
-            return given[0].last(self.length)
-        return given[0].kept(given[0].ranks < self.length)
+            return inputs[0].last(self.length)
+        return inputs[0].kept(inputs[0].ranks < self.length)
 
 
 @dataclass
@@ -105,20 +105,20 @@ class Pad(Transform):
     keep: Literal["last", "first"] = "last"
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        kept = Truncate(self.length, self.keep)(given[0])
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        bags = Truncate(self.length, self.keep)(inputs[0])
         shift = (
-            self.length - kept.lengths if self.side == "before" else np.zeros(len(kept), np.int64)
+            self.length - bags.lengths if self.side == "before" else np.zeros(len(bags), np.int64)
         )
-        places = kept.rows * self.length + shift[kept.rows] + kept.ranks
-        size = len(kept) * self.length
-        values = np.repeat(_like(self, kept.values), size)
-        values[places] = kept.values
+        places = bags.rows * self.length + shift[bags.rows] + bags.ranks
+        size = len(bags) * self.length
+        values = np.repeat(_like(self, bags.values), size)
+        values[places] = bags.values
         weights = None
-        if kept.weights is not None:
+        if bags.weights is not None:
             weights = np.zeros(size, np.float32)
-            weights[places] = kept.weights
-        return Jagged(values, np.full(len(kept), self.length), weights=weights)
+            weights[places] = bags.weights
+        return Jagged(values, np.full(len(bags), self.length), weights=weights)
 
 
 def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
@@ -154,8 +154,8 @@ class FillMissing(Transform):
     value: Plain
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        [each] = given
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        [each] = inputs
         empty = each.lengths == 0
         if not empty.any():
             return each
@@ -184,11 +184,11 @@ class WeightedValues(Transform):
     dtype: Dtype = "text"
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        if len(given) == 2:
-            return _weighted(given[0], given[1], numbers_of(given[1], self))
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        if len(inputs) == 2:
+            return _weighted(inputs[0], inputs[1], numbers_of(inputs[1], self))
         owner = "WeightedValues"
-        texts = as_typed(owner, given[0], "text")
+        texts = as_typed(owner, inputs[0], "text")
         names, weights = parted(owner, texts, self.separator)
         numbers = as_typed(owner, texts.with_values(weights), "float").values
         if len(numbers) < len(names):
@@ -197,12 +197,12 @@ class WeightedValues(Transform):
         return Jagged(values, texts.lengths, weights=numbers)
 
 
-def _weighted(given: Jagged, other: Jagged, weights: NDArray[Any]) -> Jagged:
-    differ = np.flatnonzero(given.lengths != other.lengths)
+def _weighted(bags: Jagged, other: Jagged, weights: NDArray[Any]) -> Jagged:
+    differ = np.flatnonzero(bags.lengths != other.lengths)
     if len(differ):
         row = differ[0]
         raise ShapeError(
-            f"WeightedValues: sample {row} has {given.lengths[row]} values and {other.lengths[row]} weights; "
+            f"WeightedValues: sample {row} has {bags.lengths[row]} values and {other.lengths[row]} weights; "
             "give each value a weight"
         )
-    return Jagged(given.values, given.lengths, weights=weights)
+    return Jagged(bags.values, bags.lengths, weights=weights)

@@ -50,19 +50,19 @@ class Lookup(Transform):
         self.map = dict(zip(map(str, self.map), plain_values(self.map.values()), strict=True))
         self._places = {key: place for place, key in enumerate(self.map)}
         # The last place is that of the default.
-        given = [*self.map.values(), next(iter(self.map.values()))]
+        values = [*self.map.values(), next(iter(self.map.values()))]
         if self.default is not None:
-            given[-1] = self.default
-        self._found = _plain_array("Lookup", given)
+            values[-1] = self.default
+        self._found = _plain_array("Lookup", values)
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        keys = as_typed("Lookup", given[0], "text")
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        keys = as_typed("Lookup", inputs[0], "text")
         missing = len(self._places)
-        listed, find = keys.values.tolist(), self._places.get
-        places = np.array([find(key, missing) for key in listed], np.intp)
+        texts, find = keys.values.tolist(), self._places.get
+        places = np.array([find(key, missing) for key in texts], np.intp)
         if self.default is None and len(places) and places.max() == missing:
-            key = listed[int(np.argmax(places))]
+            key = texts[int(np.argmax(places))]
             raise UsageError(
                 f"Lookup: the map of {missing} keys lacks {key!r:.80}; add it, or give a default"
             )
@@ -73,12 +73,12 @@ def _read_map(file: Any) -> Any:
     if file is None:
         return None
     try:
-        found = json.loads(Path(file).read_text("utf-8"))
+        document = json.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the map {os.fspath(file)!r} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"the map {os.fspath(file)!r} has {found!r:.60}; it must be an object")
-    return found
+    if not isinstance(document, dict):
+        raise ConfigError(f"the map {os.fspath(file)!r} has {document!r:.60}; it must be an object")
+    return document
 
 
 def _plain_array(owner: str, values: list[Any]) -> NDArray[Any]:
@@ -118,15 +118,15 @@ class MapLookup(Transform):
             raise ConfigError("MapLookup: separator is ''; it must be a text such as ':'")
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        entries, keys = (as_typed("MapLookup", each, "text") for each in given)
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        entries, keys = (as_typed("MapLookup", each, "text") for each in inputs)
         names, values = parted("MapLookup", entries, self.separator)
         typed_values = as_typed("MapLookup", Jagged(values, [len(values)]), self.dtype).values
-        known = dict(
+        place_of = dict(
             zip(zip(entries.rows.tolist(), names, strict=True), range(len(names)), strict=True)
         )
-        wanted = zip(keys.rows.tolist(), keys.values.tolist(), strict=True)
-        places = np.array([known.get(each, -1) for each in wanted], np.intp)
+        pairs = zip(keys.rows.tolist(), keys.values.tolist(), strict=True)
+        places = np.array([place_of.get(each, -1) for each in pairs], np.intp)
         if self.default is None and len(places) and places.min() < 0:
             key = keys.values[int(np.argmin(places))]
             raise UsageError(
@@ -136,13 +136,13 @@ class MapLookup(Transform):
         return keys.with_values(np.concatenate([typed_values, default])[places])
 
 
-def parted(owner: str, given: Jagged, separator: str) -> tuple[list[str], NDArray[Any]]:
+def parted(owner: str, texts: Jagged, separator: str) -> tuple[list[str], NDArray[Any]]:
     """The parts of texts before and behind the last separator in each.
 
     Raises:
         UsageError: A text has none.
     """
-    parts = [text.rpartition(separator) for text in given.values.tolist()]
+    parts = [text.rpartition(separator) for text in texts.values.tolist()]
     for before, between, value in parts:
         if not between:
             raise UsageError(

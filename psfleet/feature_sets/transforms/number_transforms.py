@@ -21,13 +21,13 @@ class Log1p(Transform):
     takes = "float"
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        values = numbers_of(given[0], self)
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        values = numbers_of(inputs[0], self)
         if len(values) and not values.min() > -1:
             raise UsageError(
                 f"Log1p has the value {values.min()}, and takes values above -1; put Clip(low=0) before it"
             )
-        return given[0].with_values(np.log1p(values))
+        return inputs[0].with_values(np.log1p(values))
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Clip(Transform):
             raise ConfigError(f"Clip: low is {self.low} and high is {self.high}; exchange them")
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        return given[0].with_values(np.clip(numbers_of(given[0], self), self.low, self.high))
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        return inputs[0].with_values(np.clip(numbers_of(inputs[0], self), self.low, self.high))
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Normalize(FittedTransform):
         return self.mean is not None and self.std is not None
 
     @override
-    def observe(self, *given: Jagged) -> None:
-        values = numbers_of(given[0], self)
+    def observe(self, *inputs: Jagged) -> None:
+        values = numbers_of(inputs[0], self)
         count, mean, squares = self._seen
         if not len(values):
             return
@@ -93,11 +93,11 @@ class Normalize(FittedTransform):
         self.mean, self.std = mean, float(np.sqrt(squares / count)) or 1.0
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
+    def __call__(self, *inputs: Jagged) -> Jagged:
         self.check_fitted()
         assert self.mean is not None
         assert self.std is not None
-        return given[0].with_values((numbers_of(given[0], self) - self.mean) / self.std)
+        return inputs[0].with_values((numbers_of(inputs[0], self) - self.mean) / self.std)
 
 
 @dataclass
@@ -121,8 +121,8 @@ class MinMax(FittedTransform):
         return self.low is not None and self.high is not None
 
     @override
-    def observe(self, *given: Jagged) -> None:
-        values = numbers_of(given[0], self)
+    def observe(self, *inputs: Jagged) -> None:
+        values = numbers_of(inputs[0], self)
         if len(values):
             low, high = self._seen
             self._seen = min(low, float(values.min())), max(high, float(values.max()))
@@ -135,9 +135,9 @@ class MinMax(FittedTransform):
         self.low, self.high = low, high
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
+    def __call__(self, *inputs: Jagged) -> Jagged:
         self.check_fitted()
         assert self.low is not None
         assert self.high is not None
-        values = numbers_of(given[0], self) - self.low
-        return given[0].with_values(np.clip(values / ((self.high - self.low) or 1.0), 0.0, 1.0))
+        values = numbers_of(inputs[0], self) - self.low
+        return inputs[0].with_values(np.clip(values / ((self.high - self.low) or 1.0), 0.0, 1.0))

@@ -15,8 +15,8 @@ from psfleet.feature_sets.value_types import as_typed
 from psfleet.validation.annotations import PositiveInt
 
 
-def _texts(given: Jagged, owner: Transform) -> Jagged:
-    return as_typed(type(owner).__name__, given, "text")
+def _texts(bags: Jagged, owner: Transform) -> Jagged:
+    return as_typed(type(owner).__name__, bags, "text")
 
 
 def objects(values: list[Any]) -> NDArray[Any]:
@@ -36,8 +36,8 @@ class Lowercase(Transform):
     takes = "text"
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        texts = _texts(given[0], self)
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        texts = _texts(inputs[0], self)
         return texts.with_values(objects(list(map(str.lower, texts.values.tolist()))))
 
 
@@ -57,12 +57,12 @@ class Split(Transform):
     separator: str | None = None
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        texts, separator = _texts(given[0], self), self.separator
-        listed = texts.values.tolist()
-        parts = listed if separator == "" else [text.split(separator) for text in listed]
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        texts, separator = _texts(inputs[0], self), self.separator
+        values = texts.values.tolist()
+        parts = values if separator == "" else [text.split(separator) for text in values]
         if separator:
-            parts = [[part for part in found if part] for found in parts]
+            parts = [[part for part in words if part] for words in parts]
         counts = np.fromiter(map(len, parts), np.int64, len(parts))
         return texts.expanded(objects(list(itertools.chain.from_iterable(parts))), counts)
 
@@ -94,22 +94,22 @@ class NGrams(Transform):
             )
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        texts = _texts(given[0], self)
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        texts = _texts(inputs[0], self)
         grams, firsts = texts.values, np.arange(len(texts.values))
-        left = (
+        remaining = (
             np.repeat(texts.offsets[1:], texts.lengths) - firsts
         )  # values up to the end of the sample
-        found, starts = [], []
+        runs, starts = [], []
         for size in range(1, (self.most or self.least) + 1):
             if size > 1:
-                fits = left[firsts] >= size
+                fits = remaining[firsts] >= size
                 firsts = firsts[fits]
                 grams = grams[fits] + self.separator + texts.values[firsts + size - 1]
             if size >= self.least:
-                found.append(grams)
+                runs.append(grams)
                 starts.append(firsts)
-        values, places = np.concatenate(found), np.concatenate(starts)
+        values, places = np.concatenate(runs), np.concatenate(starts)
         rows = texts.rows[places]
         order = np.argsort(rows, kind="stable")
         weights = None if texts.weights is None else texts.weights[places[order]]

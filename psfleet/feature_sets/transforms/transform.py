@@ -34,7 +34,7 @@ class Transform(ABC):
         check_fields(type(self).__name__, self)
 
     @abstractmethod
-    def __call__(self, *given: Jagged) -> Jagged:
+    def __call__(self, *inputs: Jagged) -> Jagged:
         """The values that it makes, of as many samples."""
 
 
@@ -55,7 +55,7 @@ class FittedTransform(Transform):
                 setattr(self, part.name, part.default if make is MISSING else make())
 
     @abstractmethod
-    def observe(self, *given: Jagged) -> None:
+    def observe(self, *inputs: Jagged) -> None:
         """Take in the values of a batch of the first pass."""
 
     @abstractmethod
@@ -92,21 +92,21 @@ class Function(Transform):
     function: Callable[..., Any]
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
-        found = self.function(*given)
-        if not isinstance(found, Jagged):
-            values = np.asarray(found)
-            if values.shape != given[0].values.shape:
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        output = self.function(*inputs)
+        if not isinstance(output, Jagged):
+            values = np.asarray(output)
+            if values.shape != inputs[0].values.shape:
                 raise UsageError(
-                    f"{self.name} gave values of shape {values.shape} for {len(given[0].values)} values; "
+                    f"{self.name} gave values of shape {values.shape} for {len(inputs[0].values)} values; "
                     "return as many, or a Jagged"
                 )
-            found = given[0].with_values(values)
-        if len(found) != len(given[0]):
+            output = inputs[0].with_values(values)
+        if len(output) != len(inputs[0]):
             raise UsageError(
-                f"{self.name} gave {len(found)} samples of {len(given[0])}; return as many"
+                f"{self.name} gave {len(output)} samples of {len(inputs[0])}; return as many"
             )
-        return found
+        return output
 
     @property
     def name(self) -> str:
@@ -119,28 +119,28 @@ def plain_values(values: Iterable[Any]) -> list[Any]:
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
-def transforms_of(given: Any) -> tuple[Transform, ...]:
+def transforms_of(transforms: Any) -> tuple[Transform, ...]:
     """The transforms that an argument stands for: one, or several in their order.
 
     Raises:
         ConfigError: One is neither a transform nor a function.
     """
-    listed = given if isinstance(given, list | tuple) else [given]
-    for each in listed:
+    members = transforms if isinstance(transforms, list | tuple) else [transforms]
+    for each in members:
         if not callable(each) or isinstance(each, type):
             raise ConfigError(
                 f"transform has {each!r:.80}; it must be an object of psfleet.features, such as Log1p(), or "
                 "a function"
             )
-    return tuple(each if isinstance(each, Transform) else Function(each) for each in listed)
+    return tuple(each if isinstance(each, Transform) else Function(each) for each in members)
 
 
-def numbers_of(given: Jagged, owner: Transform) -> Doubles:
+def numbers_of(bags: Jagged, owner: Transform) -> Doubles:
     """The values as float64.
 
     Raises:
         IdError: A value is no number.
     """
-    if given.values.dtype.kind not in "iuf":
-        given = as_typed(type(owner).__name__, given, "float")
-    return given.values.astype(np.float64, copy=False)
+    if bags.values.dtype.kind not in "iuf":
+        bags = as_typed(type(owner).__name__, bags, "float")
+    return bags.values.astype(np.float64, copy=False)

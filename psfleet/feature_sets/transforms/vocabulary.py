@@ -77,47 +77,47 @@ class Vocabulary(FittedTransform):
         return self.values is not None
 
     @override
-    def observe(self, *given: Jagged) -> None:
-        self._counts.update(given[0].values.tolist())
+    def observe(self, *inputs: Jagged) -> None:
+        self._counts.update(inputs[0].values.tolist())
 
     @override
     def finish(self) -> None:
-        counted = [item for item in self._counts.items() if item[1] >= self.min_count]
-        if not counted:
+        items = [item for item in self._counts.items() if item[1] >= self.min_count]
+        if not items:
             raise UsageError(
                 f"Vocabulary: no value comes {self.min_count} times in {self._counts.total()} values; lower "
                 "min_count, or fit it with more data"
             )
-        counted.sort(key=lambda item: (-item[1], str(item[0])))
-        self.values = [value for value, _ in counted[: self.max_size or None]]
+        items.sort(key=lambda item: (-item[1], str(item[0])))
+        self.values = [value for value, _ in items[: self.max_size or None]]
         self._counts.clear()
 
     @override
-    def __call__(self, *given: Jagged) -> Jagged:
+    def __call__(self, *inputs: Jagged) -> Jagged:
         self.check_fitted()
-        values = given[0].values
+        values = inputs[0].values
         places = self._places(values)
         unknown = places < 0
         ids = places + self.oov
         if not unknown.any():
-            return given[0].with_values(ids)
+            return inputs[0].with_values(ids)
         if not self.oov:
-            return given[0].with_values(ids).kept(~unknown)
+            return inputs[0].with_values(ids).kept(~unknown)
         ids[unknown] = 0
         if self.oov > 1:
             ids[unknown] = hashed(values[unknown], self.oov)
-        return given[0].with_values(ids)
+        return inputs[0].with_values(ids)
 
     def _places(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """The place of each value in the list; -1: it is not there."""
         if self._index is None:
             self._index = _Index(self.values or ())
         if values.dtype.kind in "iu":
-            known, order = self._index.numbers
-            if not len(known):
+            numbers, order = self._index.numbers
+            if not len(numbers):
                 return np.full(len(values), -1)
-            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-            return np.where(known[at] == values, order[at], -1)
+            at = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
+            return np.where(numbers[at] == values, order[at], -1)
         find = self._index.texts.get
         # A look-up of each value without a line of Python for it.
         return np.fromiter(map(find, values.tolist(), itertools.repeat(-1)), np.int64, len(values))
