@@ -114,9 +114,9 @@ class _BinaryMetric(Metric):
         """Return the mask of samples that are predicted as 1, and the mask of those that are counted."""
 
     def sums_of(self, batch: Batch) -> Floats:
-        predicted, counted = self.counted(batch)
-        hits = predicted & (batch.labels == 1) & counted
-        columns = [batch.weighted(column.astype(np.float64)) for column in (counted, hits)]
+        is_positive, counts = self.counted(batch)
+        hits = is_positive & (batch.labels == 1) & counts
+        columns = [batch.weighted(column.astype(np.float64)) for column in (counts, hits)]
         return sums_by_slice(columns, batch.slices, len(self.sums))
 
     def score(self, sums: Floats) -> float:
@@ -138,8 +138,8 @@ class Precision(_BinaryMetric):
     default_name = "precision"
 
     def counted(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        predicted = np.floor(batch.predictions + 0.5) == 1
-        return predicted, predicted
+        is_positive = np.floor(batch.predictions + 0.5) == 1
+        return is_positive, is_positive
 
 
 class BinaryRecall(_BinaryMetric):
@@ -271,15 +271,15 @@ def accuracy(scores: Numbers, labels: Numbers, k: PositiveInt = 1) -> float:
         labels: Whole numbers, [n] or [n, 1].
         k: Number of guesses that count.
     """
-    values, wanted = np.asarray(scores), np.asarray(labels).reshape(-1, 1)
-    if values.ndim != 2 or len(values) != len(wanted) or not 1 <= k <= values.shape[1]:
+    values, classes = np.asarray(scores), np.asarray(labels).reshape(-1, 1)
+    if values.ndim != 2 or len(values) != len(classes) or not 1 <= k <= values.shape[1]:
         raise ShapeError(
-            f"accuracy of scores {values.shape} and {len(wanted)} labels with k {k}: "
+            f"accuracy of scores {values.shape} and {len(classes)} labels with k {k}: "
             "scores must be [n, classes], and k at most the number of classes"
         )
-    own = np.take_along_axis(values, wanted, axis=1)
+    own = np.take_along_axis(values, classes, axis=1)
     # Ties are broken towards the lower class, as argmax does.
-    ahead = (values > own) | ((values == own) & (np.arange(values.shape[1]) < wanted))
+    ahead = (values > own) | ((values == own) & (np.arange(values.shape[1]) < classes))
     return float(np.mean(ahead.sum(axis=1) < k)) if len(values) else 0.0
 
 

@@ -111,15 +111,15 @@ class MetricSlices:
             return
         self.labels = []
         for feature, values in slices.items():
-            named = {value: len(self.labels) + k for k, value in enumerate(values)}
-            if len(named) < len(values) or _OTHER in named or isinstance(values, str):
+            number_of = {value: len(self.labels) + k for k, value in enumerate(values)}
+            if len(number_of) < len(values) or _OTHER in number_of or isinstance(values, str):
                 raise ConfigError(
                     f"the slices of feature {feature!r} are {values!r:.80}; give a list of values, each "
                     f"once, and none called {_OTHER!r}, where all values that are not listed are"
                 )
-            named[_OTHER] = len(self.labels) + len(values)
-            self._features[feature] = named
-            self.labels += [f"{feature}={value}" for value in named]
+            number_of[_OTHER] = len(self.labels) + len(values)
+            self._features[feature] = number_of
+            self.labels += [f"{feature}={value}" for value in number_of]
         self.count = max(len(self.labels), 1)
         self.whole = slice(len(next(iter(self._features.values()), [_OTHER])))
 
@@ -127,42 +127,44 @@ class MetricSlices:
         """Return the text that two sets must have in common beside their count."""
         return "\n".join(self.labels) if self._features else ""
 
-    def numbered(self, given: Any, labels: ArrayLike) -> list[Any]:
+    def numbered(self, slices: Any, labels: ArrayLike) -> list[Any]:
         """The slice of each sample, int64 [n], for each feature by whose values metrics are sliced.
 
         Args:
-            given: Argument of `FleetMetrics.update`.
+            slices: Argument of `FleetMetrics.update`.
             labels: Labels, as many as there are samples.
 
         Raises:
             ShapeError: It cannot be meant.
         """
         if not self._features:
-            return [given]
-        if not isinstance(given, Mapping):
+            return [slices]
+        if not isinstance(slices, Mapping):
             raise ShapeError(
-                f"slices are {given!r:.60}; give a mapping with the values of "
+                f"slices are {slices!r:.60}; give a mapping with the values of "
                 f"{', '.join(self._features)}, such as the features of the batch"
             )
         samples = np.size(labels)
         return [
-            self._of_feature(feature, named, given.get(feature), samples)
-            for feature, named in self._features.items()
+            self._of_feature(feature, numbers, slices.get(feature), samples)
+            for feature, numbers in self._features.items()
         ]
 
-    def _of_feature(self, feature: str, named: Mapping[Any, int], given: Any, samples: int) -> Ids:
-        numbers = np.full(samples, named[_OTHER], np.int64)
-        if given is None:
+    def _of_feature(
+        self, feature: str, number_of: Mapping[Any, int], values: Any, samples: int
+    ) -> Ids:
+        numbers = np.full(samples, number_of[_OTHER], np.int64)
+        if values is None:
             return numbers
-        jagged = as_jagged(feature, given)
-        if len(jagged) != samples:
+        bags = as_jagged(feature, values)
+        if len(bags) != samples:
             raise ShapeError(
-                f"feature {feature!r} has {len(jagged)} samples for {samples} scores; give one for each"
+                f"feature {feature!r} has {len(bags)} samples for {samples} scores; give one for each"
             )
-        single = jagged.lengths == 1
-        starts = np.cumsum(jagged.lengths) - jagged.lengths
-        values = jagged.values[starts[single]].tolist()
-        numbers[single] = [named.get(value, named[_OTHER]) for value in values]
+        single = bags.lengths == 1
+        starts = np.cumsum(bags.lengths) - bags.lengths
+        values = bags.values[starts[single]].tolist()
+        numbers[single] = [number_of.get(value, number_of[_OTHER]) for value in values]
         return numbers
 
 
@@ -267,12 +269,12 @@ class FleetMetrics:
         for metric in metrics:
             for batch in batches:
                 metric.check(batch)
-        counted = [
+        batch_sums = [
             functools.reduce(operator.add, (metric.sums_of(batch) for batch in batches))
             for metric in metrics
         ]
         with self._sums.lock:
-            for metric, sums in zip(metrics, counted, strict=True):
+            for metric, sums in zip(metrics, batch_sums, strict=True):
                 metric.sums += sums
 
     def publish(self) -> None:
@@ -301,7 +303,7 @@ class FleetMetrics:
         )
 
     def _scores(self, totals: Floats) -> dict[str, float]:
-        found: dict[str, float] = {}
+        readings: dict[str, float] = {}
         for (key, metric), sums in zip(self._metrics(), self._parts(totals), strict=True):
             prefix = key.removesuffix(metric.name)
             values = {"": metric.scores(sums[self._slices.whole].sum(axis=0))}
@@ -310,8 +312,8 @@ class FleetMetrics:
                 for name, part in zip(self._slices.labels, sums, strict=False)
             }
             for place, scores in values.items():
-                found |= {f"{prefix}{label}{place}": value for label, value in scores.items()}
-        return found
+                readings |= {f"{prefix}{label}{place}": value for label, value in scores.items()}
+        return readings
 
     # -- its parts -----------------------------------------------------------------------------
 
@@ -345,12 +347,14 @@ class FleetMetrics:
 def _named(metrics: Tasks, slices: int) -> dict[str, dict[str, Metric]]:
     """Metrics of our own by task and name."""
     tasks = metrics if isinstance(metrics, Mapping) else {"": metrics}
-    found: dict[str, dict[str, Metric]] = {}
-    for task, given in tasks.items():
-        named = found[task] = {metric.name: metric.sliced(slices) for metric in given}
-        if len(named) < len(given):
-            names = [metric.name for metric in given]
+    tasks_by_name: dict[str, dict[str, Metric]] = {}
+    for task, task_metrics in tasks.items():
+        by_name = tasks_by_name[task] = {
+            metric.name: metric.sliced(slices) for metric in task_metrics
+        }
+        if len(by_name) < len(task_metrics):
+            names = [metric.name for metric in task_metrics]
             raise ConfigError(f"the metrics of task {task!r} are {names}; give each its own name=")
-    if not any(found.values()):
+    if not any(tasks_by_name.values()):
         raise ConfigError(f"there are no metrics in {metrics!r}; give at least one")
-    return found
+    return tasks_by_name

@@ -70,8 +70,8 @@ class _Groups:
 
     def sums(self, values: Floats) -> Floats:
         """The sum over each group."""
-        found = np.bincount(self.of_sample, values, minlength=len(self.starts))
-        return np.asarray(found, np.float64)
+        totals = np.bincount(self.of_sample, values, minlength=len(self.starts))
+        return np.asarray(totals, np.float64)
 
     @property
     def mean_weights(self) -> Floats:
@@ -81,10 +81,10 @@ class _Groups:
 
 def _starts(*keys: NDArray[Any]) -> Ids:
     """Return the positions at which a new value begins in any of the keys [n]."""
-    changed = np.ones(len(keys[0]), np.bool_)
-    if len(changed):
-        changed[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return np.flatnonzero(changed)
+    begins = np.ones(len(keys[0]), np.bool_)
+    if len(begins):
+        begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return np.flatnonzero(begins)
 
 
 @checked
@@ -130,10 +130,10 @@ class GroupAuc(_GroupMetric):
         ties = groups.ties
         plus, minus = np.add.reduceat(positive, ties), np.add.reduceat(negative, ties)
         owner = groups.of_sample[ties]
-        lost = _before(minus, owner) + minus / 2  # negatives that stand at or before the positives
-        area = np.bincount(owner, plus * lost, minlength=len(pairs))
-        found = np.divide(area, pairs, out=np.ones(len(pairs)), where=pairs > 0)
-        return groups.sums(groups.weights) * (pairs > 0), 1 - found
+        above = _before(minus, owner) + minus / 2  # negatives that stand at or before the positives
+        area = np.bincount(owner, plus * above, minlength=len(pairs))
+        loss = np.divide(area, pairs, out=np.ones(len(pairs)), where=pairs > 0)
+        return groups.sums(groups.weights) * (pairs > 0), 1 - loss
 
 
 def _before(values: Floats, owner: Ids) -> Floats:
@@ -182,8 +182,8 @@ class _TopMetric(_GroupMetric):
     @override
     def score(self, sums: Floats) -> float:
         weights, weighted = sums.reshape(-1, 2).T
-        counted = weights > 0
-        return float(np.mean(weighted[counted] / weights[counted])) if counted.any() else math.nan
+        mask = weights > 0
+        return float(np.mean(weighted[mask] / weights[mask])) if mask.any() else math.nan
 
 
 def _check_numbers(name: str, what: str, numbers: Ids | None, count: int) -> None:
@@ -244,13 +244,13 @@ class _FirstHit(_TopMetric):
         runs = runs[firsts]
         # m positives among the t samples that share the places after `before`.
         t, m = np.diff(ties, append=len(truth))[runs], hits[runs]
-        before, missed = groups.ranks[ties[runs]], np.ones(len(runs))
+        before, remaining = groups.ranks[ties[runs]], np.ones(len(runs))
         for x in range(min(self.k, int(t.max(initial=0)))):
-            left = np.maximum(t - x, 1)
-            chance = missed * np.minimum(m / left, 1)  # that the first one stands here
+            candidates = np.maximum(t - x, 1)
+            chance = remaining * np.minimum(m / candidates, 1)  # that the first one stands here
             values[owners] += chance * self._gain(before + x + 1)
-            missed -= chance
-            if not missed.any():
+            remaining -= chance
+            if not remaining.any():
                 break
         return groups.mean_weights, values
 
@@ -321,9 +321,9 @@ class Coverage(_GroupMetric):
     @override
     def sums_of(self, batch: Batch) -> Floats:
         groups = _Groups(batch)
-        shown = (groups.ranks < self.k) & (groups.mean_weights > 0)[groups.of_sample]
+        at_top = (groups.ranks < self.k) & (groups.mean_weights > 0)[groups.of_sample]
         slices = None if groups.slices is None else groups.slices[groups.of_sample]
-        return _counted(self, groups.items, [shown.astype(np.float64)], slices)
+        return _counted(self, groups.items, [at_top.astype(np.float64)], slices)
 
     @override
     def score(self, sums: Floats) -> float:
@@ -356,6 +356,6 @@ class NDCG(_TopMetric):
             return ideal, ideal
         shared = np.add.reduceat(groups.labels, ties) / np.diff(ties, append=len(groups.labels))
         gains = shared * np.add.reduceat(discounts, ties)
-        gained = np.bincount(groups.of_sample[ties], gains, minlength=len(ideal))
-        found = np.divide(gained, ideal, out=np.zeros(len(ideal)), where=ideal > 0)
-        return groups.mean_weights, found
+        dcg = np.bincount(groups.of_sample[ties], gains, minlength=len(ideal))
+        ratios = np.divide(dcg, ideal, out=np.zeros(len(ideal)), where=ideal > 0)
+        return groups.mean_weights, ratios

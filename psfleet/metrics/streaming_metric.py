@@ -88,18 +88,18 @@ class Batch:
             raise ShapeError(f"{what} needs scores in [0, 1]; they are {low} to {high}")
 
 
-def _finite(given: Numbers, what: str) -> Floats:
-    values = np.asarray(given, np.float64).reshape(-1)
+def _finite(numbers: Numbers, what: str) -> Floats:
+    values = np.asarray(numbers, np.float64).reshape(-1)
     if not np.isfinite(values).all():
         place = int(np.argmin(np.isfinite(values)))
         raise ShapeError(f"{what} {place} is {values[place]}; metrics need finite numbers")
     return values
 
 
-def _numbers(given: Numbers | None, n: int, what: str) -> Ids | None:
-    if given is None:
+def _numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
+    if numbers is None:
         return None
-    values = np.asarray(given).reshape(-1)
+    values = np.asarray(numbers).reshape(-1)
     if len(values) and values.dtype.kind not in "iu":
         raise ShapeError(f"{what} have dtype {values.dtype}; give whole numbers from 0")
     return _as_many(values.astype(np.int64), n, what)
@@ -145,9 +145,9 @@ class Metric(ABC):
 
     def sliced(self, slices: PositiveInt) -> Self:
         """The same metric without samples, for this many slices."""
-        found = copy.copy(self)
-        found.sums = np.zeros((slices, self.size))
-        return found
+        metric = copy.copy(self)
+        metric.sums = np.zeros((slices, self.size))
+        return metric
 
     def update(
         self,
@@ -239,9 +239,9 @@ class Metric(ABC):
 def sums_by_slice(columns: Sequence[Floats], slices: Ids | None, count: int) -> Floats:
     """The sums of columns [n] by slice: float64 [count, len(columns)]."""
     if slices is None:
-        found = np.zeros((count, len(columns)))
-        found[0] = [column.sum() for column in columns]
-        return found
+        sums = np.zeros((count, len(columns)))
+        sums[0] = [column.sum() for column in columns]
+        return sums
     return np.stack(
         [cast(Floats, np.bincount(slices, column, minlength=count)) for column in columns], axis=1
     )

@@ -93,11 +93,11 @@ class SumTable:
 
         Rows that an earlier fleet with another number of servers has left count too.
         """
-        found = np.zeros_like(self._rows)
+        rows = np.zeros_like(self._rows)
         if state.ids is not None and len(state.ids):
             values = np.sum(state.values, axis=0, dtype=np.float64)
-            np.add.at(found, state.ids >> (_SALT + 1), values)
-        return found.reshape(-1)[: len(self.pending)]
+            np.add.at(rows, state.ids >> (_SALT + 1), values)
+        return rows.reshape(-1)[: len(self.pending)]
 
     # -- what is not pushed ----------------------------------------------------------------------
 
@@ -125,9 +125,9 @@ def _ids_on_one_server(count: int, key: int, servers: int) -> Ids:
     """Ids of rows 0, 1, 2, ... that lie on one server, which follows from the key."""
     ids, missing = np.zeros(count, np.int64), np.arange(count)
     for salt in range(1 << _SALT):
-        tried = missing << _SALT | salt
-        mine = owned_by(tried, key % servers, servers)
-        ids[missing[mine]], missing = tried[mine], missing[~mine]
+        candidates = missing << _SALT | salt
+        mine = owned_by(candidates, key % servers, servers)
+        ids[missing[mine]], missing = candidates[mine], missing[~mine]
         if not len(missing):
             break
     return ids

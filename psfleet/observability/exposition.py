@@ -33,9 +33,9 @@ def gauge(name: str, help: str, values: Values, label: str = "table") -> "Metric
     return _filled(GaugeMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
 
 
-def latency(name: str, help: str, measured: LatencyHistogram, **labels: str) -> "Metric":
+def latency(name: str, help: str, durations: LatencyHistogram, **labels: str) -> "Metric":
     """A histogram of durations in seconds."""
-    return histogram(name, help, measured.buckets(), measured.total / 1e9, **labels)
+    return histogram(name, help, durations.buckets(), durations.total / 1e9, **labels)
 
 
 def histogram(
@@ -99,10 +99,10 @@ def decode(text: bytes, **labels: str) -> Iterator["Metric"]:
 
 def merge(families: Iterable["Metric"]) -> list["Metric"]:
     """Families of the same name become one, as the text format requires."""
-    found: dict[str, Metric] = {}
+    by_name: dict[str, Metric] = {}
     for family in families:
-        if family.name in found:
-            found[family.name].samples.extend(family.samples)
+        if family.name in by_name:
+            by_name[family.name].samples.extend(family.samples)
         else:
-            found[family.name] = family
-    return list(found.values())
+            by_name[family.name] = family
+    return list(by_name.values())

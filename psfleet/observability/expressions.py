@@ -85,15 +85,15 @@ class _Single(Expression):
         labels = [f'{name}="{value}"' for name, value in self.where.items()]
         matchers = ",".join([where, *labels] if where else labels)
         selector = self.metric + (f"{{{matchers}}}" if matchers else "")
-        kept = ", ".join(("job", *self.by) if per_job else self.by)
-        by = f" by ({kept})" if kept else ""
+        names = ", ".join(("job", *self.by) if per_job else self.by)
+        by = f" by ({names})" if names else ""
         return f"{self.aggregate}{by} ({wrap.format(selector)})"
 
     def _aggregated(self, look: Look) -> Series:
-        grouped: dict[tuple[str, ...], list[float]] = {}
+        groups: dict[tuple[str, ...], list[float]] = {}
         for labels, value in look.select(self.metric, self.where):
-            grouped.setdefault(tuple(labels.get(name, "") for name in self.by), []).append(value)
-        return {key: AGGREGATES[self.aggregate](values) for key, values in grouped.items()}
+            groups.setdefault(tuple(labels.get(name, "") for name in self.by), []).append(value)
+        return {key: AGGREGATES[self.aggregate](values) for key, values in groups.items()}
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Rate(_Single):
         return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
 
     def evaluate(self, now: Look, before: Look) -> Series:
-        grown, span = _grown(self._aggregated(now), self._aggregated(before)), now.at - before.at
-        return {key: value / span for key, value in grown.items()} if span > 0 else {}
+        growth, span = _grown(self._aggregated(now), self._aggregated(before)), now.at - before.at
+        return {key: value / span for key, value in growth.items()} if span > 0 else {}
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,11 @@ class Quantile(Expression):
         return f"histogram_quantile({self.share:g}, {buckets.promql(where, per_job)})"
 
     def evaluate(self, now: Look, before: Look) -> Series:
-        counted = Rate(f"{self.histogram}_bucket", ("le", *self.by)).evaluate(now, before)
-        grouped: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-        for (bound, *rest), value in counted.items():
-            grouped.setdefault(tuple(rest), []).append((float(bound), value))
-        quantiles = {key: _quantile(self.share, sorted(each)) for key, each in grouped.items()}
+        buckets = Rate(f"{self.histogram}_bucket", ("le", *self.by)).evaluate(now, before)
+        groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+        for (bound, *rest), value in buckets.items():
+            groups.setdefault(tuple(rest), []).append((float(bound), value))
+        quantiles = {key: _quantile(self.share, sorted(each)) for key, each in groups.items()}
         return {key: value for key, value in quantiles.items() if not math.isnan(value)}
 
 

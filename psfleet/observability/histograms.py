@@ -27,11 +27,11 @@ class LatencyHistogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds in seconds and how many durations were below, as Prometheus wants them."""
-        found = [
+        bounds = [
             (f"{2**index / 1e9:.6g}", float(sum(self.counts[: index + 1])))
             for index in range(_FIRST, _LAST + 1)
         ]
-        return [*found, ("+Inf", float(sum(self.counts)))]
+        return [*bounds, ("+Inf", float(sum(self.counts)))]
 
 
 _SCALE = 64  # squares are counted in units of 2**-64
@@ -57,8 +57,8 @@ class NormHistogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds and how many norms were below, as Prometheus wants them."""
-        found = [
+        bounds = [
             (f"{2.0**power:.10g}", float(sum(self.counts[: _SCALE + 2 * power + 1])))
             for power in range(_FIRST_NORM, _LAST_NORM + 1)
         ]
-        return [*found, ("+Inf", float(sum(self.counts)))]
+        return [*bounds, ("+Inf", float(sum(self.counts)))]

@@ -50,11 +50,11 @@ def find_predictor(model: str, features: FeatureSet | None, tables: Runtime | No
             "weights"
         )
     with _building(tables):
-        made = _made(model)
-        if not isinstance(made, Mapping):
-            return predictor_of(made)(tables)
-        loaded = frozen_program(list(made.values()))(tables)
-        return _of_program(loaded, features, list(made) if "" not in made else None)
+        graph = _made(model)
+        if not isinstance(graph, Mapping):
+            return predictor_of(graph)(tables)
+        inference = frozen_program(list(graph.values()))(tables)
+        return _of_program(inference, features, list(graph) if "" not in graph else None)
 
 
 def find_graph(model: str, tables: Runtime) -> Any:
@@ -62,8 +62,8 @@ def find_graph(model: str, tables: Runtime) -> Any:
     if is_folder(model):
         return load_inference(model, tables)
     with _building(tables):
-        made = _made(model)
-        return frozen_program(list(made.values()))(tables) if isinstance(made, Mapping) else made
+        graph = _made(model)
+        return frozen_program(list(graph.values()))(tables) if isinstance(graph, Mapping) else graph
 
 
 @contextlib.contextmanager
@@ -75,17 +75,17 @@ def _building(tables: Runtime) -> Iterator[None]:
 
 def _made(model: str) -> Any:
     """Call the function: a mapping of variables, of a single one by the name "", or a torch module."""
-    made = find_object(model, "model", "name a folder, or MODULE:NAME of a function")()
-    return {"": made} if isinstance(made, Variable) else made
+    graph = find_object(model, "model", "name a folder, or MODULE:NAME of a function")()
+    return {"": graph} if isinstance(graph, Variable) else graph
 
 
 def _of_program(
-    loaded: Loaded, features: FeatureSet | None, outputs: list[str] | None = None
+    inference: Loaded, features: FeatureSet | None, outputs: list[str] | None = None
 ) -> Predictor:
     """Return a function that runs a program on the features of a batch."""
-    program, feeds, targets = loaded
+    program, feeds, targets = inference
     several = [target.name for target in targets] if len(targets) > 1 else [""]
-    predict = program_predictor(loaded, outputs or several)
+    predict = program_predictor(inference, outputs or several)
     if features is None:
         return predict
     # An input of the feature's name takes all ids of a sample, whatever else becomes of them.
@@ -94,19 +94,19 @@ def _of_program(
         for each in features.members
     )
 
-    def on_features(given: dict[str, Any]) -> Any:
-        fed = feed(features, given)
-        missing = [name for name in feeds if name not in fed]
-        ids = feed(plainly, given) if missing else {}
+    def on_features(batch: dict[str, Any]) -> Any:
+        values = feed(features, batch)
+        missing = [name for name in feeds if name not in values]
+        ids = feed(plainly, batch) if missing else {}
         plain = {name: _plain(ids, program.variable(name)) for name in missing}
-        return predict({**fed, **plain})
+        return predict({**values, **plain})
 
     return on_features
 
 
-def _plain(fed: Mapping[str, NDArray[Any]], variable: Variable) -> NDArray[Any]:
+def _plain(feeds: Mapping[str, NDArray[Any]], variable: Variable) -> NDArray[Any]:
     """The ids of a feature as an input of a program that has a number of ids for each sample."""
-    ids, lengths = fed.get(f"{variable.name}.ids"), fed.get(f"{variable.name}.lengths")
+    ids, lengths = feeds.get(f"{variable.name}.ids"), feeds.get(f"{variable.name}.lengths")
     if ids is None or lengths is None:
         raise ConfigError(
             f"the model needs the input {variable.name!r}, and no feature has that name; add it to --features"

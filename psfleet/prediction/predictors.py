@@ -38,8 +38,8 @@ def predictor_of(model: Any) -> MakePredictor:
         return _of_variables(model)
     if any(kind.__module__ == "torch.nn.modules.module" for kind in type(model).__mro__):
         frozen: Any = importlib.import_module("psfleet.torch.conversion")
-        made: MakePredictor = frozen.module_predictor(model)
-        return made
+        make: MakePredictor = frozen.module_predictor(model)
+        return make
     raise UsageError(
         f"the model is {model!r:.80}; it must be a variable of a program, a mapping of them, or a torch "
         "module"
@@ -62,8 +62,8 @@ def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
     executor = Executor()
 
     def predict(inputs: Mapping[str, Any]) -> Any:
-        fed = {name: inputs[name] for name in feeds if name in inputs}
-        results = executor.run(program, feed=fed, fetch_list=targets)
+        feed = {name: inputs[name] for name in feeds if name in inputs}
+        results = executor.run(program, feed=feed, fetch_list=targets)
         return results[0] if list(names) == [""] else dict(zip(names, results, strict=True))
 
     return predict
