@@ -104,18 +104,18 @@ class AuditFile:
     def sent(self, server: int, worker: int, incarnation: int, number: int) -> None:
         """A push is about to leave."""
         with self._lock:
-            slot, pushed = self._slot(server, worker, incarnation)
-            pushed.first = pushed.first or number
-            pushed.last = max(pushed.last, number)
-            self._write(slot, (server, worker, incarnation), pushed)
+            slot, pushes = self._slot(server, worker, incarnation)
+            pushes.first = pushes.first or number
+            pushes.last = max(pushes.last, number)
+            self._write(slot, (server, worker, incarnation), pushes)
 
     def acknowledged(self, server: int, worker: int, incarnation: int, number: int) -> None:
         """A push is acknowledged."""
         with self._lock:
-            slot, pushed = self._slot(server, worker, incarnation)
-            if pushed.first:
-                pushed.acknowledged = max(pushed.acknowledged, number)
-                self._write(slot, (server, worker, incarnation), pushed)
+            slot, pushes = self._slot(server, worker, incarnation)
+            if pushes.first:
+                pushes.acknowledged = max(pushes.acknowledged, number)
+                self._write(slot, (server, worker, incarnation), pushes)
 
     def _slot(self, *key: int) -> tuple[int, AuditedPushes]:
         server, worker, incarnation = key
@@ -123,9 +123,9 @@ class AuditFile:
             (server, worker, incarnation), (len(self._slots), AuditedPushes())
         )
 
-    def _write(self, slot: int, key: tuple[int, int, int], pushed: AuditedPushes) -> None:
-        packed = _SLOT.pack(*key, pushed.first, pushed.last, pushed.acknowledged)
-        os.pwrite(self._file, packed, (1 + slot) * _SLOT.size)
+    def _write(self, slot: int, key: tuple[int, int, int], pushes: AuditedPushes) -> None:
+        record = _SLOT.pack(*key, pushes.first, pushes.last, pushes.acknowledged)
+        os.pwrite(self._file, record, (1 + slot) * _SLOT.size)
 
     def __del__(self) -> None:
         os.close(self._file)
@@ -139,6 +139,6 @@ def read_pushed(folder: Path) -> dict[tuple[int, int, int], AuditedPushes]:
         if not whole.startswith(_HEADER):
             raise FrameError(f"{str(path)!r} holds no pushes of version 1 of psfleet's notes")
         slots = memoryview(whole)[_SLOT.size : len(whole) // _SLOT.size * _SLOT.size]
-        for server, worker, incarnation, *pushed in _SLOT.iter_unpack(slots):
-            pushes[server, worker, incarnation] = AuditedPushes(*pushed)
+        for server, worker, incarnation, *numbers in _SLOT.iter_unpack(slots):
+            pushes[server, worker, incarnation] = AuditedPushes(*numbers)
     return pushes

@@ -56,7 +56,7 @@ class FaultInjector:
 
     def __call__(self, server: int, send: Send) -> Send:
         """`send` of one server, with faults and notes."""
-        meddled = self._faults(server, send)
+        faulty_send = self._faults(server, send)
 
         def noted(method: str, request: bytes, seconds: float) -> bytes:
             if self._dice.random() < self._settings.delay:
@@ -64,16 +64,16 @@ class FaultInjector:
             if method == "Shard/Leave" and not LeaveRequest.FromString(request).rest:
                 self._left.touch()  # a process that dies from now on has no fleet to come back to
             if not method.startswith("Shard/P") and method != "Shard/Exchange":
-                return meddled(method, request, seconds)
+                return faulty_send(method, request, seconds)
             header = frame.decode(request)[0]
             pushes = method != "Shard/Pull"
             if pushes:
                 self._audit.sent(server, header.worker, header.incarnation, header.sequence)
-            reply = meddled(method, request, seconds)
-            done = header.sequence if pushes else header.commit
-            held = method == "Shard/Push" and frame.decode(reply)[0].outcome == OUTCOME_HELD
-            if done and not held:  # a push that is held is acknowledged by the pull that commits it
-                self._audit.acknowledged(server, header.worker, header.incarnation, done)
+            reply = faulty_send(method, request, seconds)
+            sequence = header.sequence if pushes else header.commit
+            is_held = method == "Shard/Push" and frame.decode(reply)[0].outcome == OUTCOME_HELD
+            if sequence and not is_held:  # the pull that commits a held push acknowledges it
+                self._audit.acknowledged(server, header.worker, header.incarnation, sequence)
             return reply
 
         return noted
@@ -141,24 +141,24 @@ def say_what_is_held(shard: "Shard") -> None:
 
 def audited(shard: "Shard") -> dict[int, dict[int, list[int]]]:
     """By worker and incarnation: how many pushes each of the servers has counted whose rows are here."""
-    found: dict[int, dict[int, list[int]]] = {}
+    counts: dict[int, dict[int, list[int]]] = {}
     tables: Any = shard.tables
     for table in tables.values():
         if table.spec.name.startswith(_TABLE):
             ids = table.ids()
-            incarnations = found.setdefault(int(table.spec.name.removeprefix(_TABLE)), {})
+            incarnations = counts.setdefault(int(table.spec.name.removeprefix(_TABLE)), {})
             for row, count in zip(ids.tolist(), table.rows(ids).values[:, 0].tolist(), strict=True):
                 incarnations.setdefault(row // _ROWS_OF_INCARNATION, []).append(round(count))
-    return found
+    return counts
 
 
 def _digest(table: Any) -> str:
-    summed = hashlib.sha256(str(table.step).encode())
+    checksum = hashlib.sha256(str(table.step).encode())
     if table.spec.kind == "dense":
         parts = table.state()
     else:
         ids = table.ids()
         parts = [ids, table.rows(ids).values]
     for part in parts:
-        summed.update(np.ascontiguousarray(part).tobytes())
-    return summed.hexdigest()
+        checksum.update(np.ascontiguousarray(part).tobytes())
+    return checksum.hexdigest()

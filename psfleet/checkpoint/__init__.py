@@ -6,7 +6,7 @@
       shard-0-of-2.safetensors           server 0: its part of every table, and what else it was
       shard-1-of-2.safetensors
 
-docs/formats.md has the layout of both; `table_definitions` says how a table's definition is written. The
+docs/formats.md has the layout of both; `manifest` says how a table's definition is written. The
 tensor `server` uint8 [n] is what the server was beside its tables, see protos/psfleet/v1/state.proto. No
 table can have a tensor of that name: each of a table's has a `/` before its last word.
 

@@ -114,8 +114,8 @@ class Migration:
 
     def __str__(self) -> str:
         """A line for each table, and one of what the plan cannot know."""
-        kept = [one.after for one in self.changes if one.kind == "keep" and one.after]
-        dense = [spec for spec in kept if spec.kind == "dense"]
+        specs = [one.after for one in self.changes if one.kind == "keep" and one.after]
+        dense = [spec for spec in specs if spec.kind == "dense"]
         lines = list(map(str, self.changes))
         if dense and any(one.kind in ("add", "drop", "widen") for one in self.changes):
             lines.append(
@@ -206,7 +206,7 @@ def plan_migration(
     snapshot = Snapshot(path)
     before = {spec.name: spec for spec in snapshot.specs()}
     _check_names(str(path), list(before), [*keep, *shapes], drop)
-    kept = {*keep, *(name for name in before if name.startswith(OWN))}
+    names = {*keep, *(name for name in before if name.startswith(OWN))}
 
     def after(spec: TableSpec, rows: int) -> TableSpec | None:
         if spec.name in drop:
@@ -215,7 +215,7 @@ def plan_migration(
             return grown_spec(spec, shapes[spec.name])
         if spec.name in features.tables:
             return _taken_over(spec, features.tables[spec.name], rows)
-        return spec if spec.kind == "dense" or spec.name in kept else None
+        return spec if spec.kind == "dense" or spec.name in names else None
 
     changes = []
     for spec in before.values():
@@ -223,34 +223,34 @@ def plan_migration(
         changes.append(TableChange(spec, after(spec, rows), rows))
     there = {change.after.name for change in changes if change.after}
     seed = _script_seed(before, features)
-    added = [
+    additions = [
         TableChange(None, _added(table, seed))
         for table in features.tables.values()
         if table.name not in there and table.optimizer is not None
     ]
-    return Migration(snapshot, _located([*changes, *added]))
+    return Migration(snapshot, _located([*changes, *additions]))
 
 
 def _located(changes: Sequence[TableChange]) -> list[TableChange]:
     """The changes, with groups for the tables that are placed anew; the others stay where they are."""
     there = [one.after for one in changes if one.after and not one.is_placed_anew]
-    found = []
+    placements = []
     for change in changes:
         after = change.after
         if after is not None and change.is_placed_anew:
             after = placed(replace(after, first=0), there)
             there.append(after)
-        found.append(replace(change, after=after))
-    return found
+        placements.append(replace(change, after=after))
+    return placements
 
 
 def _check_names(
-    path: str, known: Sequence[str], keep: Collection[str], drop: Collection[str]
+    path: str, names: Sequence[str], keep: Collection[str], drop: Collection[str]
 ) -> None:
     for name in (*keep, *drop):
-        if name not in known:
+        if name not in names:
             raise CheckpointError(
-                f"{path!r} has no table {name!r} to keep or to drop; it has {', '.join(known)}"
+                f"{path!r} has no table {name!r} to keep or to drop; it has {', '.join(names)}"
             )
         if name in keep and name in drop:
             raise CheckpointError(f"table {name!r} cannot be both kept and dropped; choose one")
@@ -319,10 +319,10 @@ def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
         servers=table.servers,
         precision=table.precision,
     )
-    if table.optimizer is not None and _optimizer(spec) != (wanted := _optimizer_of(table)):
+    if table.optimizer is not None and _optimizer(spec) != (optimizer := _optimizer_of(table)):
         raise CheckpointError(
             f"table {spec.name!r} was trained with {_said(_optimizer(spec))} and its features say "
-            f"{_said(wanted)}, which the state of its rows does not fit; keep the optimizer, {anew}"
+            f"{_said(optimizer)}, which the state of its rows does not fit; keep the optimizer, {anew}"
         )
     _check_entry(spec, after, rows, anew)
     return after
@@ -352,37 +352,37 @@ def _optimizer_of(table: Table) -> tuple[Rule, DecaySpec, bool]:
 
 def _said(optimizer: tuple[Rule, DecaySpec, bool]) -> str:
     rule, decay, every_row = optimizer
-    decayed = f" and {decay}" if decay != DecaySpec() else ""
-    return f"{rule}{decayed}{', which updates every row' if every_row else ''}"
+    decay_text = f" and {decay}" if decay != DecaySpec() else ""
+    return f"{rule}{decay_text}{', which updates every row' if every_row else ''}"
 
 
 def _columns(
     before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     """Columns of a part of the old table as those of the new one."""
-    renamed = dict(columns)
-    if "ids" in renamed:
-        renamed["scores"] = _scores(before, after, renamed)
+    out = dict(columns)
+    if "ids" in out:
+        out["scores"] = _scores(before, after, out)
     if not after.streams_evictions:
         for name in EVICTED:
-            renamed.pop(name, None)
+            out.pop(name, None)
     if after.candidate != before.candidate:
         for name in candidate_group(before).entries:
-            renamed.pop(name, None)
-    if "rows" in renamed and after.shape != before.shape:
-        renamed["rows"] = _widened(before, after, renamed["ids"], renamed["rows"])
-    return renamed
+            out.pop(name, None)
+    if "rows" in out and after.shape != before.shape:
+        out["rows"] = _widened(before, after, out["ids"], out["rows"])
+    return out
 
 
 def _scores(before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]) -> Floats:
     """The scores [n, after.scores] of rows; where no frequency was counted it is 1, as that of new rows."""
     count = len(columns["ids"])
     scores = np.ones((count, after.scores), np.float32)
-    shown = after.pushed_scores
-    if shown:
-        scores[:, :shown] = columns["scores"][:, :shown]
+    count_columns = after.pushed_scores
+    if count_columns:
+        scores[:, :count_columns] = columns["scores"][:, :count_columns]
     if before.counts_frequency:
-        scores[:, shown:] = columns["scores"][:, before.pushed_scores :]
+        scores[:, count_columns:] = columns["scores"][:, before.pushed_scores :]
     return scores
 
 

@@ -1,4 +1,4 @@
-"""A whole table of a snapshot as plain arrays."""
+"""Rows of files in many formats, and whole tables of snapshots, as plain arrays."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +46,8 @@ def content_of(snapshot: Snapshot, spec: TableSpec) -> TableContent:
         return TableContent(dict(zip(spec.slot_names, planes, strict=True)), table.step)
     rows = table.rows(table.ids())
     planes = np.split(rows.values, len(spec.slot_names), axis=1)
-    named = dict(zip(spec.slot_names, map(np.ascontiguousarray, planes), strict=True))
-    return TableContent({"ids": rows.ids, **named}, table.step)
+    slots = dict(zip(spec.slot_names, map(np.ascontiguousarray, planes), strict=True))
+    return TableContent({"ids": rows.ids, **slots}, table.step)
 
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -105,11 +105,11 @@ def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) 
     Raises:
         CheckpointError: There is no such table.
     """
-    known = {spec.name: spec for spec in specs}
+    by_name = {spec.name: spec for spec in specs}
     for name in names:
-        if name not in known:
-            raise CheckpointError(f"{path!r} has no table {name!r}; it has {', '.join(known)}")
-    return [known[name] for name in names] if names else list(specs)
+        if name not in by_name:
+            raise CheckpointError(f"{path!r} has no table {name!r}; it has {', '.join(by_name)}")
+    return [by_name[name] for name in names] if names else list(specs)
 
 
 def sparse_table(path: str, specs: Sequence[TableSpec], name: str) -> TableSpec:
@@ -156,26 +156,26 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _column(column: Any) -> NDArray[Any]:
     """A column of numbers, or of lists of equally many."""
-    joined = column.combine_chunks()
-    if not hasattr(joined.type, "value_type"):
-        return np.asarray(joined)
-    return np.asarray(joined.flatten()).reshape(len(joined), -1)
+    array = column.combine_chunks()
+    if not hasattr(array.type, "value_type"):
+        return np.asarray(array)
+    return np.asarray(array.flatten()).reshape(len(array), -1)
 
 
 def _of_arrays(path: str, arrays: Arrays, name: str) -> RowFile:
     wide = [n for n, array in arrays.items() if array.ndim == 2 and array.dtype.kind == "f"]
-    chosen = name or ("value" if "value" in wide else "") or (wide[0] if len(wide) == 1 else "")
-    if chosen not in wide:
+    key = name or ("value" if "value" in wide else "") or (wide[0] if len(wide) == 1 else "")
+    if key not in wide:
         content = (
             f"no array {name!r}" if name else "several arrays, or none, that may be the weights"
         )
         raise CheckpointError(
             f"{path!r} has {content}; name one of float [n, dim]: {', '.join(wide) or 'there is none'}"
         )
-    value = arrays[chosen]
-    prefix = chosen.rpartition(".")[0]
+    value = arrays[key]
+    prefix = key.rpartition(".")[0]
     ids = arrays.get(f"{prefix}.ids" if prefix else "ids")
-    others = {n: a for n, a in arrays.items() if n != chosen and a.shape == value.shape}
+    others = {n: a for n, a in arrays.items() if n != key and a.shape == value.shape}
     return RowFile(np.arange(len(value)) if ids is None else as_ids(ids, path), value, others)
 
 

@@ -1,7 +1,7 @@
-"""Check of a snapshot's files against its manifest, made before anything is loaded.
+"""Reading of snapshots. Every file is compared with the manifest before anything is loaded.
 
-Checksums tell damage. This is for files whose checksums are right and whose content is not: written by
-something else, or by somebody who means harm. Sizes are compared before memory is taken.
+Checksums tell damage. The comparison is for files whose checksums are right and whose content is not: written
+by something else, or by somebody who means harm. Sizes are compared before memory is taken.
 
 A delta says the changes of the snapshot before it. Of several that build on each other the newest
 file that names a row counts, so a reader takes from each what no later one names.
@@ -46,28 +46,28 @@ _MOST = 2**62
 Sizes = dict[str, int]
 
 
-def check_content(folder: Path, manifest: Manifest, opened: Sequence[tuple[Any, Any]]) -> None:
+def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any, Any]]) -> None:
     """Compare the tensors and the clocks of every file with the manifest.
 
     Args:
-        opened: Tensors and table clocks of each file of the manifest.
+        contents: Tensors and table clocks of each file of the manifest.
 
     Raises:
         CheckpointError: Something is missing or unknown, or of another size, kind or range.
     """
-    covered: Sizes = {}
-    for entry, (tensors, clocks) in zip(manifest.files, opened, strict=True):
+    sizes: Sizes = {}
+    for entry, (tensors, clocks) in zip(manifest.files, contents, strict=True):
         with reading(folder / entry.file):
-            _check_file(manifest.tables, entry, tensors, clocks, covered)
+            _check_file(manifest.tables, entry, tensors, clocks, sizes)
     with reading(folder):
         if not manifest.files:
             raise ValueError("no files")
         for spec in manifest.tables:
             everywhere = all(spec.name in entry.steps for entry in manifest.files)
-            held = covered.get(spec.name, 0)  # a table that is only on some was being created
-            if spec.kind == "dense" and (held or everywhere) and held != spec.size:
+            count = sizes.get(spec.name, 0)  # a table that is only on some was being created
+            if spec.kind == "dense" and (count or everywhere) and count != spec.size:
                 raise ValueError(
-                    f"table {spec.name!r} has {spec.size} values, the files hold {held}"
+                    f"table {spec.name!r} has {spec.size} values, the files hold {count}"
                 )
 
 
@@ -76,18 +76,18 @@ def _check_file(
     entry: ShardFile,
     tensors: Any,
     clocks: Mapping[str, TableClock],
-    covered: Sizes,
+    sizes: Sizes,
 ) -> None:
     there = [spec for spec in specs if spec.name in entry.steps]
     if clocks.keys() != entry.steps.keys() or len(there) != len(clocks):
         raise ValueError(f"the clocks of {sorted(clocks)} for tables {sorted(entry.steps)}")
-    known: set[str] = set()
+    names: set[str] = set()
     for spec in there:
-        covered[spec.name] = covered.get(spec.name, 0) + _check_table(spec, entry, tensors)
+        sizes[spec.name] = sizes.get(spec.name, 0) + _check_table(spec, entry, tensors)
         columns = (name for group in column_groups(spec) for name in group.entries)
-        known |= {f"{spec.name}/{column}" for column in columns}
+        names |= {f"{spec.name}/{column}" for column in columns}
     for name in tensors.keys():  # noqa: SIM118  # not a dict
-        if name not in known and name != SERVER:
+        if name not in names and name != SERVER:
             raise Misfit(
                 f"has the unknown tensor {name!r:.600}; read it with the psfleet version that wrote it"
             )
@@ -95,17 +95,17 @@ def _check_file(
 
 def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
     """Returns how many values of a dense table the file holds."""
-    held = 0
+    count = 0
     if spec.kind == "dense":
         low, high = entry.ranges[spec.name]
         if not 0 <= low <= high <= spec.size:
             raise ValueError(f"table {spec.name!r}: range {low} to {high} of {spec.size} values")
-        held = high - low
+        count = high - low
     for group in column_groups(spec):
-        _check_group(spec, group, tensors, held if spec.kind == "dense" else group.length)
+        _check_group(spec, group, tensors, count if spec.kind == "dense" else group.length)
     if spec.streams_evictions:
         _check_position(spec, tensors)
-    return held
+    return count
 
 
 def _check_group(spec: TableSpec, group: ColumnGroup, tensors: Any, length: int | None) -> None:
@@ -267,10 +267,10 @@ class Snapshot:
                         )
             later = _named(files, spec, later) if level is not self._levels[0] else later
         waiting = [_waiting(file, spec) for file in self._levels[-1]]
-        joined = {n: np.concatenate([part[n] for part in waiting]) for n in waiting[0]}
-        mine = owned_rows(spec, joined[CANDIDATE_IDS], server, servers)
+        candidates = {n: np.concatenate([part[n] for part in waiting]) for n in waiting[0]}
+        mine = owned_rows(spec, candidates[CANDIDATE_IDS], server, servers)
         if mine.any():
-            yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
+            yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in candidates.items()})
         yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))
 
     def _evicted(self, spec: TableSpec, server: int, servers: int) -> dict[str, NDArray[Any]]:
@@ -278,27 +278,27 @@ class Snapshot:
 
         A delta holds those since the snapshot before it.
         """
-        evicted: dict[str, NDArray[Any]] = {}
+        stream: dict[str, NDArray[Any]] = {}
         *columns, following = EVICTED
         for files in reversed(self._levels) if spec.streams_evictions else ():
             if len(files) != servers or f"{spec.name}/{following}" not in files[server].names():
                 break
-            held = {name: files[server].whole(f"{spec.name}/{name}") for name in EVICTED}
-            if not evicted:
-                evicted = held
+            earlier = {name: files[server].whole(f"{spec.name}/{name}") for name in EVICTED}
+            if not stream:
+                stream = earlier
                 continue
-            first = evicted[following][0] - len(evicted[columns[0]])
-            before = int(first - held[following][0]) + len(held[columns[0]])
-            if before <= 0 or first > held[following][0]:
+            first = stream[following][0] - len(stream[columns[0]])
+            before = int(first - earlier[following][0]) + len(earlier[columns[0]])
+            if before <= 0 or first > earlier[following][0]:
                 break
             for name in columns:
-                evicted[name] = np.concatenate([held[name][:before], evicted[name]])
-        return evicted
+                stream[name] = np.concatenate([earlier[name][:before], stream[name]])
+        return stream
 
     def _clock(self, spec: TableSpec) -> TableClock:
         """The furthest among the servers: equal on all if the snapshot is one cut."""
         clocks = [file.clocks for file in self._levels[-1] if spec.name in file.clocks]
-        return furthest(found[spec.name] for found in clocks)
+        return furthest(each[spec.name] for each in clocks)
 
     def _dense(self, spec: TableSpec, server: int, servers: int) -> RestorePart:
         low, high = dense_range(spec, server, servers)
@@ -371,12 +371,12 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
     """The ids that these files or later ones say something of, ascending."""
-    found = [later]
+    ids = [later]
     for file in files:
         there = (f"{spec.name}/{name}" for name in (ROW_IDS, REMOVED))
-        found += [file.whole(name) for name in there if name in file.names()]
-    return ascending(found)
+        ids += [file.whole(name) for name in there if name in file.names()]
+    return ascending(ids)
 
 
-def _of(column: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[Any]:
-    return np.ascontiguousarray(column[chosen])
+def _of(column: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
+    return np.ascontiguousarray(column[mask])

@@ -1,4 +1,7 @@
-"""The definition of a table in a document; psfleet/schema/table.py declares what came after version 1."""
+"""The manifest of a snapshot: tables, files with checksums, position in the training, and what it builds on.
+
+psfleet/schema/table.py declares the fields of a table's definition that came after version 1.
+"""
 
 import hashlib
 import json
@@ -19,17 +22,15 @@ from psfleet.schema.entry import make_entry
 from psfleet.schema.later_fields import LaterField, arguments, later_fields, later_values
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 
-_LATER = [later_field for later_field in later_fields(TableSpec) if later_field.since]
-LATEST = max(later_field.since or 1 for later_field in _LATER)
-"""The version of snapshots that has every later_field."""
+_LATER = [each for each in later_fields(TableSpec) if each.since]
+LATEST = max(each.since or 1 for each in _LATER)
+"""The version of snapshots that has every later field."""
 
 
-def version_of(said: Any) -> int:
+def version_of(document: Any) -> int:
     """Return the version of snapshots that a definition in a document needs."""
-    there = said if isinstance(said, dict) else {}
-    return max(
-        (later_field.since or 1 for later_field in _LATER if later_field.key in there), default=1
-    )
+    there = document if isinstance(document, dict) else {}
+    return max((each.since or 1 for each in _LATER if each.key in there), default=1)
 
 
 def table_to_json(spec: TableSpec) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def table_to_json(spec: TableSpec) -> dict[str, Any]:
     }
 
 
-def table_from_json(said: Any) -> TableSpec:
+def table_from_json(document: Any) -> TableSpec:
     """The definition that a document holds.
 
     Raises:
@@ -58,17 +59,14 @@ def table_from_json(said: Any) -> TableSpec:
     """
     kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
     more = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
-    later = [later_field for later_field in _LATER if later_field.key in said]
+    later = [each for each in _LATER if each.key in document]
     name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry, *_ = exact(
-        said,
+        document,
         "table",
         **kinds,
         **more,
         entry=dict | None,
-        **{
-            later_field.key: dict if later_field.inside else later_field.kind
-            for later_field in later
-        },
+        **{each.key: dict if each.inside else each.kind for each in later},
     )
     if any(type(extent) is not int for extent in shape):
         raise TypeError(f"table {name!r} has the shape {shape!r}")
@@ -83,29 +81,24 @@ def table_from_json(said: Any) -> TableSpec:
         seed,
         every_row,
         None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),
-        **arguments(TableSpec, _later_from_json(said, later)),
+        **arguments(TableSpec, _later_from_json(document, later)),
     )
 
 
 def _later_to_json(spec: TableSpec) -> dict[str, Any]:
     document: dict[str, Any] = {}
-    for later_field, value in later_values(spec).items():
-        if later_field in _LATER:
-            (document.setdefault(later_field.inside, {}) if later_field.inside else document)[
-                later_field.name
-            ] = value
+    for each, value in later_values(spec).items():
+        if each in _LATER:
+            part = document.setdefault(each.inside, {}) if each.inside else document
+            part[each.name] = value
     return document
 
 
-def _later_from_json(said: dict[str, Any], later: list[LaterField]) -> dict[str, Any]:
-    values = {
-        later_field.name: said[later_field.name] for later_field in later if not later_field.inside
-    }
-    for key in {later_field.inside for later_field in later if later_field.inside}:
-        kinds = {
-            later_field.name: later_field.kind for later_field in later if later_field.inside == key
-        }
-        values |= zip(kinds, exact(said[key], key, **kinds), strict=True)
+def _later_from_json(document: dict[str, Any], later: list[LaterField]) -> dict[str, Any]:
+    values = {each.name: document[each.name] for each in later if not each.inside}
+    for key in {each.inside for each in later if each.inside}:
+        kinds = {each.name: each.kind for each in later if each.inside == key}
+        values |= zip(kinds, exact(document[key], key, **kinds), strict=True)
     return values
 
 
@@ -340,9 +333,9 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _from_json(said: Mapping[str, Any]) -> Manifest:
+def _from_json(document: Mapping[str, Any]) -> Manifest:
     kinds = {"base": dict | None, "cut": dict, "tables": list, "files": list, "workers": dict}
-    base, cut, tables, files, workers = exact(said, "manifest", **kinds)
+    base, cut, tables, files, workers = exact(document, "manifest", **kinds)
     for state in workers.values():
         read_states(state)
     number, mode, at_round, pushes = exact(cut, "cut", number=int, mode=str, round=int, pushes=dict)
@@ -360,8 +353,10 @@ def _by_seat(values: Mapping[int, Any]) -> dict[str, Any]:
     return {str(seat): value for seat, value in values.items()}
 
 
-def _pushes_from_json(said: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    return {int(seat): (int(incarnation), int(last)) for seat, (incarnation, last) in said.items()}
+def _pushes_from_json(pushes: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    return {
+        int(seat): (int(incarnation), int(last)) for seat, (incarnation, last) in pushes.items()
+    }
 
 
 def _file_to_json(file: ShardFile) -> dict[str, Any]:
@@ -374,9 +369,9 @@ def _file_to_json(file: ShardFile) -> dict[str, Any]:
     }
 
 
-def _file_from_json(said: Any) -> ShardFile:
+def _file_from_json(document: Any) -> ShardFile:
     kinds = {"file": str, "sha256": str, "bytes": int, "ranges": dict, "steps": dict}
-    name, sha256, size, ranges, steps = exact(said, "file", **kinds)
+    name, sha256, size, ranges, steps = exact(document, "file", **kinds)
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no name of a file in the folder")
     ranges = {table: (int(low), int(high)) for table, (low, high) in ranges.items()}

@@ -1,4 +1,4 @@
-"""Dense tables of a snapshot that get longer axes."""
+"""Snapshots written anew, for other servers or with longer dense tables, and compared."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -56,19 +56,19 @@ def grown_columns(
     """
     old = tuple(map(slice, before.shape))
     value = initial_array(after.shape, after.initializer, after.seed, after.name)
-    found = {"value": value}
+    planes = {"value": value}
     for slot in before.rule.slots:
-        found[slot.name] = np.full(after.shape, slot.initial, np.float32)
+        planes[slot.name] = np.full(after.shape, slot.initial, np.float32)
         if slot.per_unit and before.size:
             plane = columns[slot.name].reshape(before.shape)
             if before.rule.unit == "row":
                 rows = plane.reshape(len(plane), -1)[:, 0]
-                found[slot.name].T[..., : len(rows)] = rows
+                planes[slot.name].T[..., : len(rows)] = rows
             else:
-                found[slot.name][...] = plane.flat[0]
-    for name, array in found.items():
+                planes[slot.name][...] = plane.flat[0]
+    for name, array in planes.items():
         array[old] = columns[name].reshape(before.shape)
-    return {name: array.reshape(-1) for name, array in found.items()}
+    return {name: array.reshape(-1) for name, array in planes.items()}
 
 
 @dataclass(frozen=True)
@@ -170,18 +170,20 @@ def _difference(
             (left.arrays[slot].reshape(-1), right.arrays[slot].reshape(-1))
             for slot in spec.slot_names
         ]
-        missing = added = 0
+        missing = extra = 0
     else:
         ids, ours, theirs = np.intersect1d(
             left.arrays["ids"], right.arrays["ids"], assume_unique=True, return_indices=True
         )
-        missing, added = len(left.arrays["ids"]) - len(ids), len(right.arrays["ids"]) - len(ids)
+        missing, extra = (len(each.arrays["ids"]) - len(ids) for each in (left, right))
         both = [(left.arrays[slot][ours], right.arrays[slot][theirs]) for slot in spec.slot_names]
     differs = np.zeros(len(both[0][0]), np.bool_)
     for a, b in both:
         bits = np.ascontiguousarray(a).view(np.uint32) != np.ascontiguousarray(b).view(np.uint32)
         differs |= bits if bits.ndim == 1 else bits.any(axis=1)
     gaps = np.abs(both[0][0].astype(np.float64) - both[0][1].astype(np.float64))
-    changed = int(differs.sum())
+    differing = int(differs.sum())
     largest = float(gaps.max(initial=0.0))
-    return TableDifference(name, missing, added, changed, len(differs) - changed, largest, steps)
+    return TableDifference(
+        name, missing, extra, differing, len(differs) - differing, largest, steps
+    )

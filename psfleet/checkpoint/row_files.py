@@ -70,21 +70,21 @@ def export(
             return [Path(name) for name in upload(Path(staging), url)]
     folder = local_path(target)
     snapshot = Snapshot(path)
-    wanted = known_tables(path, snapshot.specs(), tables)
+    specs = known_tables(path, snapshot.specs(), tables)
     try:
         with _made(folder), tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
             stems: set[str] = set()
-            for spec in wanted:
+            for spec in specs:
                 arrays = content_of(snapshot, spec).arrays
                 if rows is not None and spec.kind == "sparse":
-                    chosen = np.isin(arrays["ids"], rows)
-                    arrays = {name: array[chosen] for name, array in arrays.items()}
+                    mask = np.isin(arrays["ids"], rows)
+                    arrays = {name: array[mask] for name, array in arrays.items()}
                 stem = _file_name(spec.name, stems)
                 _write_table(Path(temporary) / f"{stem}.{kind}", spec, arrays, kind)
                 if ids and spec.kind == "sparse":
                     _write_ids(Path(temporary) / f"{stem}.csv", arrays["ids"])
-            written = sorted(Path(temporary).iterdir())
-            return [file.rename(folder / file.name) for file in written]
+            files = sorted(Path(temporary).iterdir())
+            return [file.rename(folder / file.name) for file in files]
     except PsfleetError:
         raise
     except (OSError, SafetensorError, ValueError) as error:  # ValueError: no name of a file
@@ -106,7 +106,7 @@ def _made(folder: Path) -> Iterator[None]:
         raise
 
 
-def _file_name(table: str, taken: set[str]) -> str:
+def _file_name(table: str, names: set[str]) -> str:
     """A name for the files of a table, unlike those that are taken.
 
     Not all of the name if it is long: a file has 255 bytes for its own. Case does not count, for
@@ -115,10 +115,10 @@ def _file_name(table: str, taken: set[str]) -> str:
     plain = re.sub(r"[^\w.+ -]", "_", table)
     start = plain.encode()[:_LONGEST].decode(errors="ignore").lstrip(".") or "_"
     name, number = start, 1
-    while name.casefold() in taken:
+    while name.casefold() in names:
         number += 1
         name = f"{start}_{number}"
-    taken.add(name.casefold())
+    names.add(name.casefold())
     return name
 
 
@@ -178,14 +178,14 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
 
     def load(shard: Shard) -> None:
         snapshot.load(shard)
-        found = shard.tables[spec.key]
-        assert isinstance(found, SparseTable)
+        target_table = shard.tables[spec.key]
+        assert isinstance(target_table, SparseTable)
         mine = owned_rows(spec, rows.ids, shard.index, shard.servers)
         ids = rows.ids[mine]
         never_shown = np.zeros((len(ids), spec.scores), np.float32)
-        touched = np.full(len(ids), found.clock.step)
-        data = RowData(ids, np.ascontiguousarray(values[mine]), touched, never_shown)
-        shard.fill(RestorePart(spec.key, found.clock, row_columns(data)))
+        steps = np.full(len(ids), target_table.clock.step)
+        data = RowData(ids, np.ascontiguousarray(values[mine]), steps, never_shown)
+        shard.fill(RestorePart(spec.key, target_table.clock, row_columns(data)))
 
     return rewrite(snapshot, target, len(snapshot.manifest.files), load)
 

@@ -152,19 +152,19 @@ def read_arrays(where: str | Path, kind: Format) -> tuple[dict[str, Any], dict[s
 
 def digest(where: Path, between: Callable[[], None] | None = None) -> str:
     """The SHA-256 of a file in hexadecimal; `between` is called after each part of it."""
-    found, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    checksum, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with regular(where) as stream:
         while size := stream.readinto(chunk):  # type: ignore[attr-defined]  # it is not buffered
-            found.update(chunk[:size])
+            checksum.update(chunk[:size])
             if between is not None:
                 between()
-    return found.hexdigest()
+    return checksum.hexdigest()
 
 
 def _write(file: int, content: memoryview, at: int) -> None:
     while content:
-        written = os.pwrite(file, content, at)
-        content, at = content[written:], at + written
+        count = os.pwrite(file, content, at)
+        content, at = content[count:], at + count
 
 
 def place_of(path: str | Path) -> Path:

@@ -157,9 +157,9 @@ class SnapshotDraft:
             self._reach("unnamed")
             self._store.put(Path(staging) / MANIFEST, MANIFEST)
         self._reach("named")
-        kept = {MANIFEST, *(file.file for file in manifest.files)}
+        names = {MANIFEST, *(file.file for file in manifest.files)}
         for name in sizes:
-            if name not in kept and name.startswith("shard-"):
+            if name not in names and name.startswith("shard-"):
                 self._store.remove(name)
 
     def _check_store(self) -> None:
@@ -267,12 +267,12 @@ def write_frozen(
     """
     if (url := url_of(folder)) is not None:
         with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
-            written = write_frozen(staging, frozen, state, between)
+            file = write_frozen(staging, frozen, state, between)
             # A name of its own: the snapshot that it is to replace is read until the manifest is written.
-            name = written.file.replace(".", f"-{secrets.token_hex(4)}.", 1)
-            ObjectStore(url).put(Path(staging) / written.file, name)
-        return replace(written, file=name)
-    kept = [*map(flat, write_state(state or ServerState(frozen.state)))]
+            name = file.file.replace(".", f"-{secrets.token_hex(4)}.", 1)
+            ObjectStore(url).put(Path(staging) / file.file, name)
+        return replace(file, file=name)
+    state_parts = [*map(flat, write_state(state or ServerState(frozen.state)))]
     name = f"shard-{frozen.index}-of-{frozen.servers}.safetensors"
     tables = list(frozen.tables)
     shapes = {
@@ -280,9 +280,9 @@ def write_frozen(
         for table in tables
         for column, shape in table.columns().items()
     }
-    shapes[SERVER] = np.uint8, (sum(map(len, kept)),)
+    shapes[SERVER] = np.uint8, (sum(map(len, state_parts)),)
     with TensorWriter(Path(folder) / name, shapes, {HEADER: _header(frozen)}) as writer:
-        for part in kept:
+        for part in state_parts:
             writer.append(SERVER, np.frombuffer(part, np.uint8))
         for table in tables:
             for page in table.pages():

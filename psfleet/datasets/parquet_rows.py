@@ -1,4 +1,4 @@
-"""Files and URLs of data."""
+"""Rows of Arrow tables as features and labels, and the files that paths and URLs of data name."""
 
 import functools
 from collections.abc import Iterator, Sequence

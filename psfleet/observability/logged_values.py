@@ -1,4 +1,4 @@
-"""A file of scalars as TensorBoard reads them, by tensorboardX."""
+"""What a script logs by name: its newest values, and a file of them as TensorBoard reads it."""
 
 import contextlib
 import os

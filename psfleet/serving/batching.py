@@ -156,25 +156,25 @@ class Batcher:
         """Wait until there is a full batch, or the first request has waited for long enough."""
         with self._changed:
             while self._waiting and self.max_delay:
-                left = self._waiting[0].arrived + self.max_delay - time.monotonic()
-                if left <= 0 or sum(r.samples for r in self._waiting) >= self.max_batch:
+                seconds = self._waiting[0].arrived + self.max_delay - time.monotonic()
+                if seconds <= 0 or sum(r.samples for r in self._waiting) >= self.max_batch:
                     return
-                self._changed.wait(left)
+                self._changed.wait(seconds)
 
     def _taken(self) -> list[PendingPrediction]:
         """The next requests that go together, in order."""
         with self._changed:
-            taken: list[PendingPrediction] = []
+            requests: list[PendingPrediction] = []
             samples = 0
             while self._waiting:
                 first = self._waiting[0]
-                if taken and (
-                    samples + first.samples > self.max_batch or first.kind != taken[0].kind
+                if requests and (
+                    samples + first.samples > self.max_batch or first.kind != requests[0].kind
                 ):
                     break
                 samples += first.samples
-                taken.append(self._waiting.popleft())
-            return taken
+                requests.append(self._waiting.popleft())
+            return requests
 
     def _run(self) -> None:
         requests = self._taken()
@@ -193,7 +193,7 @@ class Batcher:
 
     def _make(self, requests: Sequence[PendingPrediction]) -> None:
         try:
-            found = self._checked([request.batch for request in requests], requests)
+            outputs = self._checked([request.batch for request in requests], requests)
         except Exception as error:
             if len(requests) == 1:
                 requests[0].finish(None, error)
@@ -204,22 +204,22 @@ class Batcher:
         start = 0
         for request in requests:
             end = start + request.samples
-            request.finish({name: values[start:end] for name, values in found.items()})
+            request.finish({name: values[start:end] for name, values in outputs.items()})
             start = end
 
     def _checked(
         self, batches: Sequence[dict[str, Any]], requests: Sequence[PendingPrediction]
     ) -> dict[str, Any]:
-        found = self._predict(batches[0] if len(batches) == 1 else _together(batches))
-        found = found if isinstance(found, Mapping) else {"": found}
+        outputs = self._predict(batches[0] if len(batches) == 1 else _together(batches))
+        outputs = outputs if isinstance(outputs, Mapping) else {"": outputs}
         samples = sum(request.samples for request in requests)
-        for values in found.values():
+        for values in outputs.values():
             if len(values) != samples:
                 raise ShapeError(
                     f"the model gave predictions of shape {values.shape} for {samples} samples; it must "
                     "give one for each"
                 )
-        return dict(found)
+        return dict(outputs)
 
 
 def _kind(value: Any) -> tuple[Any, ...]:

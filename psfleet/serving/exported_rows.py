@@ -66,8 +66,8 @@ def _write_torch(where: Path, arrays: Arrays) -> None:
 
 
 def _read_torch(where: Path) -> Arrays:
-    found = _torch().load(where, weights_only=True)
-    return {name: tensor.numpy() for name, tensor in found.items()}
+    tensors = _torch().load(where, weights_only=True)
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 _FILES: dict[ArrayFormat, _ArrayFile] = {
@@ -118,12 +118,12 @@ def _described(spec: TableSpec) -> dict[str, Any]:
     }
 
 
-def rows_of_export(path: str, wanted: RowForm | None = None) -> ServedRows:
+def rows_of_export(path: str, rows_form: RowForm | None = None) -> ServedRows:
     """The weights of an exported model.
 
     Args:
         path: Its folder.
-        wanted: Form of the rows; None: the one in which they were exported.
+        rows_form: Form of the rows; None: the one in which they were exported.
 
     Raises:
         CheckpointError: The folder is no export, or damaged.
@@ -137,7 +137,7 @@ def rows_of_export(path: str, wanted: RowForm | None = None) -> ServedRows:
         if kind not in get_args(ArrayFormat) or form not in get_args(RowForm):
             raise Misfit(f"has the unknown format {kind!r:.60} or form {form!r:.60} of rows")
         file = where.parent / Path(name).name
-        rows = ServedRows(repr(path), wanted or form)
+        rows = ServedRows(repr(path), rows_form or form)
         with reading(file):
             if file.stem != f"rows.{digest(file)}":
                 raise Misfit("is damaged: its checksum is not that of its name")

@@ -173,11 +173,11 @@ class Follower:
         """The metrics of what it serves to this model."""
         ages = "Ages of the rows of a running job that look-ups have read."
         gaps = "Copies that followers made anew because changes were not known any more."
-        changed = "Rows that changes have brought to followers."
+        changes = "Rows that changes have brought to followers."
         return [
             latency("serving_row_age_seconds", ages, self.ages, model=model),
             counter("serving_gaps", gaps, {model: self.gaps}, "model"),
-            counter("serving_changed_rows", changed, {model: self.changed}, "model"),
+            counter("serving_changed_rows", changes, {model: self.changed}, "model"),
         ]
 
     def await_cut(self, number: int, timeout: float = 60.0) -> FollowedCut:
@@ -210,11 +210,11 @@ class Follower:
     def _reconnect(self) -> None:
         """The job may have been started again, elsewhere."""
         with contextlib.suppress(PsfleetError):
-            found = self._find()
-            if found != self._environment:
-                reader = load_runtime("reader", found)
+            environment = self._find()
+            if environment != self._environment:
+                reader = load_runtime("reader", environment)
                 self._reader.close()
-                self._reader, self._environment = reader, found
+                self._reader, self._environment = reader, environment
                 self._following.begin_anew(reader.server_num)
 
     def _follow(self) -> None:
@@ -223,15 +223,15 @@ class Follower:
         resume: Callable[[], Any] = step.__next__
         with contextlib.suppress(StopIteration):
             while True:
-                wanted = resume()
+                action = resume()
                 try:
-                    resume = partial(step.send, self.perform(wanted))
+                    resume = partial(step.send, self.perform(action))
                 except PsfleetError as error:
                     resume = partial(step.throw, error)
 
-    def perform(self, wanted: AskChanges | AskRows | TakeCut | Rest) -> Any:
+    def perform(self, action: AskChanges | AskRows | TakeCut | Rest) -> Any:
         """Do what the way to the next cut needs; what has come of it."""
-        match wanted:
+        match action:
             case AskChanges(requests):
                 return self._reader.read_changes(requests)
             case AskRows(server, request):
@@ -253,13 +253,13 @@ class Follower:
     def _newest(self) -> FoundSnapshot | None:
         job = self._job if isinstance(self._job, str | os.PathLike) else ""
         own = Path(job, "snapshots") if job and Path(job).is_dir() else ""
-        found = _newest(self._snapshot or str(own))
-        if not found:
+        path = _newest(self._snapshot or str(own))
+        if not path:
             return None
         return FoundSnapshot(
-            found,
-            [file.sha256 for file in read_manifest(found).files],
-            lambda: rows_of_snapshot(found, self._form, part=self._part),
+            path,
+            [file.sha256 for file in read_manifest(path).files],
+            lambda: rows_of_snapshot(path, self._form, part=self._part),
         )
 
     def close(self) -> None:

@@ -162,13 +162,13 @@ class Following:
         if self.cut is not None:
             self.gaps += 1
         try:
-            begun = yield from self._begin_with_snapshot()
+            has_begun = yield from self._begin_with_snapshot()
         except ServerUnavailable:
             raise
         except PsfleetError as error:
-            begun = False
+            has_begun = False
             _log.warning(f"the follower copies all rows, for the snapshot is of no use: {error}")
-        if begun:
+        if has_begun:
             return
         copy = self._new_copy()
         yield from copy.fill((yield AskChanges([copy.request(i) for i in range(self._servers)])))
@@ -180,19 +180,19 @@ class Following:
         The servers are asked first, so that they keep what changes while it is read. Each knows its own file
         by the checksum, so that no snapshot of another job is taken for this one's.
         """
-        found = self._newest()
-        if found is None or len(found.checksums) != self._servers:
+        snapshot = self._newest()
+        if snapshot is None or len(snapshot.checksums) != self._servers:
             return False
         copy = self._new_copy()
         replies = yield AskChanges(
-            [copy.request(i, snapshot=sha256) for i, sha256 in enumerate(found.checksums)]
+            [copy.request(i, snapshot=sha256) for i, sha256 in enumerate(snapshot.checksums)]
         )
         if any(reply.gap for reply in replies):
             return False
-        copy.begin(found.read())
+        copy.begin(snapshot.read())
         copy.apply(replies)
-        self.copy, self.snapshot = copy, found.name
-        _log.info(f"the follower begins with the snapshot {shown_url(found.name)!r}")
+        self.copy, self.snapshot = copy, snapshot.name
+        _log.info(f"the follower begins with the snapshot {shown_url(snapshot.name)!r}")
         return True
 
 

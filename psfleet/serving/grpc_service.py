@@ -106,14 +106,14 @@ class GrpcPrediction:
             request = _parsed(messages.PredictRequest, content)
             name = request.model
             inputs = {each.name: _values(each) for each in request.inputs}
-            prepared = self._service.prepare(name, request.version, inputs)
-            pending = PendingPrediction(prepared.batch, prepared.samples)
-            batcher = prepared.version.batcher
+            prediction = self._service.prepare(name, request.version, inputs)
+            pending = PendingPrediction(prediction.batch, prediction.samples)
+            batcher = prediction.version.batcher
             batcher.submit(pending)
         except Exception as error:
             self._fail(call, "predict", name, error)
             return
-        settle = partial(self._settle, name, prepared.version, pending, call)
+        settle = partial(self._settle, name, prediction.version, pending, call)
         if batcher.max_delay:
             self._waiting.submit(settle)
         else:
@@ -123,9 +123,9 @@ class GrpcPrediction:
         self, name: str, version: ModelVersion, pending: PendingPrediction, call: IncomingCall
     ) -> None:
         try:
-            found = version.batcher.settle(pending)
+            outputs = version.batcher.settle(pending)
             reply = messages.PredictReply(freshness=_freshness(version))
-            for output, values in found.items():
+            for output, values in outputs.items():
                 array = np.asarray(values, np.float32)
                 reply.outputs.add(name=output, values=array.reshape(-1).tolist(), shape=array.shape)
             content = reply.SerializeToString()
@@ -219,23 +219,23 @@ def _parsed(kind: Any, content: bytes) -> Any:
         raise UsageError(f"the request is no {kind.DESCRIPTOR.full_name}") from None
 
 
-def _values(given: Any) -> Any:
+def _values(message: Any) -> Any:
     """The values of one input."""
-    known = {"ids": given.ids, "texts": given.texts, "numbers": given.numbers}
-    fields = [name for name, content in known.items() if content]
+    contents = {"ids": message.ids, "texts": message.texts, "numbers": message.numbers}
+    fields = [name for name, content in contents.items() if content]
     if len(fields) > 1:
-        raise ShapeError(f"the input {given.name!r} has {' and '.join(fields)}; give one of them")
+        raise ShapeError(f"the input {message.name!r} has {' and '.join(fields)}; give one of them")
     field = fields[0] if fields else "ids"
-    values = np.array(known[field], _KINDS[field])
+    values = np.array(contents[field], _KINDS[field])
     if field == "texts":
         values = values.astype(str)
-    if len(given.lengths):
-        weights = np.array(given.weights, np.float32) if len(given.weights) else None
-        return Jagged(values, np.array(given.lengths, np.int64), weights=weights)
-    if shape := tuple(given.shape):
+    if len(message.lengths):
+        weights = np.array(message.weights, np.float32) if len(message.weights) else None
+        return Jagged(values, np.array(message.lengths, np.int64), weights=weights)
+    if shape := tuple(message.shape):
         if math.prod(shape) != len(values):
             raise ShapeError(
-                f"the input {given.name!r} has {len(values)} values and the shape {list(shape)}"
+                f"the input {message.name!r} has {len(values)} values and the shape {list(shape)}"
             )
         return values.reshape(shape)
     return values

@@ -92,8 +92,8 @@ class HttpApp:
             return _failure(error)
 
     def _reply(self, path: str, request: HttpRequest) -> Reply:
-        if (found := _MODEL.fullmatch(path)) is not None:
-            name, version, verb = found.groups()
+        if (match := _MODEL.fullmatch(path)) is not None:
+            name, version, verb = match.groups()
             if verb:
                 _check_method(request.method, "POST", path)
                 return self._predict(name, int(version or 0), request.body)
@@ -111,17 +111,17 @@ class HttpApp:
     def _predict(self, name: str, version: int, content: bytes) -> Reply:
         code = "ok"
         try:
-            prepared = self._service.prepare(name, version, _inputs(content))
-            values = prepared.version.batcher.predict(prepared.batch, prepared.samples)
+            prediction = self._service.prepare(name, version, _inputs(content))
+            values = prediction.version.batcher.predict(prediction.batch, prediction.samples)
         except Exception as error:
             code = type(error).__name__
             raise
         finally:
             if name in self._service.models:
                 self._service.metrics.count(name, "predict_json", code)
-        found: Any = {key: _plain(value) for key, value in values.items()}
-        found = found[""] if list(found) == [""] else found
-        return _json({"predictions": found, **freshness_of(prepared.version)})
+        predictions: Any = {key: _plain(value) for key, value in values.items()}
+        predictions = predictions[""] if list(predictions) == [""] else predictions
+        return _json({"predictions": predictions, **freshness_of(prediction.version)})
 
 
 def _inputs(content: bytes) -> Any:
@@ -148,8 +148,8 @@ def _inputs(content: bytes) -> Any:
     return {name: [_value(sample.get(name)) for sample in samples] for name in names}
 
 
-def _value(said: Any) -> Any:
-    return [] if said is None else said
+def _value(value: Any) -> Any:
+    return [] if value is None else value
 
 
 def _plain(values: NDArray[Any]) -> Any:
@@ -160,8 +160,8 @@ def freshness_of(version: ModelVersion) -> dict[str, Any]:
     """Return where values come from, for a document."""
     rows = version.model.rows
     age = rows.age
-    known = {"version": version.number, "cut": rows.cut}
-    return known if age is None else {**known, "age": round(age, 6)}
+    document = {"version": version.number, "cut": rows.cut}
+    return document if age is None else {**document, "age": round(age, 6)}
 
 
 def status_of(model: ServedModel) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _json(document: Any, status: int = 200) -> Reply:
 def _failure(error: Exception) -> Reply:
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     text = str(error) if isinstance(error, PsfleetError) else f"the model failed: {error!r:.200}"
-    found = _json({"error": text}, status)
+    reply = _json({"error": text}, status)
     if isinstance(error, QueueFull):
-        return *found[:3], [(b"retry-after", str(math.ceil(error.seconds)).encode())]
-    return found
+        return *reply[:3], [(b"retry-after", str(math.ceil(error.seconds)).encode())]
+    return reply

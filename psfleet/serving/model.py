@@ -68,15 +68,12 @@ class Model:
         with self.rows.held():
             if self._cut != self.rows.cut:
                 self._cut = self.rows.cut
-                refresh = getattr(
-                    self._predict, "refresh", None
-                )  # a module's copies of dense values
-                if refresh is not None:
-                    refresh()
-            found = self._predict(features)
-        if isinstance(found, Mapping):
-            return {name: _array(value) for name, value in found.items()}
-        return _array(found)
+                if hasattr(self._predict, "refresh"):  # a module's copies of dense values
+                    self._predict.refresh()
+            predictions = self._predict(features)
+        if isinstance(predictions, Mapping):
+            return {name: _array(value) for name, value in predictions.items()}
+        return _array(predictions)
 
     def look_up(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """The rows of ids, int64 [n], of a table: float32 [n, dim].
@@ -136,10 +133,10 @@ def features_of(model: str, features: FeatureSet | FilePath | None) -> FeatureSe
     features = features_file(model) if features is None else features
     if features is None:
         return None
-    found = features if isinstance(features, FeatureSet) else find_features(str(features))
-    if not found.fitted and (statistics := Path(model, FEATURES[1])).exists():
-        found.load_statistics(statistics)
-    return found
+    feature_set = features if isinstance(features, FeatureSet) else find_features(str(features))
+    if not feature_set.fitted and (statistics := Path(model, FEATURES[1])).exists():
+        feature_set.load_statistics(statistics)
+    return feature_set
 
 
 def features_file(model: str) -> Path | None:

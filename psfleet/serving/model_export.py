@@ -86,8 +86,8 @@ def _export(
     example: Any,
 ) -> None:
     model = str(model if url_of(model) is None else readable(model))
-    found = rows_for(model, str(checkpoint or ""), rows, min_count)
-    described = Path(features) if features is not None else features_file(model)
+    weights = rows_for(model, str(checkpoint or ""), rows, min_count)
+    description = Path(features) if features is not None else features_file(model)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -96,15 +96,15 @@ def _export(
     try:
         if is_folder(model):
             copy_operations(model, draft)
-        if described is not None and described.is_file():
-            shutil.copyfile(described, draft / FEATURES[described.suffix == ".json"])
+        if description is not None and description.is_file():
+            shutil.copyfile(description, draft / FEATURES[description.suffix == ".json"])
         if kind == "onnx":
             inputs = features_of(model, features)
-            _write_onnx(draft / "model.onnx", model, found, inputs, example)
+            _write_onnx(draft / "model.onnx", model, weights, inputs, example)
         if kind == "faiss":
-            tower = Model(model, features_of(model, features), found)
-            write_index(draft / "index.faiss", tower, found)
-        write_rows(draft, found, "safetensors" if kind == "onnx" or kind == "faiss" else kind)
+            tower = Model(model, features_of(model, features), weights)
+            write_index(draft / "index.faiss", tower, weights)
+        write_rows(draft, weights, "safetensors" if kind == "onnx" or kind == "faiss" else kind)
         draft.chmod(0o755)
         draft.rename(folder)
     except OSError as error:
@@ -118,12 +118,12 @@ def _write_onnx(
 ) -> None:
     onnx_module()
     runtime = SourceRuntime(rows, model)
-    made = find_graph(model, runtime)
-    if isinstance(made, tuple):
-        OnnxGraph(made).write(where)
+    graph = find_graph(model, runtime)
+    if isinstance(graph, tuple):
+        OnnxGraph(graph).write(where)
         return
     modules: Any = importlib.import_module("psfleet.torch.onnx_modules")
-    modules.write_onnx(where, made, runtime, features, example)
+    modules.write_onnx(where, graph, runtime, features, example)
 
 
 def _unwritten(folder: Path, error: OSError) -> CheckpointError:

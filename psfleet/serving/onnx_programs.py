@@ -63,14 +63,14 @@ class OnnxGraph:
         rows: Names of the inputs that are rows, with the table of each.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, inference: Loaded) -> None:
         self._onnx = onnx_module()
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
         self._inputs: dict[str, Any] = {}
         self._count = 0
         self.rows: dict[str, str] = {}
-        _, _, self._targets = loaded
+        _, _, self._targets = inference
 
     def write(self, where: Path) -> None:
         """Write the model.
@@ -113,8 +113,8 @@ class OnnxGraph:
 
     def _leaf(self, variable: Variable) -> str:
         """The name of an input, which is made a constant or an input of the graph if it is a leaf."""
-        known = any(each.name == variable.name for each in self._constants)
-        if variable.record is not None or variable.name in self._inputs or known:
+        is_constant = any(each.name == variable.name for each in self._constants)
+        if variable.record is not None or variable.name in self._inputs or is_constant:
             return variable.name
         if variable.is_data:
             self._inputs[variable.name] = self._value(variable)
@@ -130,26 +130,26 @@ class OnnxGraph:
             self._inputs[output.name] = self._value(output)
             self.rows[output.name] = table.name
             return
-        made: Callable[..., None] | None = getattr(self, f"_add_{name}", None)
-        if name not in _PLAIN and name not in _REDUCTIONS and made is None:
+        add: Callable[..., None] | None = getattr(self, f"_add_{name}", None)
+        if name not in _PLAIN and name not in _REDUCTIONS and add is None:
             raise _refused(output, name)
         inputs = [self._leaf(each) for each in record.needed(training=False)]
-        given = dict(zip(settings, record.op.settings(), strict=True))
+        values = dict(zip(settings, record.op.settings(), strict=True))
         if name in _PLAIN:
             self._node(_PLAIN[name], inputs, output.name)
         elif name in _REDUCTIONS:
-            axes = [self._constant(np.array(given["axes"], np.int64))] if given["axes"] else []
+            axes = [self._constant(np.array(values["axes"], np.int64))] if values["axes"] else []
             self._node(
-                _REDUCTIONS[name], [*inputs, *axes], output.name, keepdims=int(given["keep"])
+                _REDUCTIONS[name], [*inputs, *axes], output.name, keepdims=int(values["keep"])
             )
-        elif made is not None:
-            made(inputs, record, **given)
+        elif add is not None:
+            add(inputs, record, **values)
 
-    def _add_fill(self, inputs: list[str], record: Record, **given: Any) -> None:
-        value = np.full(given["shape"], given["value"], given["dtype"])
+    def _add_fill(self, inputs: list[str], record: Record, **values: Any) -> None:
+        value = np.full(values["shape"], values["value"], values["dtype"])
         self._node("Identity", [self._constant(value)], record.output.name)
 
-    def _add_one_hot(self, inputs: list[str], record: Record, depth: int, **given: Any) -> None:
+    def _add_one_hot(self, inputs: list[str], record: Record, depth: int, **values: Any) -> None:
         shape = record.inputs[0].shape
         [x], last = inputs, self._constant(np.array([-1], np.int64))
         if not (shape and shape[-1] == 1):
@@ -176,9 +176,9 @@ class OnnxGraph:
         if not has_scale:
             ones = np.ones(int(np.prod(np.array(extents, np.int64))), record.output.dtype)
             weights.insert(0, self._constant(ones))
-        shaped = [self._node("Reshape", [each, size]) for each in weights]
-        given = {"axis": axis, "epsilon": epsilon}
-        self._node("LayerNormalization", [x, *shaped], record.output.name, **given)
+        factors = [self._node("Reshape", [each, size]) for each in weights]
+        attributes = {"axis": axis, "epsilon": epsilon}
+        self._node("LayerNormalization", [x, *factors], record.output.name, **attributes)
 
     def _add_batch_norm(
         self,
@@ -188,7 +188,7 @@ class OnnxGraph:
         epsilon: float,
         has_scale: bool,
         has_shift: bool,
-        **given: Any,
+        **values: Any,
     ) -> None:
         rank = len(record.output.shape)
         extents = [-1 if i == axis % rank else 1 for i in range(rank)]
@@ -197,13 +197,13 @@ class OnnxGraph:
             each if i == 0 else self._node("Reshape", [each, size]) for i, each in enumerate(inputs)
         )
         safe = self._node("Add", [variance, self._constant(record.output.dtype.type(epsilon))])
-        centred = self._node("Sub", [x, mean])
-        made = self._node("Div", [centred, self._node("Sqrt", [safe])])
+        difference = self._node("Sub", [x, mean])
+        y = self._node("Div", [difference, self._node("Sqrt", [safe])])
         if has_scale:
-            made = self._node("Mul", [made, weights[0]])
+            y = self._node("Mul", [y, weights[0]])
         if has_shift:
-            made = self._node("Add", [made, weights[-1]])
-        self._node("Identity", [made], record.output.name)
+            y = self._node("Add", [y, weights[-1]])
+        self._node("Identity", [y], record.output.name)
 
     def _add_sequence_pool(
         self, inputs: list[str], record: Record, pool: str, pad_value: float, masked: bool
@@ -214,33 +214,33 @@ class OnnxGraph:
         x = inputs[0]
         present = self._present(inputs, record, masked=masked)
         after = self._constant(np.arange(2, rank))
-        chosen = present if rank == 2 else self._node("Unsqueeze", [present, after])
+        mask = present if rank == 2 else self._node("Unsqueeze", [present, after])
         empty = number(-np.inf if pool == "max" else 0)
-        kept = self._node("Where", [chosen, x, self._constant(empty)])
+        steps = self._node("Where", [mask, x, self._constant(empty)])
         time = self._constant(np.array([1], np.int64))
         kind = "ReduceMax" if pool == "max" else "ReduceSum"
-        made = self._node(kind, [kept, time], keepdims=0)
+        y = self._node(kind, [steps, time], keepdims=0)
         to = self._onnx.helper.np_dtype_to_tensor_dtype(record.output.dtype)
-        ones = self._node("Cast", [chosen], to=to)
+        ones = self._node("Cast", [mask], to=to)
         count = self._node("ReduceSum", [ones, time], keepdims=0)
         if pool in ("average", "sqrt"):
             some = self._node("Max", [count, self._constant(number(1))])
-            made = self._node("Div", [made, self._node("Sqrt", [some]) if pool == "sqrt" else some])
+            y = self._node("Div", [y, self._node("Sqrt", [some]) if pool == "sqrt" else some])
         nothing = self._node("Equal", [count, self._constant(number(0))])
         pad = self._constant(number(pad_value))
-        self._node("Where", [nothing, pad, made], record.output.name)
+        self._node("Where", [nothing, pad, y], record.output.name)
 
     def _present(self, inputs: list[str], record: Record, *, masked: bool) -> str:
         """The steps that are part of their sequence: bool [batch, time]."""
-        x, *said = inputs
+        x, *lengths = inputs
         if masked:
-            return self._node("Cast", said, to=self._onnx.TensorProto.BOOL)
+            return self._node("Cast", lengths, to=self._onnx.TensorProto.BOOL)
         zero, one = self._constant(np.array(0, np.int64)), self._constant(np.array(1, np.int64))
         extent = self._node("Gather", [self._node("Shape", [x]), one])
         steps = self._node("Range", [zero, extent, one])
         column = self._constant(np.array([-1, 1], np.int64))
-        if said:
-            return self._node("Less", [steps, self._node("Reshape", [said[0], column])])
+        if lengths:
+            return self._node("Less", [steps, self._node("Reshape", [lengths[0], column])])
         batch = self._node("Shape", [x], start=0, end=2)
         return self._node("Less", [steps, self._node("Expand", [extent, batch])])
 
@@ -249,8 +249,8 @@ class OnnxGraph:
 
     def _add_scale(self, inputs: list[str], record: Record, factor: float, offset: float) -> None:
         kind = record.output.dtype.type
-        scaled = self._node("Mul", [*inputs, self._constant(kind(factor))])
-        self._node("Add", [scaled, self._constant(kind(offset))], record.output.name)
+        product = self._node("Mul", [*inputs, self._constant(kind(factor))])
+        self._node("Add", [product, self._constant(kind(offset))], record.output.name)
 
     def _add_power(self, inputs: list[str], record: Record, factor: float) -> None:
         exponent = self._constant(record.output.dtype.type(factor))
@@ -307,8 +307,8 @@ class OnnxGraph:
         self, inputs: list[str], record: Record, transpose_x: bool, transpose_y: bool
     ) -> None:
         flips = (transpose_x, transpose_y)
-        given = zip(inputs, record.needed(training=False), flips, strict=True)
-        self._node("MatMul", [self._flipped(*each) for each in given], record.output.name)
+        operands = zip(inputs, record.needed(training=False), flips, strict=True)
+        self._node("MatMul", [self._flipped(*each) for each in operands], record.output.name)
 
     def _flipped(self, name: str, variable: Variable, flip: bool) -> str:
         rank = len(variable.shape)
@@ -324,20 +324,20 @@ class OnnxGraph:
             extents = [*([0] * axes), -1]
             x = self._node("Reshape", [x, self._constant(np.array(extents, np.int64))])
         last = record.output.name
-        made = self._node("MatMul", [x, weights], "" if bias or relu else last)
+        y = self._node("MatMul", [x, weights], "" if bias or relu else last)
         if bias:
-            made = self._node("Add", [made, *bias], "" if relu else last)
+            y = self._node("Add", [y, *bias], "" if relu else last)
         if relu:
-            self._node("Relu", [made], last)
+            self._node("Relu", [y], last)
 
-    def _add_dropout(self, inputs: list[str], record: Record, **given: Any) -> None:
-        scale = record.output.dtype.type(1.0 if given["upscale"] else 1 - given["drop"])
+    def _add_dropout(self, inputs: list[str], record: Record, **values: Any) -> None:
+        scale = record.output.dtype.type(1.0 if values["upscale"] else 1 - values["drop"])
         self._node("Mul", [*inputs, self._constant(scale)], record.output.name)
 
-    def _add_bound_gradient(self, inputs: list[str], record: Record, **given: Any) -> None:
+    def _add_bound_gradient(self, inputs: list[str], record: Record, **values: Any) -> None:
         self._node("Identity", inputs[:1], record.output.name)
 
-    def _add_scale_gradient(self, inputs: list[str], record: Record, **given: Any) -> None:
+    def _add_scale_gradient(self, inputs: list[str], record: Record, **values: Any) -> None:
         self._node("Identity", inputs[:1], record.output.name)
 
 

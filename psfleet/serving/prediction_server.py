@@ -85,13 +85,13 @@ class PredictionServer:
         self._access = _access(host, tls, insecure)
         metrics = ServingMetrics()
 
-        def batched(name: str, number: int, model: Model) -> ModelVersion:
+        def version_of(name: str, number: int, model: Model) -> ModelVersion:
             observe = partial(metrics.observe, name)
             batcher = Batcher(model, max_batch, max_delay, max_queue, observe)
             return ModelVersion(number, model, batcher)
 
-        served = [_served(name, model, batched) for name, model in models.items()]
-        self.service = PredictionService(served, metrics)
+        entries = [_served(name, model, version_of) for name, model in models.items()]
+        self.service = PredictionService(entries, metrics)
         self._calls = GrpcPrediction(self.service)
         credentials = self._access.credentials
         app = HttpApp(self.service, credentials)
@@ -165,19 +165,19 @@ def _listening(what: str, host: str, port: int) -> tuple[socket.socket, str]:
     """A socket that listens, and its address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"{what} cannot listen on {host}:{port}: {error.strerror}; choose another port"
         ) from None
-    return made, f"{host}:{made.getsockname()[1]}"
+    return listener, f"{host}:{listener.getsockname()[1]}"
 
 
-def _served(name: str, model: Model | VersionedModel, batched: Any) -> ServedModel:
+def _served(name: str, model: Model | VersionedModel, version_of: Any) -> ServedModel:
     if isinstance(model, Model):
-        return ServedModel(name, lambda: [1], lambda number: batched(name, number, model))
+        return ServedModel(name, lambda: [1], lambda number: version_of(name, number, model))
     return ServedModel(
-        name, model.numbers, lambda number: batched(name, number, model.load(number))
+        name, model.numbers, lambda number: version_of(name, number, model.load(number))
     )
 
 

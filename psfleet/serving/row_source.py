@@ -106,11 +106,11 @@ class ServedRows:
 
     def look_up(self, table: str, ids: Ids) -> Floats:
         """See RowSource.look_up."""
-        found = self.sparse.get(table)
-        if found is None:
+        rows = self.sparse.get(table)
+        if rows is None:
             raise self._missing(table)
         with self._lock:
-            return found.look_up(ids)
+            return rows.look_up(ids)
 
     def dense(self, table: str) -> Floats:
         """See RowSource.dense."""
@@ -162,10 +162,10 @@ def rows_of_snapshot(
         elif ROW_IDS in event.columns:
             page = rows_of(spec, event.columns)
             weights = np.ascontiguousarray(page.values[:, : spec.dim])
-            kept: Any = slice(None)
+            mask: Any = slice(None)
             if min_count:
-                kept = _counts(spec, page.scores) >= min_count
-            ids, weights = page.ids[kept], weights[kept]
+                mask = _counts(spec, page.scores) >= min_count
+            ids, weights = page.ids[mask], weights[mask]
             if part[1] > 1:
                 own = owned_by(ids, *part)
                 ids, weights = ids[own], weights[own]

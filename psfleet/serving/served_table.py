@@ -107,11 +107,11 @@ class ServedTable:
 
     def remove(self, ids: Ids) -> None:
         """Remove the rows of ids, int64 [n], where there are some."""
-        moved, last = np.empty(len(ids), np.int64), self._count
+        holes, last = np.empty(len(ids), np.int64), self._count
         self._count = self._index.remove(
-            ids, self._keys, self._slots, self._direct, self._count, moved
+            ids, self._keys, self._slots, self._direct, self._count, holes
         )
-        for place in moved[moved >= 0]:
+        for place in holes[holes >= 0]:
             last -= 1
             self._codes[place] = self._codes[last]
             if self._codec.has_scales:

@@ -137,12 +137,12 @@ class PredictionService:
         Raises:
             UnknownModel: There is none, or there are several.
         """
-        found = next(iter(self.models.values())) if not name and len(self.models) == 1 else None
-        found = found or self.models.get(name)
-        if found is None:
-            known = ", ".join(self.models)
-            raise UnknownModel(f"there is no model {name!r:.80}; there are: {known}")
-        return found
+        model = next(iter(self.models.values())) if not name and len(self.models) == 1 else None
+        model = model or self.models.get(name)
+        if model is None:
+            names = ", ".join(self.models)
+            raise UnknownModel(f"there is no model {name!r:.80}; there are: {names}")
+        return model
 
     def prepare(self, model: str, version: int, inputs: Any) -> Prepared:
         """Check a request and choose its version.
@@ -150,9 +150,9 @@ class PredictionService:
         Raises:
             UsageError: It does not fit the model.
         """
-        chosen = self.model(model).choose(version)
-        batch, samples = samples_of(chosen.model.features, inputs)
-        return Prepared(chosen, batch, samples)
+        target = self.model(model).choose(version)
+        batch, samples = samples_of(target.model.features, inputs)
+        return Prepared(target, batch, samples)
 
     def look_up(self, model: str, version: int, table: str, ids: Any) -> tuple[ModelVersion, Any]:
         """The rows of ids, and the version that has them.
@@ -160,13 +160,13 @@ class PredictionService:
         Raises:
             UsageError: There is no such table, or a value is no id.
         """
-        chosen = self.model(model).choose(version)
-        return chosen, chosen.model.look_up(table, as_ids(ids, f"table {table!r}"))
+        target = self.model(model).choose(version)
+        return target, target.model.look_up(table, as_ids(ids, f"table {table!r}"))
 
     def measured(self) -> bytes:
         """The metrics as text."""
         self.metrics.forget_levels()
-        followed: list[Metric] = []
+        follower_metrics: list[Metric] = []
         for model in self.models.values():
             for number, version, percentage in model.versions():
                 self.metrics.level("percentage", model.name, number, percentage)
@@ -178,5 +178,5 @@ class PredictionService:
                 if rows.age is not None:
                     self.metrics.level("age_seconds", model.name, number, rows.age)
                 if isinstance(rows, Follower):
-                    followed += rows.measured(model.name)
-        return self.metrics.text() + encode(merge(followed))
+                    follower_metrics += rows.measured(model.name)
+        return self.metrics.text() + encode(merge(follower_metrics))

@@ -52,11 +52,11 @@ class ServingClient:
         request = messages.PredictRequest(model=model, version=version)
         request.inputs.extend(_message(name, value) for name, value in inputs.items())
         reply = self._call("Predict", request, messages.PredictReply)
-        found = {
+        outputs = {
             each.name: np.array(each.values, np.float32).reshape(each.shape)
             for each in reply.outputs
         }
-        return found[""] if list(found) == [""] else found
+        return outputs[""] if list(outputs) == [""] else outputs
 
     def look_up(
         self, table: str, ids: NDArray[np.int64], model: str = "", version: int = 0
@@ -86,12 +86,12 @@ class ServingClient:
             for version in model.versions:
                 from_ = version.freshness
                 age = f", {from_.age:.3f} s old" if from_.HasField("age") else ""
-                loaded = (
+                state = (
                     f"{version.percentage:g} % of requests, cut {from_.cut}{age}, {version.bytes:,} bytes"
                     if version.loaded
                     else "not loaded"
                 )
-                yield f"{model.name} {from_.version}: {loaded}"
+                yield f"{model.name} {from_.version}: {state}"
 
     def _call(self, method: str, request: Any, reply: Any) -> Any:
         content, name = request.SerializeToString(), f"the service at {self._address}"
@@ -148,8 +148,8 @@ def _message(name: str, value: Any) -> Any:
     field = _FIELDS.get(values.dtype.kind, "texts")
     content = values.astype(np.int64) if field == "ids" else values
     content = content.astype(str) if field == "texts" else content
-    made = messages.InputValues(name=name, lengths=lengths, shape=shape)
-    getattr(made, field).extend(content.tolist())
+    message = messages.InputValues(name=name, lengths=lengths, shape=shape)
+    getattr(message, field).extend(content.tolist())
     if weights is not None:
-        made.weights.extend(weights.tolist())
-    return made
+        message.weights.extend(weights.tolist())
+    return message

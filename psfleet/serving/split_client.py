@@ -36,14 +36,14 @@ class SplitClient:
         order = np.argsort(parts, kind="stable")
         ends = np.searchsorted(parts[order], np.arange(len(self._clients) + 1))
         places = [order[low:high] for low, high in itertools.pairwise(ends)]
-        asked = [
+        calls = [
             self._pool.submit(client.look_up, table, ids[own], model)
             for client, own in zip(self._clients, places, strict=True)
             if len(own) or len(ids) == 0
         ]
-        found = np.concatenate([each.result() for each in asked])
-        rows = np.empty_like(found)
-        rows[order] = found
+        parts_rows = np.concatenate([each.result() for each in calls])
+        rows = np.empty_like(parts_rows)
+        rows[order] = parts_rows
         return rows
 
     def part(self, number: int) -> ServingClient:

@@ -54,7 +54,6 @@ class VersionedModel:
         self.features = features
         self.rows: RowForm | None = rows
         self.checkpoint = checkpoint
-
         self._whole: set[str] = set()  # places that were whole, which they stay
 
     def _places(self) -> dict[int, str]:
@@ -135,13 +134,13 @@ class ServedModel:
         """
         with self._lock:
             if number:
-                found = self._loaded.get(number)
-                if found is None:
+                version = self._loaded.get(number)
+                if version is None:
                     raise UsageError(
                         f"version {number} of the model {self.name!r} is not loaded; loaded are "
                         f"{', '.join(map(str, sorted(self._loaded)))}"
                     )
-                return found
+                return version
             other, percentage = self._split
             self._turn += percentage
             if self._turn < 100:
@@ -160,23 +159,25 @@ class ServedModel:
             raise UsageError(f"the percentage is {percentage:g}; it must be 0 to 100")
         with self._loading:
             if number not in self._loaded and number not in self.numbers():
-                known = ", ".join(map(str, self.numbers()))
-                raise UsageError(f"the model {self.name!r} has no version {number}; it has {known}")
-            made = self._loaded.get(number) or self._load(number)
+                raise UsageError(
+                    f"the model {self.name!r} has no version {number}; it has "
+                    f"{', '.join(map(str, self.numbers()))}"
+                )
+            version = self._loaded.get(number) or self._load(number)
             with self._lock:
-                self._set(made, percentage)
+                self._set(version, percentage)
                 self.pinned = True
 
-    def _set(self, made: ModelVersion, percentage: float) -> None:
-        number, self._turn = made.number, 0.0
-        loaded = {**self._loaded, number: made}
+    def _set(self, version: ModelVersion, percentage: float) -> None:
+        number, self._turn = version.number, 0.0
+        versions = {**self._loaded, number: version}
         if percentage < 100:
             self._split = number, percentage
         else:
             self._before = self._active if number != self._active else self._before
             self._active, self._split = number, (number, 0.0)
-        kept = {self._active, self._before, self._split[0]}  # one command leads back
-        self._loaded = {each: loaded[each] for each in loaded if each in kept}
+        numbers = {self._active, self._before, self._split[0]}  # one command leads back
+        self._loaded = {each: versions[each] for each in versions if each in numbers}
 
     def refresh(self) -> None:
         """Load a version that is newer than the active one, and make it active, unless one is pinned.
@@ -197,7 +198,7 @@ class ServedModel:
             return
         with self._loading:
             try:
-                made = self._load(newest)
+                version = self._load(newest)
             except Exception as error:  # of a user's module too: the active version goes on
                 self._refused.add(newest)
                 _log.warning(
@@ -205,14 +206,14 @@ class ServedModel:
                 )
                 return
             with self._lock:
-                self._set(made, 100.0)
+                self._set(version, 100.0)
         _log.info(f"psfleet: version {newest} of the model {self.name!r} is active")
 
     def versions(self) -> list[tuple[int, ModelVersion | None, float]]:
         """Each version by its number: what is loaded, and the percentage of requests that it gets."""
         with self._lock:
-            loaded, active, (other, percentage) = dict(self._loaded), self._active, self._split
+            versions, active, (other, percentage) = dict(self._loaded), self._active, self._split
         parts = {active: 100.0 - percentage}
         parts[other] = parts.get(other, 0.0) + percentage
-        every = sorted({*loaded, *self.numbers()})
-        return [(number, loaded.get(number), parts.get(number, 0.0)) for number in every]
+        every = sorted({*versions, *self.numbers()})
+        return [(number, versions.get(number), parts.get(number, 0.0)) for number in every]

@@ -195,8 +195,8 @@ class LocalFleet:
             mode: Consistency mode.
             settings: Settings of that mode, as in a strategy file's [consistency].
         """
-        wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
-        return connect(self.environment(worker), wanted.consistency)
+        strategy = Settings.from_parts({"consistency": {"mode": mode, **settings}})
+        return connect(self.environment(worker), strategy.consistency)
 
     def kill(self, server: int) -> None:
         """Kill one server as a crash would, which must be a process."""
@@ -214,10 +214,10 @@ class LocalFleet:
             self.ready_file(index).unlink(missing_ok=True)
         self.endpoints = (*self.endpoints, *map(self._asked, more))
         self.processes += [self.spawn(index) for index in more]
-        started = tuple(self._endpoint(index) for index in more)
-        wanted = (*self.endpoints[: self.servers], *started)[:servers]
+        more_endpoints = tuple(self._endpoint(index) for index in more)
+        endpoints = (*self.endpoints[: self.servers], *more_endpoints)[:servers]
         self.endpoints = self.endpoints[: self.servers]
-        write_scale_ready(self._folder, self._move, wanted)
+        write_scale_ready(self._folder, self._move, endpoints)
         deadline = time.monotonic() + self.start_within
         while (self._folder / SCALE_READY).exists():  # until rows are sent ahead
             if time.monotonic() > deadline:
@@ -298,14 +298,14 @@ class LocalFleet:
 
     def _variables(self, index: int, standby: int, follows: bool) -> dict[str, str]:
         """Return the environment variables of a server."""
-        asked = self.endpoints or [*map(self._asked, range(self.servers))]
+        endpoints = self.endpoints or [*map(self._asked, range(self.servers))]
         # What this process has settled for its own gRPC is not for the servers.
-        inherited = {name: said for name, said in os.environ.items() if name != "GRPC_VERBOSITY"}
+        others = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
         return {
-            **inherited,
+            **others,
             "PSFLEET_ROLE": "server",
             "PSFLEET_RANK": str(index),
-            "PSFLEET_SERVERS": ",".join(asked),
+            "PSFLEET_SERVERS": ",".join(endpoints),
             "PSFLEET_WORKERS": str(self.workers),
             "PSFLEET_READY_FILE": str(self.ready_file(index, standby)),
             "PSFLEET_DURABILITY": self.durability,

@@ -84,15 +84,17 @@ def check_rows(rule: Rule, dim: int, every_row: bool, count: int = 12) -> None:
     table.pull_into(ids, start)
     twin = [start, *(np.full_like(start, slot.initial) for slot in rule.slots)]
     for step in range(1, 6):
-        chosen = random.permutation(len(ids))[: len(ids) if step == 1 else len(ids) // 2]
-        gradient = gradients(step, len(chosen) * dim).reshape(-1, dim)
-        table.push(_unaligned(ids[chosen]), _unaligned(gradient), _RATE)
+        rows_of_step = random.permutation(len(ids))[: len(ids) if step == 1 else len(ids) // 2]
+        gradient = gradients(step, len(rows_of_step) * dim).reshape(-1, dim)
+        table.push(_unaligned(ids[rows_of_step]), _unaligned(gradient), _RATE)
         for row in range(len(ids)):
-            at = np.flatnonzero(chosen == row)
+            at = np.flatnonzero(rows_of_step == row)
             if len(at) or every_row:
-                given = gradient[at[0]] if len(at) else np.zeros(dim, np.float32)
+                row_gradient = gradient[at[0]] if len(at) else np.zeros(dim, np.float32)
                 unit = [values[row] for values in twin]
-                twin_push(rule, DecaySpec(), _RATE, step, unit, given, dim, resting=not len(at))
+                twin_push(
+                    rule, DecaySpec(), _RATE, step, unit, row_gradient, dim, resting=not len(at)
+                )
     _, rows = table.state(0, len(ids))
     _same(rule, f"sparse kernel for rows of {dim}", [rows], [np.concatenate(twin, axis=1)])
 
@@ -113,8 +115,8 @@ def check_split(rule: Rule, cuts: list[int], seed: int = 0, size: int = 300) -> 
         whole.push(gradient, _RATE)
         for part, (a, b) in zip(parts, pairwise(ends), strict=True):
             part.push(gradient[a:b], _RATE)
-    joined = [np.concatenate(slices) for slices in zip(*(p.state() for p in parts), strict=True)]
-    _same(rule, "array cut over servers", joined, whole.state())
+    state = [np.concatenate(slices) for slices in zip(*(p.state() for p in parts), strict=True)]
+    _same(rule, "array cut over servers", state, whole.state())
 
 
 def gradients(seed: int, size: int) -> Floats:
@@ -126,8 +128,8 @@ def gradients(seed: int, size: int) -> Floats:
 
 
 def _check_numbers(rule: Rule) -> None:
-    travelled = make_rule(reference_of(rule), rule.hyperparameters())
-    assert travelled == rule, f"{rule} arrives as {travelled}; fields must be numbers or bools"
+    copy = make_rule(reference_of(rule), rule.hyperparameters())
+    assert copy == rule, f"{rule} arrives as {copy}; fields must be numbers or bools"
     names = [slot.name for slot in rule.slots]
     assert len(set(names)) == len(names), f"{rule} has two slots of one name: {names}"
     count = len(rule.scalars(_RATE, 1))
@@ -141,18 +143,18 @@ def _check_numbers(rule: Rule) -> None:
 
 def _check_states(rule: Rule) -> None:
     """Repeated ids, and a state that is read and written into tables of another runtime."""
-    one, other, restored = (_Pair(rule) for _ in range(3))
-    ids, merged = np.array([5, -3, 5, 9, 5]), np.array([-3, 5, 9])
+    one, other, third = (_Pair(rule) for _ in range(3))
+    ids, distinct = np.array([5, -3, 5, 9, 5]), np.array([-3, 5, 9])
     for step in range(3):
-        rows, summed = gradients(step, 25).reshape(5, 5), np.zeros((3, 5), np.float32)
-        np.add.at(summed, np.searchsorted(merged, ids), rows)
+        rows, sums = gradients(step, 25).reshape(5, 5), np.zeros((3, 5), np.float32)
+        np.add.at(sums, np.searchsorted(distinct, ids), rows)
         one.push(ids, rows)
-        other.push(merged, summed)
+        other.push(distinct, sums)
     one.compare("repeated ids", other)
-    restored.restore(one)
-    for pair in (one, restored):
-        pair.push(merged, summed)
-    one.compare("state saved and restored", restored)
+    third.restore(one)
+    for pair in (one, third):
+        pair.push(distinct, sums)
+    one.compare("state saved and restored", third)
 
 
 class _Pair:
@@ -202,15 +204,17 @@ def _check_cuda(rule: Rule) -> None:
                 assert narrow, f"{rule}: CUDA kernel {name} computes in float64"
 
 
-def _same(rule: Rule, what: str, got: list[Floats], wanted: list[Floats]) -> None:
+def _same(rule: Rule, what: str, values: list[Floats], others: list[Floats]) -> None:
     """Compare bits; any NaN equals any other."""
     names = ["weights", *(slot.name for slot in rule.slots)]
-    for name, one, other in zip(names, got, wanted, strict=False):
+    for name, one, other in zip(names, values, others, strict=False):
         message = f"{rule}: {what}: {name} differ"
         np.testing.assert_array_equal(one, other, message)
         clean = ~np.isnan(one)
         assert np.array_equal(np.signbit(one[clean]), np.signbit(other[clean])), message
-    assert len(got) == len(wanted), f"{rule}: {what}: {len(got)} arrays, expected {len(wanted)}"
+    assert len(values) == len(others), (
+        f"{rule}: {what}: {len(values)} arrays, expected {len(others)}"
+    )
 
 
 def _unaligned(values: NDArray[Any]) -> NDArray[Any]:

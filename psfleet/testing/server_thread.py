@@ -100,10 +100,10 @@ class EndCheck:
         if not self.drop():
             return
         deadline = time.monotonic() + _PATIENCE
-        while left := self._left():
+        while leftovers := self._left():
             if time.monotonic() > deadline:
                 raise UsageError(
-                    f"the LocalFleet has ended and left {', '.join(sorted(left))}; "
+                    f"the LocalFleet has ended and left {', '.join(sorted(leftovers))}; "
                     "close what was opened inside"
                 )
             time.sleep(_LOOK)
@@ -116,7 +116,7 @@ class EndCheck:
 
 def _files() -> dict[tuple[int, int], str]:
     """Open sockets, pipes and named memory by device and inode."""
-    found = {}
+    files = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             state, text = os.stat(int(name)), os.readlink(f"/proc/self/fd/{name}")
@@ -124,5 +124,5 @@ def _files() -> dict[tuple[int, int], str]:
             continue
         is_memory = text.startswith("/dev/shm")
         if stat.S_ISSOCK(state.st_mode) or stat.S_ISFIFO(state.st_mode) or is_memory:
-            found[state.st_dev, state.st_ino] = f"file {name} ({text})"
-    return found
+            files[state.st_dev, state.st_ino] = f"file {name} ({text})"
+    return files
