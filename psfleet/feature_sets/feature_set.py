@@ -250,7 +250,7 @@ class Number:
             )
         out = np.full((len(bags), self.dim), self.default, np.float32)
         out[fits] = bags.values.reshape(-1, self.dim)
-        return out
+        return np.where(np.isnan(out), np.float32(self.default), out)
 
 
 def _take_transforms(feature: Any) -> None:

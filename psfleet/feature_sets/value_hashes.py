@@ -51,12 +51,17 @@ def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Id
 
 
 def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
-    """Each value once, and the place of each of them in that list, [n].
+    """Each value once, and the place of each of them in that list, [n]. 1, 1.0 and True are three values.
 
     Raises:
         TypeError: A value is a list.
     """
     numbers: dict[Any, int] = {}
+    if (
+        len({int, float, bool}.intersection(map(type, values))) > 1
+    ):  # equal ones are one key of a dict
+        places = [numbers.setdefault((type(value), value), len(numbers)) for value in values]
+        return [value for _, value in numbers], np.array(places, np.intp)
     places = [numbers.setdefault(value, len(numbers)) for value in values]
     return list(numbers), np.array(places, np.intp)
 

@@ -62,6 +62,10 @@ values(Number("n", dtype="text"), n=[0.5])  # IdError: feature 'n' has the value
 values(Number("n", dtype="text"), n=["a"])  # ShapeError: feature 'n' has ['a'] after its transforms; they must make numbers
 values(Number("n", transform=Split()), n=["a b"])  # ShapeError: feature 'n' has 2 values in a sample; it must have 1 or none, end its transforms with Pad(1)
 values(Number("n", transform=Vocabulary()), n=["a"])  # UsageError: feature 'n': Vocabulary(values=None...has seen no data; call fit(batches)
+values(Number("n", transform=Vocabulary([1, 2]), dtype="float"), n=[1.0])  # UsageError: feature 'n': Vocabulary has the value 1.0, and takes texts or whole numbers
+values(Number("n", dtype="text"), n=[1, 1.0])  # IdError: feature 'n' has the value 1.0, which is no text
+values(Number("n", dtype="int"), n=["a", 1, True])  # IdError: feature 'n' has the value 'a'
+values(Number("n", dtype="int"), n=np.array([1, True], object))  # IdError: feature 'n' has the value True, which is no whole number
 values(Number("n", transform=Lookup({"a": 1})), n=["b"])  # UsageError: feature 'n': Lookup: the map of 1 keys lacks 'b'; add it, or give a default
 values(Number("n", transform=FillMissing("x"), dtype="int"), n=[[], [1]])  # UsageError: feature 'n': FillMissing: the value is 'x' among numbers
 values(Number("n", transform=lambda n: n.values[:0]), n=[1])  # UsageError: feature 'n': ...gave values of shape (0,) for 1 values
@@ -113,7 +117,7 @@ def test_transforms() -> None:
     def values(*features: Any, **batch: Any) -> Any:
         return FeatureLookup(FeatureSet(features), batch, {}).values({})
 
-    check_refusals(TRANSFORMS, {**vars(psfleet.features), "values": values})
+    check_refusals(TRANSFORMS, {**vars(psfleet.features), "values": values, "np": np})
 
 
 def test_files(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from psfleet.features import (
     Clip,
     Cross,
     Feature,
+    FeatureLookup,
     FeatureSet,
     FillMissing,
     Input,
@@ -251,6 +252,11 @@ def test_functions() -> None:
     """A user's function takes the values of each input, and gives as many or other bags."""
     root = Number("f", transform=lambda given: np.sqrt(given.values))
     assert rows(values_of(root, f=[4, 9.0])) == [[2], [3]]
+    gaps = Number("f", default=7, transform=lambda f: np.where(f.values > 5, np.nan, f.values))
+    assert FeatureLookup(FeatureSet([gaps]), {"f": [4, 9.0]}, {}).values({})["f"].tolist() == [
+        [4],
+        [7],
+    ]
     total = Number(
         "f", inputs=["a", "b"], transform=lambda a, b: Jagged(a.lengths + b.lengths, [1] * len(a))
     )

@@ -78,7 +78,7 @@ class Vocabulary(FittedTransform):
 
     @override
     def observe(self, *inputs: Jagged) -> None:
-        self._counts.update(inputs[0].values.tolist())
+        self._counts.update(_texts_or_ints(inputs[0]).tolist())
 
     @override
     def finish(self) -> None:
@@ -95,7 +95,7 @@ class Vocabulary(FittedTransform):
     @override
     def __call__(self, *inputs: Jagged) -> Jagged:
         self.check_fitted()
-        values = inputs[0].values
+        values = _texts_or_ints(inputs[0])
         places = self._places(values)
         unknown = places < 0
         ids = places + self.oov
@@ -121,6 +121,15 @@ class Vocabulary(FittedTransform):
         find = self._index.texts.get
         # A look-up of each value without a line of Python for it.
         return np.fromiter(map(find, values.tolist(), itertools.repeat(-1)), np.int64, len(values))
+
+
+def _texts_or_ints(bags: Jagged) -> NDArray[Any]:
+    if bags.values.dtype.kind == "f" and len(bags.values):
+        raise UsageError(
+            f"Vocabulary has the value {bags.values[0]}, and takes texts or whole numbers; declare "
+            "dtype='int' or 'text', or put Bucketize before it"
+        )
+    return bags.values
 
 
 class _Index:
