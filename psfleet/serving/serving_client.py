@@ -20,7 +20,15 @@ from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.v1 import serving_pb2 as messages
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_FIELDS = {"i": "ids", "u": "ids", "f": "numbers", "U": "texts", "S": "texts", "O": "texts"}
+_FIELDS = {
+    "i": "ids",
+    "u": "ids",
+    "f": "numbers",
+    "b": "numbers",
+    "U": "texts",
+    "S": "texts",
+    "O": "texts",
+}
 
 
 class ServingClient:

@@ -197,6 +197,8 @@ class ServedModel:
         if newest <= self._active or newest in self._refused:
             return
         with self._loading:
+            if self.pinned:  # meanwhile
+                return
             try:
                 version = self._load(newest)
             except Exception as error:  # of a user's module too: the active version goes on

@@ -16,6 +16,7 @@ import pytest
 from psfleet import serving
 from psfleet.errors import AccessDenied, ConfigError, LimitExceeded, UnknownTable, UsageError
 from psfleet.serving.batching import Batcher, QueueFull
+from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.wire.connections.certificates import make_credentials
 from tests.serving import models
 from tests.waiting import until
@@ -104,6 +105,8 @@ def test_grpc(server: serving.Server, trained: tuple[Path, Any]) -> None:
     model = serving.load(trained[0] / "model", models.FEATURES)
     with serving.ServingClient(server.grpc_address) as client:
         assert (client.predict(models.BATCH) == trained[1]).all()
+        flags = {**models.BATCH, "age": np.array([True, False, True, False])}
+        assert (client.predict(flags) == model(flags)).all()
         ids = np.array([1, 2, 77, -5])
         assert (client.look_up("items", ids) == model.look_up("items", ids)).all()
         with pytest.raises(UnknownTable, match="no table 'colours'"):
@@ -315,6 +318,25 @@ def test_versions(trained: tuple[Path, Any], tmp_path: Path) -> None:
             assert shares.count(2) == 10
             assert [line.split(":")[0] for line in client.lines()] == ["ctr 1", "ctr 2"]
         assert failed == []
+
+
+def test_a_version_that_is_pinned_meanwhile() -> None:
+    """A version that a client pins while newer ones are looked for stays the active one."""
+    model: Any = None
+
+    def numbers() -> list[int]:
+        if model is None:
+            return [1]
+        if not model.pinned:
+            model.route(1, 100)  # between the look of `refresh` and what it does
+        return [1, 2]
+
+    def load(number: int) -> Any:
+        return ModelVersion(number, None, None)  # type: ignore[arg-type]
+
+    model = ServedModel("ctr", numbers, load)
+    model.refresh()
+    assert model.active.number == 1
 
 
 def test_tls(trained: tuple[Path, Any], tmp_path: Path) -> None:
