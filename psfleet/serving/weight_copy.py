@@ -82,13 +82,14 @@ class WeightCopy:
     def fill(self, replies: Sequence[ChangesReply]) -> Filling:
         """Copy all rows; `replies`: of each server, what it says to whoever has nothing.
 
-        Changes meanwhile are asked for now and then, so that the servers need not remember them for long.
+        Changes meanwhile are asked for now and then, so that the servers need not remember them for long. A
+        table that a server did not have then comes with its changes.
         """
         self.apply(replies)
-        for server in range(len(replies)):
-            for spec in [*self._specs.values()]:
+        for reply in replies:
+            for spec in [self._specs[each.table] for each in reply.tables]:
                 if spec.kind == "sparse":
-                    yield from self._fill_table(server, spec, len(replies))
+                    yield from self._fill_table(reply.server, spec, len(replies))
 
     def _fill_table(self, server: int, spec: TableSpec, count: int) -> Filling:
         segment = pages = 0

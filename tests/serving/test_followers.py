@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,37 @@ def test_a_dense_table_is_there_when_all_servers_have_it() -> None:
         copy.apply(replies)
         assert [*copy.rows.specs()] == made
     np.testing.assert_array_equal(copy.rows.dense("dense"), value)
+
+
+def test_a_first_copy_while_a_table_is_made() -> None:
+    """A first copy asks a server for rows of the tables that this server had; one that it makes meanwhile
+    comes with its changes."""
+    shards = [Shard(index=i, servers=2) for i in range(2)]
+    servers = [Followers(shard, boot=1) for shard in shards]
+    copy = WeightCopy("the job", "float32")
+    call: Any = object()
+
+    def train(shard: Shard) -> None:
+        shard.create(ROWS, np.zeros(0, np.float32))
+        ids = IDS[owned_by(IDS, shard.index, 2)]
+        table: Any = shard.tables[ROWS.key]
+        table.push(ids, np.ones((len(ids), ROWS.dim), np.float32), 0.1)
+
+    def changes(requests: Sequence[Any]) -> list[Any]:
+        pairs = zip(servers, requests, strict=True)
+        return [each.ask(request, call)[0].changes for each, request in pairs]
+
+    train(shards[0])
+    filling: Any = copy.fill(changes([copy.request(i) for i in range(2)]))
+    with contextlib.suppress(StopIteration):
+        action = next(filling)
+        while True:
+            action = filling.send(servers[action.server].rows(action.request))
+    train(shards[1])
+    copy.apply(changes([copy.request(i) for i in range(2)]))
+    [expected] = zip(*(shard.tables.read([Read(ROWS.key, IDS)]) for shard in shards), strict=True)
+    own = owned_by(IDS, 0, 2)[:, None]
+    np.testing.assert_array_equal(copy.rows.look_up("rows", IDS), np.where(own, *expected))
 
 
 def test_parts_and_forms() -> None:
