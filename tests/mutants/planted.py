@@ -239,8 +239,8 @@ MUTANTS = (
         "tests/serving/test_followers.py",
     ),
     Mutant(
-        "lambda: rows_of_snapshot(found, self._form, part=self._part),",
-        "lambda: rows_of_snapshot(found, self._form),",
+        "lambda: rows_of_snapshot(path, self._form, part=self._part),",
+        "lambda: rows_of_snapshot(path, self._form),",
         "tests/serving/test_followers.py",
     ),
     Mutant("[: 2 if reads else 1]", "[:2]", "tests/serving/test_followers.py"),
