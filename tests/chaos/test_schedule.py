@@ -177,24 +177,27 @@ def test_the_audit_says_what_was_acknowledged(tmp_path: Path) -> None:
 
 def test_followers_that_lie_are_told_so(tmp_path: Path) -> None:
     """Promise 8 is broken by a cut that lacks a push, or has other bits than the run without faults; it is
-    not tried without a cut, or in sync mode without a round that both runs have noted. Round 0 is none: the
-    job makes its tables then."""
+    not tried without a cut, or in sync mode without a round that both runs have noted. A table that is being
+    made may be in one of two cuts of a round; later cuts must have it."""
     before = Leftovers(frozenset(), frozenset())
 
-    def job(name: str, *cuts: tuple[int, str, list[str]]) -> FinishedJob:
+    def job(name: str, *cuts: tuple[int, dict[str, str], list[str]]) -> FinishedJob:
         folder = tmp_path / name
         folder.mkdir()
-        lines = [json.dumps({"round": r, "digest": d, "wrong": w}) for r, d, w in cuts]
+        lines = [json.dumps({"round": r, "tables": t, "wrong": w}) for r, t, w in cuts]
         (folder / "cuts.0.1").write_text("".join(f"{line}\n" for line in lines) + '{"round": 9')
         return FinishedJob(0, [], folder, tmp_path, tmp_path, before)
 
-    plain = job("plain", (1, "a", []), (2, "b", []))
+    b, c = {"t": "b", "new": "n"}, {"t": "c"}
+    plain = job("plain", (1, {"t": "a"}, []), (2, b, []), (3, {**c, "new": "n"}, []))
     assert followed(job("none"), plain).kept is None
-    assert followed(job("same", (2, "b", []), (3, "c", [])), plain).kept
-    assert followed(job("apart", (3, "c", [])), plain).kept is None
-    assert followed(job("early", (0, "no table", [])), job("later", (0, "two", []))).kept is None
-    assert followed(job("any", (3, "", [])), None).kept
-    other = followed(job("other", (2, "c", [])), plain)
-    assert (other.kept, other.evidence) == (False, "other bits at round 2")
-    lacking = followed(job("lacking", (2, "b", ["cut 2 lacks a push"])), plain)
+    assert followed(job("same", (2, b, []), (4, c, [])), plain).kept
+    assert followed(job("apart", (4, c, [])), plain).kept is None
+    assert followed(job("not yet", (2, {"t": "b"}, [])), plain).kept
+    assert followed(job("already", (1, {"t": "a", "new": "n"}, [])), plain).kept
+    assert followed(job("any", (3, {}, [])), None).kept
+    for name, cut, evidence in (("other", c, 2), ("no table", {"new": "n"}, 2), ("never", c, 3)):
+        wrong = followed(job(name, (evidence, cut, [])), plain)
+        assert (wrong.kept, wrong.evidence) == (False, f"other bits at round {evidence}")
+    lacking = followed(job("lacking", (2, b, ["cut 2 lacks a push"])), plain)
     assert (lacking.kept, lacking.evidence) == (False, "cut 2 lacks a push")

@@ -17,7 +17,7 @@ from psfleet.chaos.audit import AuditedPushes, read_pushed
 from psfleet.chaos.injection import count_row, count_table
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.kernels.initial_values import initial_rows
-from psfleet.schema.table import OWN
+from psfleet.schema.table import OWN, TableSpec
 from psfleet.serving.follower import Follower
 from psfleet.serving.following import TakeCut
 from psfleet.serving.weight_copy import AskChanges
@@ -71,8 +71,8 @@ class AuditedFollower(Follower):
         if goes_on and cut.number < self._number:
             wrong.append(f"cut {cut.number} comes after cut {self._number}")
         self._number = cut.number
-        digest = self._digest() if cut.round is not None else ""
-        line = {"round": cut.round, "number": cut.number, "digest": digest, "wrong": wrong}
+        tables = self._digests() if cut.round is not None else {}
+        line = {"round": cut.round, "number": cut.number, "tables": tables, "wrong": wrong}
         with self._lines.open("a") as lines:
             lines.write(f"{json.dumps(line)}\n")
 
@@ -92,23 +92,19 @@ class AuditedFollower(Follower):
             f"worker {worker} to server {server}"
         )
 
-    def _digest(self) -> str:
-        """SHA-256 of all weights; a row with its first value is as none."""
-        sha256 = hashlib.sha256()
+    def _digests(self) -> dict[str, str]:
+        """SHA-256 of the weights of each table; a row with its first value is as none."""
+        specs = self.specs().values()
+        return {spec.name: self._digest(spec) for spec in specs if not spec.name.startswith(OWN)}
+
+    def _digest(self, spec: TableSpec) -> str:
         rows = self._following.copy.rows
-        for name, spec in sorted(self.specs().items()):
-            if name.startswith(OWN):
-                continue
-            sha256.update(name.encode())
-            if spec.kind == "dense":
-                sha256.update(rows.dense(name).tobytes())
-                continue
-            ids, values, _ = rows.sparse[name].content()
-            first = initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
-            is_trained = (values.view(np.uint32) != first.view(np.uint32)).any(axis=1)
-            sha256.update(ids[is_trained].tobytes())
-            sha256.update(values[is_trained].tobytes())
-        return sha256.hexdigest()
+        if spec.kind == "dense":
+            return hashlib.sha256(rows.dense(spec.name).tobytes()).hexdigest()
+        ids, values, _ = rows.sparse[spec.name].content()
+        first = initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
+        is_trained = (values.view(np.uint32) != first.view(np.uint32)).any(axis=1)
+        return hashlib.sha256(ids[is_trained].tobytes() + values[is_trained].tobytes()).hexdigest()
 
 
 def main(job: str, folder: str, number: str) -> None:

@@ -24,12 +24,12 @@ class NotedCut:
 
     Attributes:
         round: None: the mode has no rounds.
-        digest: SHA-256 of its weights, where it has a round.
+        tables: SHA-256 of the weights of each table, where it has a round.
         wrong: What it lacks.
     """
 
     round: int | None
-    digest: str
+    tables: dict[str, str]
     wrong: tuple[str, ...]
 
 
@@ -38,7 +38,7 @@ def noted_cuts(folder: Path) -> Iterator[NotedCut]:
     for path in sorted(folder.glob("cuts.*")):
         for line in path.read_text().split("\n")[:-1]:
             note = json.loads(line)
-            yield NotedCut(note["round"], note["digest"], tuple(note["wrong"]))
+            yield NotedCut(note["round"], note["tables"], tuple(note["wrong"]))
 
 
 class FollowerProcesses:

@@ -16,7 +16,7 @@ from rich.table import Table
 from psfleet.chaos.audit import HELD, AuditedPushes, read_pushed
 from psfleet.errors import PsfleetError
 from psfleet.formats import Format
-from psfleet_launch.chaos.follower_processes import noted_cuts
+from psfleet_launch.chaos.follower_processes import NotedCut, noted_cuts
 from psfleet_launch.job import job_snapshots
 
 _REPORT = Format("chaos report")
@@ -113,17 +113,25 @@ def followed(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
     )
     if plain is None:
         return PromiseResult(promise, not wrong, "; ".join(wrong[:3]) or evidence)
-    # Before round 1 a job makes its tables, at its own time: a cut has those that there are.
-    plain_cuts = [cut for cut in noted_cuts(plain.audit) if cut.round]
-    expected = {cut.round: cut.digest for cut in plain_cuts}
+    expected = {cut.round: cut.tables for cut in noted_cuts(plain.audit) if cut.round is not None}
     same = [cut for cut in cuts if cut.round in expected]
-    wrong += [
-        f"other bits at round {cut.round}" for cut in same if cut.digest != expected[cut.round]
-    ]
+    wrong += [f"other bits at round {cut.round}" for cut in same if _differs(cut, expected)]
     evidence += f"; {len(same)} of rounds that were noted without faults, too, have the same bits"
     return PromiseResult(
         promise, False if wrong else bool(same) or None, "; ".join(wrong[:3]) or evidence
     )
+
+
+def _differs(cut: NotedCut, expected: Mapping[int, Mapping[str, str]]) -> bool:
+    """Return whether a table has other weights than at that round, or lacks though it was there before.
+
+    A table is made between two rounds, in each run at its own time: one that only one cut has may be new.
+    """
+    assert cut.round is not None
+    own = expected[cut.round]
+    older = {name for number in expected if number < cut.round for name in expected[number]}
+    differs = any(own.get(name, digest) != digest for name, digest in cut.tables.items())
+    return differs or not older <= cut.tables.keys()
 
 
 def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseResult:
