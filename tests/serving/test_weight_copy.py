@@ -1,0 +1,62 @@
+"""Copies of the weights of a job, step by step, while its tables are made."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from psfleet.kernels.hashing import owned_by
+from psfleet.runtime.interface import Read
+from psfleet.serving.weight_copy import WeightCopy
+from psfleet.shard.server_group import dense_range
+from psfleet.shard.shard import Shard
+from psfleet_server.engine.followers import Followers
+from tests.serving.test_followers import DENSE, IDS, ROWS
+
+
+def test_a_dense_table_is_there_when_all_servers_have_it() -> None:
+    """A cut between a worker's calls that make a table on each server has none of it, and not half."""
+    shards = [Shard(index=i, servers=3) for i in range(3)]
+    asked = [Followers(shard, boot=1) for shard in shards]
+    copy = WeightCopy("the job", "float32")
+    value = np.arange(1, DENSE.size + 1, dtype=np.float32)
+    call: Any = object()
+    for shard, made in zip(shards, ([], [], ["dense"]), strict=True):
+        low, high = dense_range(DENSE, shard.index, shard.servers)
+        shard.create(DENSE, value[low:high])
+        replies = [own.ask(copy.request(i), call)[0].changes for i, own in enumerate(asked)]
+        copy.apply(replies)
+        assert [*copy.rows.specs()] == made
+    np.testing.assert_array_equal(copy.rows.dense("dense"), value)
+
+
+def test_a_first_copy_while_a_table_is_made() -> None:
+    """A first copy asks a server for rows of the tables that this server had; one that it makes meanwhile
+    comes with its changes."""
+    shards = [Shard(index=i, servers=2) for i in range(2)]
+    servers = [Followers(shard, boot=1) for shard in shards]
+    copy = WeightCopy("the job", "float32")
+    call: Any = object()
+
+    def train(shard: Shard) -> None:
+        shard.create(ROWS, np.zeros(0, np.float32))
+        ids = IDS[owned_by(IDS, shard.index, 2)]
+        table: Any = shard.tables[ROWS.key]
+        table.push(ids, np.ones((len(ids), ROWS.dim), np.float32), 0.1)
+
+    def changes(requests: Sequence[Any]) -> list[Any]:
+        pairs = zip(servers, requests, strict=True)
+        return [each.ask(request, call)[0].changes for each, request in pairs]
+
+    train(shards[0])
+    filling: Any = copy.fill(changes([copy.request(i) for i in range(2)]))
+    with contextlib.suppress(StopIteration):
+        action = next(filling)
+        while True:
+            action = filling.send(servers[action.server].rows(action.request))
+    train(shards[1])
+    copy.apply(changes([copy.request(i) for i in range(2)]))
+    [expected] = zip(*(shard.tables.read([Read(ROWS.key, IDS)]) for shard in shards), strict=True)
+    own = owned_by(IDS, 0, 2)[:, None]
+    np.testing.assert_array_equal(copy.rows.look_up("rows", IDS), np.where(own, *expected))
