@@ -1,4 +1,4 @@
-"""What a script logs by name: its newest values, and a file of them as TensorBoard reads it."""
+"""Values that a script logs: the newest ones by name, and a file of them as TensorBoard reads it."""
 
 import contextlib
 import os
