@@ -329,14 +329,14 @@ class Client:
     @property
     def version(self) -> ReadVersion | None:
         """Version of the last pull by a client of `connect(job=...)`; None before the first."""
-        found: ReadVersion | None = getattr(self.runtime, "version", None)
-        return found
+        version: ReadVersion | None = getattr(self.runtime, "version", None)
+        return version
 
     @property
     def cut(self) -> FollowedCut | None:
         """The cut of the training that a client of `connect(follow=...)` has; None: it is another client."""
-        found: FollowedCut | None = getattr(self.runtime, "cut", None)
-        return found
+        cut: FollowedCut | None = getattr(self.runtime, "cut", None)
+        return cut
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push so far is applied."""
@@ -390,10 +390,10 @@ class Client:
     def _close(self, timeout: float | None = None) -> None:
         if isinstance(self.runtime, ClosedRuntime):
             return
-        runtime, closed = self.runtime, cast(Runtime, ClosedRuntime(_CLOSED))
+        runtime, refusal = self.runtime, cast(Runtime, ClosedRuntime(_CLOSED))
         for table in self._tables:
-            table._runtime = closed
-        self.runtime = closed
+            table._runtime = refusal
+        self.runtime = refusal
         self._leave(runtime, timeout)
 
 

@@ -26,8 +26,8 @@ Floats = NDArray[np.float32]
 class RowsAhead:
     """Rows on their way, see `SparseTable.pull_ahead`."""
 
-    def __init__(self, awaited: PendingPull) -> None:
-        self._awaited = awaited
+    def __init__(self, pull: PendingPull) -> None:
+        self._awaited = pull
 
     def wait(self) -> Floats:
         """The rows: float32 [*ids.shape, dim]."""
@@ -96,33 +96,33 @@ class SparseTable(ClientTable):
             UsageError: The table was opened without an optimizer, or has no room for the rows.
         """
         where = f"table {self.spec.name!r}"
-        wanted, values = as_ids(ids, where), as_numbers(rows, f"the rows for {where}")
-        if values.shape != (*wanted.shape, self.spec.dim):
+        keys, values = as_ids(ids, where), as_numbers(rows, f"the rows for {where}")
+        if values.shape != (*keys.shape, self.spec.dim):
             raise ShapeError(
-                f"the rows for {where} are {values.shape}; they must be {(*wanted.shape, self.spec.dim)}"
+                f"the rows for {where} are {values.shape}; they must be {(*keys.shape, self.spec.dim)}"
             )
-        self._write(values.reshape(-1, self.spec.dim), wanted.reshape(-1))
+        self._write(values.reshape(-1, self.spec.dim), keys.reshape(-1))
 
     def evictions(self, position: Sequence[int] = ()) -> EvictionReader:
         """A reader of the ids whose rows go from the table, see `psfleet.fleet.evictions`."""
         return EvictionReader(self._runtime, self.spec, position)
 
-    def _read(self, asked: Any) -> Read:
-        if isinstance(asked, PooledIds):
-            return read_of(self.spec.key, asked, self._runtime.pools)
-        return Read(self.spec.key, as_ids(asked, self.spec.label))
+    def _read(self, ids: Any) -> Read:
+        if isinstance(ids, PooledIds):
+            return read_of(self.spec.key, ids, self._runtime.pools)
+        return Read(self.spec.key, as_ids(ids, self.spec.label))
 
-    def _gradient(self, given: Any) -> Gradient:
+    def _gradient(self, part: Any) -> Gradient:
         """The arguments of `push` as a tuple, or a PooledGradient."""
-        if isinstance(given, PooledGradient):
-            gradient = gradient_of(self.spec.key, given, self._rate())
+        if isinstance(part, PooledGradient):
+            gradient = gradient_of(self.spec.key, part, self._rate())
             return gradient if self._runtime.pools else gradient.spread()
-        if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
+        if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
             raise ShapeError(
                 f"table {self.spec.name!r} is sparse; its part of a push is a tuple (ids, grads) or "
-                f"(ids, grads, shows, clicks), not {_described(given)}"
+                f"(ids, grads, shows, clicks), not {_described(part)}"
             )
-        return self._rows_gradient(*given)
+        return self._rows_gradient(*part)
 
     def _rows_gradient(
         self,
@@ -131,14 +131,14 @@ class SparseTable(ClientTable):
         shows: ArrayLike | None = None,
         clicks: ArrayLike | None = None,
     ) -> Gradient:
-        checked = as_ids(ids, self.spec.label)
+        keys = as_ids(ids, self.spec.label)
         values = _as_gradient(grads, self.spec)
-        shape = checked.shape
+        shape = keys.shape
         if len(shape) > 1 and values.shape == (*shape, self.spec.dim):
-            checked, values = checked.reshape(-1), values.reshape(-1, self.spec.dim)
+            keys, values = keys.reshape(-1), values.reshape(-1, self.spec.dim)
         if shows is not None or clicks is not None:
             values = self._with_scores(values, shape, shows, clicks)
-        return Gradient(self.spec.key, values, checked, self._rate())
+        return Gradient(self.spec.key, values, keys, self._rate())
 
     def _with_scores(
         self,
@@ -157,9 +157,9 @@ class SparseTable(ClientTable):
         ]
         return np.concatenate([grads, *columns], axis=1)
 
-    def _column(self, given: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
+    def _column(self, numbers: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
         """One number for each id, below each other."""
-        array = as_numbers(given, f"the {what} for table {self.spec.name!r}")
+        array = as_numbers(numbers, f"the {what} for table {self.spec.name!r}")
         try:
             return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
         except ValueError:
@@ -191,16 +191,16 @@ class DenseTable(ClientTable):
             )
         self._write(values)
 
-    def _read(self, asked: Any) -> Read:
-        if asked is not None:
+    def _read(self, ids: Any) -> Read:
+        if ids is not None:
             raise ShapeError(
                 f"table {self.spec.name!r} is dense and is pulled whole; "
-                f"give None for it, not {_described(asked)}"
+                f"give None for it, not {_described(ids)}"
             )
         return Read(self.spec.key)
 
-    def _gradient(self, given: Any) -> Gradient:
-        values = _as_gradient(given, self.spec)
+    def _gradient(self, part: Any) -> Gradient:
+        values = _as_gradient(part, self.spec)
         return Gradient(self.spec.key, values, None, self._rate())
 
 

@@ -56,19 +56,19 @@ class ClientTable:
             self._refuse("written to")
         write_weights(self._runtime, self.spec, values, ids)
 
-    def _read(self, asked: Any) -> Read:
+    def _read(self, ids: Any) -> Read:
         """The table's part of a pull.
 
         Raises:
-            UsageError: `asked` cannot be one.
+            UsageError: `ids` cannot be one.
         """
         raise NotImplementedError
 
-    def _gradient(self, given: Any) -> Gradient:
+    def _gradient(self, part: Any) -> Gradient:
         """The table's part of a push.
 
         Raises:
-            UsageError: `given` cannot be one.
+            UsageError: `part` cannot be one.
         """
         raise NotImplementedError
 
@@ -76,10 +76,10 @@ class ClientTable:
 class TablesAhead(Generic[T]):
     """Values of several tables on their way, see `Client.pull_ahead`."""
 
-    def __init__(self, asked: Mapping[T, Any], reads: Sequence[Read], awaited: PendingPull) -> None:
-        self._asked = dict(asked)
+    def __init__(self, ids: Mapping[T, Any], reads: Sequence[Read], pull: PendingPull) -> None:
+        self._asked = dict(ids)
         self._reads = reads
-        self._awaited = awaited
+        self._awaited = pull
 
     def wait(self) -> dict[T, Floats]:
         """The values by table, as `Client.pull` returns them."""
@@ -87,37 +87,37 @@ class TablesAhead(Generic[T]):
 
 
 def by_table(
-    asked: Mapping[T, Any], reads: Sequence[Read], values: Sequence[Floats]
+    ids: Mapping[T, Any], reads: Sequence[Read], values: Sequence[Floats]
 ) -> dict[T, Floats]:
     """Return the values with the tables as keys, in the order of the call.
 
     Args:
-        asked: See `Client.pull`.
+        ids: See `Client.pull`.
         reads: Result of `reads_of`.
         values: The values of each read.
     """
     return {
-        table: as_asked(part, read, found)
-        for (table, part), read, found in zip(asked.items(), reads, values, strict=True)
+        table: as_asked(part, read, value)
+        for (table, part), read, value in zip(ids.items(), reads, values, strict=True)
     }
 
 
-def reads_of(runtime: Runtime, asked: Mapping[T, Any]) -> list[Read]:
+def reads_of(runtime: Runtime, ids: Mapping[T, Any]) -> list[Read]:
     """Return the reads for which `Client.pull` asks the runtime.
 
     Raises:
         UsageError: One of the parts cannot be meant; the error names its table.
     """
-    return [table._read(part) for table, part in _parts(runtime, asked, "pull")]
+    return [table._read(part) for table, part in _parts(runtime, ids, "pull")]
 
 
-def gradients_of(runtime: Runtime, given: Mapping[T, Any]) -> list[Gradient]:
+def gradients_of(runtime: Runtime, gradients: Mapping[T, Any]) -> list[Gradient]:
     """Return the gradients that `Client.push` gives to the runtime.
 
     Raises:
         UsageError: One of the parts cannot be meant; the error names its table.
     """
-    return [table._gradient(part) for table, part in _parts(runtime, given, "push")]
+    return [table._gradient(part) for table, part in _parts(runtime, gradients, "push")]
 
 
 def _parts(runtime: Runtime, parts: Mapping[T, Any], call: str) -> Sequence[tuple[T, Any]]:

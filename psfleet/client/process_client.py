@@ -75,16 +75,16 @@ def connect(
     if checkpoint is not None:
         return _of_checkpoint(checkpoint, environment, mode, tls, insecure, wire)
     here = environment or read_environment()
-    given: dict[str, Any] = {name: value for name, value in access.items() if value is not None}
-    here = dataclasses.replace(here, **given)
+    overrides: dict[str, Any] = {name: value for name, value in access.items() if value is not None}
+    here = dataclasses.replace(here, **overrides)
     if here.role == "server":
         raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
-    asked: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     if mode is not None:
-        asked["consistency"] = {"mode": mode}
+        parts["consistency"] = {"mode": mode}
     if wire is not None:
-        asked["wire"] = {"push": wire, "pull": wire}
-    settings = resolve({"consistency": {"mode": "async"}, **asked}, here.strategy)
+        parts["wire"] = {"push": wire, "pull": wire}
+    settings = resolve({"consistency": {"mode": "async"}, **parts}, here.strategy)
     if environment is None:
         set_up_logs(here.role, here.rank)
 
@@ -94,8 +94,8 @@ def connect(
         return connect_cluster(here.seat, settings.consistency, settings.wire)
 
     if environment is not None:
-        return Client(make(asked))
-    client = Client(current().hold(make, asked), current().let_go)
+        return Client(make(parts))
+    client = Client(current().hold(make, parts), current().let_go)
     try:
         if mode is not None:
             check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")

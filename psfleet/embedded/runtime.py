@@ -115,11 +115,11 @@ class EmbeddedRuntime:
 
     def open(self, name: str) -> TableSpec:
         """See Runtime.open."""
-        found = self._shard.tables.get(key_of(name))
-        if found is None:
+        table = self._shard.tables.get(key_of(name))
+        if table is None:
             names = [table.spec.name for table in self._shard.tables.values()]
             raise UnknownTable(missing_table(name, names))
-        return found.spec
+        return table.spec
 
     def table(self, key: int) -> DenseTable | SparseTable:
         """The table itself."""
@@ -140,10 +140,10 @@ class EmbeddedRuntime:
         ids = check_ids(spec, read.ids)
         unique = self._batches.of(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
-        arrived = [self._arrived(spec, rows)]
+        parts = [self._arrived(spec, rows)]
         if read.bags is not None:
-            return unique.pool(arrived, read.bags)
-        return unique.expand(arrived).reshape(*ids.shape, spec.dim)
+            return unique.pool(parts, read.bags)
+        return unique.expand(parts).reshape(*ids.shape, spec.dim)
 
     def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
         """Return the values as a worker would receive them."""
@@ -155,14 +155,14 @@ class EmbeddedRuntime:
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
         """See Runtime.push."""
-        merged = self._merged(with_counts(gradients, self.counters))
-        looked = ((spec.name, g.values, g.ids) for spec, g in merged)
+        sums = self._merged(with_counts(gradients, self.counters))
+        values = ((spec.name, g.values, g.ids) for spec, g in sums)
         try:
-            self._watch.look(self._pushes + 1, loss, looked)
+            self._watch.look(self._pushes + 1, loss, values)
         except SkippedGradients:
-            kept = with_counts(list(map(without_values, gradients)), self.counters)
-            samples, loss, merged = 0, None, self._merged(kept)
-        parts = tuple(self._compressor.sent(self._pushes + 1, merged))
+            rest = with_counts(list(map(without_values, gradients)), self.counters)
+            samples, loss, sums = 0, None, self._merged(rest)
+        parts = tuple(self._compressor.sent(self._pushes + 1, sums))
         self._tick()
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
@@ -177,14 +177,14 @@ class EmbeddedRuntime:
 
     def _tick(self) -> None:
         every, now = self._shard.tick_every, self._clock()
-        if passed := self._timer.due(every, now):
-            self._expect(self._shard.handle(Tick(passed), "tick"))
+        if ticks := self._timer.due(every, now):
+            self._expect(self._shard.handle(Tick(ticks), "tick"))
             self._timer.told(now)
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
         """The gradients with each id once, as amp rounds them."""
-        checked = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
-        return [(part[0], self._with_sums(*part)) for part in checked]
+        parts = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
+        return [(part[0], self._with_sums(*part)) for part in parts]
 
     def _with_sums(
         self, spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
@@ -210,26 +210,30 @@ class EmbeddedRuntime:
 
     def read_table(self, table: int) -> TableState:
         """See Runtime.read_table."""
-        held = self._shard.tables[table]
-        if isinstance(held, DenseTable):
-            return TableState(held.step, [v.reshape(held.spec.shape) for v in held.state()])
-        rows = held.page(0, len(held))
-        planes = np.split(rows.values, 1 + len(held.spec.rule.slots), axis=1)
+        source = self._shard.tables[table]
+        if isinstance(source, DenseTable):
+            return TableState(source.step, [v.reshape(source.spec.shape) for v in source.state()])
+        rows = source.page(0, len(source))
+        planes = np.split(rows.values, 1 + len(source.spec.rule.slots), axis=1)
         return TableState(
-            held.step, list(map(np.ascontiguousarray, planes)), rows.ids, rows.touched, rows.scores
+            source.step,
+            list(map(np.ascontiguousarray, planes)),
+            rows.ids,
+            rows.touched,
+            rows.scores,
         )
 
     @deferred()
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
         self._compressor.forget()
-        held = self._shard.tables[table]
-        if isinstance(held, DenseTable):
-            held.restore(state.step, [v.reshape(-1) for v in state.values])
+        target = self._shard.tables[table]
+        if isinstance(target, DenseTable):
+            target.restore(state.step, [v.reshape(-1) for v in state.values])
             return
-        held.restore_step(state.step)
-        held.restore(
-            check_ids(held.spec, state.ids),
+        target.restore_step(state.step)
+        target.restore(
+            check_ids(target.spec, state.ids),
             np.concatenate(state.values, axis=1),
             state.touched,
             state.scores,

@@ -88,7 +88,7 @@ class ConnectionAdmission:
         listener: The socket; it is closed at the end.
         wrap: Makes a transport of an accepted socket.
         settings: Settings of the server.
-        served: The connections that have threads.
+        connections: Those that have threads.
         serve: Gives a connection a thread.
         say: Gets a line for the log when strangers were closed.
     """
@@ -98,14 +98,14 @@ class ConnectionAdmission:
         listener: socket.socket,
         wrap: Callable[[socket.socket], Transport],
         settings: ServerSettings,
-        served: Callable[[], Collection[OpenConnection]],
+        connections: Callable[[], Collection[OpenConnection]],
         serve: Callable[[OpenConnection], None],
         say: Callable[[str], None],
     ) -> None:
         self._listener = listener
         self._wrap = wrap
         self._settings = settings
-        self._served = served
+        self._served = connections
         self._serve = serve
         self._say = say
         self._over = threading.Event()
@@ -125,9 +125,9 @@ class ConnectionAdmission:
         self._events.register(self._listener, select.EPOLLIN)
         pause: float | None = None
         while not self._over.is_set():
-            happened = self._events.poll(pause)
+            events = self._events.poll(pause)
             began = time.thread_time()
-            for descriptor, _ in happened:
+            for descriptor, _ in events:
                 if descriptor != self._listener.fileno():
                     self._go_on(self._arrivals[descriptor])
                 elif not self._accept():
@@ -151,8 +151,8 @@ class ConnectionAdmission:
 
     def _strangers(self) -> list[OpenConnection]:
         """Return the open connections that are not authenticated."""
-        served = [one for one in self._served() if not one.is_authenticated and not one.is_shut]
-        return [*self._arrivals.values(), *self._ready, *served]
+        strangers = [one for one in self._served() if not one.is_authenticated and not one.is_shut]
+        return [*self._arrivals.values(), *self._ready, *strangers]
 
     def _accept(self) -> bool:
         """Accept what has come; False: this process can have no more descriptors."""
@@ -182,12 +182,12 @@ class ConnectionAdmission:
                 if not one.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                     raise ConnectionBroken("the other end has closed the connection")
                 one.transport = self._wrap(one.end)
-            awaited = one.transport.go_on_with_handshake()
+            event = one.transport.go_on_with_handshake()
         except (OSError, ConnectionBroken):
             self._close(one)
             return
-        if awaited:
-            self._events.modify(one.descriptor, awaited)
+        if event:
+            self._events.modify(one.descriptor, event)
             return
         self._events.unregister(one.descriptor)
         self._ready.append(self._arrivals.pop(one.descriptor))
@@ -195,11 +195,11 @@ class ConnectionAdmission:
     def _look(self) -> bool:
         """Close what is late or too much and start threads; whether something was too much."""
         self._end_late()
-        served = self._served()
-        members = sum(one.is_authenticated for one in served)
+        connections = self._served()
+        members = sum(one.is_authenticated for one in connections)
         in_all = room(self._settings.connections, members, self._settings.handshakes)
         closing = self._surplus(in_all)
-        threads = len(served) - members
+        threads = len(connections) - members
         while self._ready and threads < in_all:
             self._serve(self._ready.pop(0))
             threads += 1
@@ -218,11 +218,11 @@ class ConnectionAdmission:
         strangers, each = self._strangers(), self._settings.handshakes
         if len(strangers) <= min(each, in_all):
             return []
-        known = (
+        unproven = (
             UnauthenticatedConnection(number, one.address, one.since, one.transport is None)
             for number, one in enumerate(strangers)
         )
-        closing = surplus(known, each, in_all)
+        closing = surplus(unproven, each, in_all)
         for one in closing:
             self._close(strangers[one.number])
         return closing
@@ -288,9 +288,9 @@ def surplus(
         groups[stranger.address].append(stranger)
     most = _level([len(group) for group in groups.values()], each, in_all)
     closing = [one for group in groups.values() for one in group[: max(len(group) - most, 0)]]
-    kept = [one for group in groups.values() for one in group[max(len(group) - most, 0) :]]
-    kept.sort(key=lambda one: (not one.silent, one.since))
-    return closing + kept[: max(len(kept) - in_all, 0)]
+    rest = [one for group in groups.values() for one in group[max(len(group) - most, 0) :]]
+    rest.sort(key=lambda one: (not one.silent, one.since))
+    return closing + rest[: max(len(rest) - in_all, 0)]
 
 
 def _level(sizes: Sequence[int], each: int, in_all: int) -> int:

@@ -31,12 +31,12 @@ def _integer(value: int, bits: int, first: int = 0) -> bytes:
     if value < most:
         return bytes((first | value,))
     value -= most
-    encoded = bytearray((first | most,))
+    octets = bytearray((first | most,))
     while value >= 128:
-        encoded.append(value & 127 | 128)
+        octets.append(value & 127 | 128)
         value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    octets.append(value)
+    return bytes(octets)
 
 
 @lru_cache(256)
@@ -132,15 +132,15 @@ class HeaderReader:
             StreamError: The headers are malformed; the block is decoded.
         """
         prefix, timeout = split_timeout(block)
-        known = self._known.get(prefix)
-        if known is None:
+        headers = self._known.get(prefix)
+        if headers is None:
             if not _is_stateless(block):
                 fields = self._decode(block)
                 return fields, fields.get("grpc-timeout", "")
-            known = self._decode(prefix)
+            headers = self._decode(prefix)
             if len(self._known) < _MOST_KNOWN:
-                self._known[prefix] = known
-        return known, known.get("grpc-timeout", "") + timeout.decode("ascii")
+                self._known[prefix] = headers
+        return headers, headers.get("grpc-timeout", "") + timeout.decode("ascii")
 
     def knows(self, block: bytes) -> bool:
         """Return whether these headers, without their timeout, mean the same wherever they come."""

@@ -51,7 +51,7 @@ class Http2Client:
         most: Bytes that an answer may have.
         metadata: Headers of every call.
         probe: Called when an answer is not here after 20 seconds, and so on; raises if the server is gone.
-        failed: Makes what a call raises that has ended with an error of this package, given this client,
+        wrap: Makes what a call raises that has ended with an error of this package, given this client,
             the error and the seconds that the answer could take.
 
     Attributes:
@@ -66,9 +66,9 @@ class Http2Client:
         most: int,
         metadata: tuple[tuple[str, str], ...] = (),
         probe: Callable[[], None] = lambda: None,
-        failed: "Callable[[Http2Client, Exception, float], Exception]" = lambda _, error, __: error,
+        wrap: "Callable[[Http2Client, Exception, float], Exception]" = lambda _, error, __: error,
     ) -> None:
-        self.failed = failed
+        self.wrap = wrap
         self._connect = connect
         self._authority = authority
         self._tls = tls
@@ -146,12 +146,12 @@ class Http2Client:
             connection.transport.close()
 
     def _connected(self) -> "ClientConnection":
-        made = ClientConnection(self, self._connect(), self._most, self._probe)
+        connection = ClientConnection(self, self._connect(), self._most, self._probe)
         with self._lock:
             if not self._closed:
-                self._open.add(made)
-                return made
-        made.transport.close()
+                self._open.add(connection)
+                return connection
+        connection.transport.close()
         raise ConnectionBroken("the connection is closed")
 
     def give(self, connection: "ClientConnection") -> None:
@@ -222,12 +222,12 @@ class ClientConnection(Http2Connection[StreamState]):
                 reply = self._reply()
         except CallFailed as error:
             client.give(self)
-            raise client.failed(client, error, self._seconds) from None
+            raise client.wrap(client, error, self._seconds) from None
         except (ConnectionBroken, DeadlinePassed) as error:
             if isinstance(error, ProtocolViolation):
                 self.say_goodbye(0, error.code, str(error))
             client.drop(self)
-            raise client.failed(client, error, self._seconds) from None
+            raise client.wrap(client, error, self._seconds) from None
         except BaseException:
             client.drop(self)
             raise

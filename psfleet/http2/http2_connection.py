@@ -416,13 +416,13 @@ class Http2Connection(BufferedReader, Generic[S]):
     def _send_rest(self) -> None:
         """Send what the windows take of what is unsent. The lock is held."""
         waiting: deque[_Unsent] = deque()
-        blocked: set[int] = set()
+        full: set[int] = set()
         while self._unsent:
             one = self._unsent.popleft()
             if one.stream.closed:
                 continue
-            if one.stream.number in blocked or not self._send_some(one):
-                blocked.add(one.stream.number)
+            if one.stream.number in full or not self._send_some(one):
+                full.add(one.stream.number)
                 waiting.append(one)
         self._unsent = waiting
 

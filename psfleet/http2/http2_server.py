@@ -64,11 +64,11 @@ class Http2Server:
         with self._lock:
             while self._is_busy() and time.monotonic() < deadline:
                 self._lock.wait(_LOOK)
-            left = [*self._peers]
+            peers = [*self._peers]
         self._say_goodbye(None)
-        for peer in left:
+        for peer in peers:
             peer.transport.shut()
-        for peer in left:
+        for peer in peers:
             peer.thread.join()
 
     def _say_goodbye(self, newest: int | None) -> None:
@@ -89,13 +89,13 @@ class Http2Server:
         with self._lock:
             return [peer.accepted for peer in self._peers]
 
-    def _begin(self, accepted: OpenConnection) -> None:
+    def _begin(self, arrival: OpenConnection) -> None:
         """Give a connection its thread."""
-        assert accepted.transport is not None
-        transport = DeferredSending(accepted.transport)
-        connection = self._connection(transport, accepted.since)
-        accepted.connection = connection
-        peer = _PeerThread(accepted, transport, connection)
+        assert arrival.transport is not None
+        transport = DeferredSending(arrival.transport)
+        connection = self._connection(transport, arrival.since)
+        arrival.connection = connection
+        peer = _PeerThread(arrival, transport, connection)
         peer.thread = ServiceThread(self._serve, "http2 connection", (peer,))
         with self._lock:
             self._peers.add(peer)

@@ -39,11 +39,11 @@ class InboundMessages:
                     f"{own} messages are on their way over this connection, the limit is {self._each}; "
                     "send fewer at a time, or raise incoming in PSFLEET_LIMITS"
                 )
-            evicted = None if self._count < self._in_all else self._oldest_of_most(own)
+            oldest = None if self._count < self._in_all else self._oldest_of_most(own)
             self._calls.setdefault(connection, {})[call] = time.monotonic()
             self._count += 1
-        if evicted is not None:
-            evicted.cancel()
+        if oldest is not None:
+            oldest.cancel()
 
     def leave(self, connection: Hashable, call: Any) -> bool:
         """The message is here or will not come; False: the call was cancelled for another one."""
@@ -65,18 +65,18 @@ class InboundMessages:
                 if len(calls) == most
                 for call, began in calls.items()
             ),
-            key=lambda found: found[0],
+            key=lambda entry: entry[0],
         )
         self._forget(connection, call)
         return call
 
     def _forget(self, connection: Hashable, call: Any) -> bool:
         calls = self._calls.get(connection, {})
-        known = calls.pop(call, None) is not None
-        self._count -= known
+        was_counted = calls.pop(call, None) is not None
+        self._count -= was_counted
         if not calls:
             self._calls.pop(connection, None)
-        return known
+        return was_counted
 
 
 _BURST = 64.0

@@ -118,8 +118,8 @@ class IncomingCall(StreamState):
     def lose(self) -> None:
         """The client is gone."""
         with self.connection.sending:
-            lost, self._lost = self._lost, ()
-        for callback in lost:
+            callbacks, self._lost = self._lost, ()
+        for callback in callbacks:
             callback()
 
 

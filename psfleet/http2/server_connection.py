@@ -223,9 +223,9 @@ class ServerConnection(Http2Connection[IncomingCall]):
             if ends:
                 self._reply_plainly(call)
             return
-        refused = self._refusal(headers, timeout)
-        if refused:
-            call.refuse(*refused)
+        refusal = self._refusal(headers, timeout)
+        if refusal:
+            call.refuse(*refusal)
             return
         self.is_authenticated, self.is_limited = True, False
         behavior = self._behaviors[headers[":path"]]
@@ -283,10 +283,10 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     @override
     def is_late(self, number: int, ends: bool) -> bool:
-        found = number in self._late
+        was_ended = number in self._late
         if ends:
             self._late.pop(number, None)
-        return found
+        return was_ended
 
     @override
     def on_end(self, stream: IncomingCall) -> None:

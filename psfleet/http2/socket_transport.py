@@ -110,44 +110,44 @@ class PlainTransport:
         """See Transport."""
         if len(parts) <= _MOST_PARTS:  # mostly all of them leave at once
             try:
-                sent = self._socket.sendmsg(parts)
+                size = self._socket.sendmsg(parts)
             except (BlockingIOError, InterruptedError):
-                sent = 0
+                size = 0
             except OSError as error:
                 raise ConnectionBroken(f"connection lost: {error.strerror}") from None
-            if sent != sum(map(len, parts)):
-                self._send_rest([memoryview(part) for part in parts], sent)
+            if size != sum(map(len, parts)):
+                self._send_rest([memoryview(part) for part in parts], size)
             return
         for start in range(0, len(parts), _MOST_PARTS):
             self.send(parts[start : start + _MOST_PARTS])
 
-    def _send_rest(self, views: list[memoryview], sent: int) -> None:
+    def _send_rest(self, views: list[memoryview], size: int) -> None:
         """Go on when so many bytes of these have left."""
-        stalled = time.monotonic() + _STALLED
+        deadline = time.monotonic() + _STALLED
         while True:
-            if sent:
-                stalled = time.monotonic() + _STALLED
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
+            if size:
+                deadline = time.monotonic() + _STALLED
+            while views and size >= len(views[0]):
+                size -= len(views.pop(0))
             if not views:
                 return
-            views[0] = views[0][sent:]
-            sent = self._try_send(views)
-            if not sent:
-                _check_stalled(stalled)
+            views[0] = views[0][size:]
+            size = self._try_send(views)
+            if not size:
+                _check_stalled(deadline)
 
     def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
         """See Transport."""
         try:
-            sent = self._socket.sendmsg(parts[:_MOST_PARTS], (), socket.MSG_DONTWAIT)
+            size = self._socket.sendmsg(parts[:_MOST_PARTS], (), socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return parts
         except OSError as error:
             raise ConnectionBroken(f"connection lost: {error.strerror}") from None
         for index, part in enumerate(parts):
-            if sent < len(part):
-                return [memoryview(part)[sent:], *parts[index + 1 :]]
-            sent -= len(part)
+            if size < len(part):
+                return [memoryview(part)[size:], *parts[index + 1 :]]
+            size -= len(part)
         return ()
 
     def _try_send(self, parts: Sequence[Part]) -> int:
@@ -192,8 +192,8 @@ class TlsTransport:
 
     def handshake(self, tick: Tick) -> None:
         """See Transport."""
-        while awaited := self.go_on_with_handshake():
-            self._await(awaited, tick)
+        while event := self.go_on_with_handshake():
+            self._await(event, tick)
 
     def go_on_with_handshake(self) -> int:
         """See Transport."""
@@ -235,13 +235,13 @@ class TlsTransport:
     def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
         for part in _records(parts):
-            view, stalled = memoryview(part), time.monotonic() + _STALLED
+            view, deadline = memoryview(part), time.monotonic() + _STALLED
             while len(view):
-                sent, awaited = self._try_send(view)
-                if sent:
-                    view, stalled = view[sent:], time.monotonic() + _STALLED
-                elif not self._wait(awaited):
-                    _check_stalled(stalled)
+                size, event = self._try_send(view)
+                if size:
+                    view, deadline = view[size:], time.monotonic() + _STALLED
+                elif not self._wait(event):
+                    _check_stalled(deadline)
 
     def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
         """See Transport."""
@@ -249,10 +249,10 @@ class TlsTransport:
         for index, part in enumerate(records):
             view = memoryview(part)
             while len(view):
-                sent, _ = self._try_send(view)
-                if not sent:
+                size, _ = self._try_send(view)
+                if not size:
                     return [view, *records[index + 1 :]]
-                view = view[sent:]
+                view = view[size:]
         return ()
 
     def _try_send(self, view: memoryview) -> tuple[int, int]:
@@ -299,8 +299,8 @@ def _records(parts: Sequence[Part]) -> list[Part]:
     return [*records, b"".join(small)]
 
 
-def _check_stalled(stalled: float) -> None:
-    if time.monotonic() > stalled:
+def _check_stalled(deadline: float) -> None:
+    if time.monotonic() > deadline:
         raise ConnectionBroken(f"the other end has taken no byte for {_STALLED:g} seconds")
 
 

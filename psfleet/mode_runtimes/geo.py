@@ -101,8 +101,10 @@ class GeoRuntime(ForwardingRuntime):
         self._refresh(ids_by_table)
         return self._local.pull(reads)
 
-    def _refresh(self, wanted: dict[int, list[Ids]]) -> None:
-        stale = {key: self._rows(key).stale(np.concatenate(ids)) for key, ids in wanted.items()}
+    def _refresh(self, ids_by_table: dict[int, list[Ids]]) -> None:
+        stale = {
+            key: self._rows(key).stale(np.concatenate(ids)) for key, ids in ids_by_table.items()
+        }
         reads = [Read(key, ids) for key, ids in stale.items() if len(ids)]
         if reads:
             for read, rows in zip(reads, self._fleet.pull(reads), strict=True):
@@ -132,9 +134,9 @@ class GeoRuntime(ForwardingRuntime):
 
     def _exchange(self, share: float) -> None:
         """Send this share of what was learned, then read dense tables anew."""
-        crowded = [copy for copy in self._copies.values() if len(copy) > self._settings.copied_rows]
+        full = [copy for copy in self._copies.values() if len(copy) > self._settings.copied_rows]
         gradients = [
-            Gradient(key, *copy.take(1.0 if copy in crowded else share))
+            Gradient(key, *copy.take(1.0 if copy in full else share))
             for key, copy in self._copies.items()
         ]
         refusal = None
@@ -149,7 +151,7 @@ class GeoRuntime(ForwardingRuntime):
         try:
             self._read_dense()
         finally:
-            for copy in crowded:
+            for copy in full:
                 copy.forget()
         if refusal is not None:
             raise refusal
@@ -177,9 +179,9 @@ class GeoRuntime(ForwardingRuntime):
     @override
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         self.flush()
-        combined = self._fleet.all_reduce(value, mode)
+        result = self._fleet.all_reduce(value, mode)
         self._read_all()
-        return combined
+        return result
 
     def _read_all(self) -> None:
         self._read_dense()
@@ -221,9 +223,9 @@ class GeoRuntime(ForwardingRuntime):
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
         self.flush()
-        gone = self._fleet.shrink(table, threshold, unseen)
+        count = self._fleet.shrink(table, threshold, unseen)
         self._read_all()
-        return gone
+        return count
 
     def release(self) -> None:
         """Let go of the copies; the fleet goes on. Flush before."""

@@ -129,23 +129,23 @@ class LocalSparseTable:
     def refresh(self, ids: Ids, rows: Floats) -> None:
         """The servers hold these rows [n, dim] of the ids [n], each once."""
         base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
-        moved = (rows != base).any(axis=1)
-        if moved.any():
-            set_rows(self._table, ids[moved], rows[moved] + (mine[moved] - base[moved]))
-            set_rows(self._base, ids[moved], rows[moved])
+        differs = (rows != base).any(axis=1)
+        if differs.any():
+            set_rows(self._table, ids[differs], rows[differs] + (mine[differs] - base[differs]))
+            set_rows(self._base, ids[differs], rows[differs])
         # Two ascending runs, which a stable sort merges.
         self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
         """See LocalTable. A part of it of rows pushed since the last exchange, all of it of any rows."""
-        named = [*self._touched, *([self._owing] if share == 1.0 else [])]
-        if self._spec.every_row and named:
-            named = [self._table.ids()]
-        ids = _distinct(np.concatenate(named)) if named else _NONE
+        batches = [*self._touched, *([self._owing] if share == 1.0 else [])]
+        if self._spec.every_row and batches:
+            batches = [self._table.ids()]
+        ids = _distinct(np.concatenate(batches)) if batches else _NONE
         base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
         delta = (mine - base) * np.float32(share)
-        learned = (delta != 0).any(axis=1)
-        ids, delta, base, mine = ids[learned], delta[learned], base[learned], mine[learned]
+        differs = (delta != 0).any(axis=1)
+        ids, delta, base, mine = ids[differs], delta[differs], base[differs], mine[differs]
         if len(ids):
             set_rows(self._base, ids, mine if share == 1.0 else base + delta)
         self._owing = _NONE if share == 1.0 else _distinct(np.concatenate([self._owing, ids]))

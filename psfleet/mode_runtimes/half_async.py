@@ -70,9 +70,9 @@ class _QueuedPush:
 def _alone(method: F) -> F:
     """Return the cluster's method, for one thread at a time."""
 
-    def call(runtime: "HalfAsyncRuntime", *args: Any, **named: Any) -> Any:
+    def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         with runtime.alone():
-            return getattr(runtime.cluster, method.__name__)(*args, **named)
+            return getattr(runtime.cluster, method.__name__)(*args, **keywords)
 
     return cast(F, call)
 
@@ -80,10 +80,10 @@ def _alone(method: F) -> F:
 def _flushed(method: F) -> F:
     """Return the cluster's method, once it has everything that was pushed."""
 
-    def call(runtime: "HalfAsyncRuntime", *args: Any, **named: Any) -> Any:
+    def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         runtime.flush()
         with runtime.alone():
-            return getattr(runtime.cluster, method.__name__)(*args, **named)
+            return getattr(runtime.cluster, method.__name__)(*args, **keywords)
 
     return cast(F, call)
 
@@ -156,9 +156,9 @@ class HalfAsyncRuntime(ForwardingRuntime):
             DeadlineExceeded: `until` did not hold within `timeout` seconds.
         """
         with self._changed:
-            held = wait_for(self._changed, lambda: until() or self._error is not None, timeout)
+            in_time = wait_for(self._changed, lambda: until() or self._error is not None, timeout)
             self._check()
-            if not held:
+            if not in_time:
                 raise DeadlineExceeded(
                     f"{len(self._queue) + self._sending} gradients were not sent within "
                     f"{timeout:g} seconds"

@@ -114,9 +114,9 @@ class LocalSGDRuntime(ForwardingRuntime):
         elif self._since >= self._settings.k_steps:
             self._meet(stay=False)
 
-    def data_steps(self, trainer: Any, *asked: Any) -> Iterator[tuple[Range, ...]]:
+    def data_steps(self, trainer: Any, *arguments: Any) -> Iterator[tuple[Range, ...]]:
         """Iterate as the cluster's method does: each step is one push, also one without dense gradients."""
-        steps: Iterator[tuple[Range, ...]] = self._fleet.data_steps(self, *asked)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
+        steps: Iterator[tuple[Range, ...]] = self._fleet.data_steps(self, *arguments)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
         return steps
 
     def skip(self) -> None:
@@ -149,23 +149,23 @@ class LocalSGDRuntime(ForwardingRuntime):
         """Average with all workers; `stay`: until all of them stay."""
         while True:
             words = np.array([self._trained, stay, self._rewritten, self._begun], np.int64)
-            trained, staying, rewritten, begun = self._fleet.all_reduce(words).tolist()
+            trainers, staying, writers, starters = self._fleet.all_reduce(words).tolist()
             self._rewritten = False
-            if begun and not self._begun:
+            if starters and not self._begun:
                 self._begin()
-            if rewritten:
+            if writers:
                 self._retake()
-            elif trained:
-                self._average(trained)
+            elif trainers:
+                self._average(trainers)
             if not stay or staying == self.worker_num:
                 return
 
-    def _average(self, trained: int) -> None:
+    def _average(self, trainers: int) -> None:
         keys = sorted(self._local.specs())
         states = [self._local.read_table(key) for key in keys]
         mine = np.concatenate([state.values[0].reshape(-1) for state in states])
         total = self._fleet.all_reduce(mine if self._trained else np.zeros_like(mine))
-        mean, at = (total / np.float32(trained)).astype(np.float32, copy=False), 0
+        mean, at = (total / np.float32(trainers)).astype(np.float32, copy=False), 0
         for key, state in zip(keys, states, strict=True):
             weights = state.values[0]
             mean_here = mean[at : at + weights.size].reshape(weights.shape)

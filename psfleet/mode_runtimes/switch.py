@@ -81,7 +81,7 @@ class ModeSwitchRuntime(ForwardingRuntime):
         super().__init__(cluster)
         self._cluster = cluster
         self.consistency = _settled(cluster, consistency)
-        self.check: Callable[[ConsistencySettings], Any] = lambda wanted: None
+        self.check: Callable[[ConsistencySettings], Any] = lambda settings: None
         self._enter()
 
     def _enter(self) -> None:
@@ -169,10 +169,10 @@ def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:
     Raises:
         ConfigError: It is in another one.
     """
-    found = getattr(runtime, "consistency", None)
-    if found is not None and found.mode != mode:
+    present = getattr(runtime, "consistency", None)
+    if present is not None and present.mode != mode:
         raise ConfigError(
-            f"this process is in its fleet already, in mode {found.mode!r}, and {caller}() asks for "
+            f"this process is in its fleet already, in mode {present.mode!r}, and {caller}() asks for "
             f"{mode!r}; name the same mode in both, or none in the second"
         )
 
@@ -191,15 +191,15 @@ def check_wire(runtime: Runtime, wire: WireSettings, caller: str) -> None:
         )
 
 
-def _settled(cluster: ClusterLike, wanted: ConsistencySettings) -> ConsistencySettings:
+def _settled(cluster: ClusterLike, consistency: ConsistencySettings) -> ConsistencySettings:
     """Return the wanted mode, or the mode that the fleet has switched to in the meantime.
 
     Settings that servers do not know are then the usual ones until the script comes to the change that says
     them.
     """
     present = cluster.mode
-    if wanted.declared.agreed() == present:
-        return wanted
+    if consistency.declared.agreed() == present:
+        return consistency
     return ConsistencySettings(cast(Mode, present.name), **present.agreed_settings)
 
 
@@ -207,5 +207,5 @@ def _front(cluster: ClusterLike, consistency: ConsistencySettings) -> ModeRuntim
     """Return the mode's runtime in front of the cluster, or None if it has none."""
     if not consistency.declared.runtime:
         return None
-    made: ModeRuntime = find_part(consistency.declared.runtime)(cluster, consistency)
-    return made
+    runtime: ModeRuntime = find_part(consistency.declared.runtime)(cluster, consistency)
+    return runtime

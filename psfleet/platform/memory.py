@@ -33,8 +33,8 @@ def unwritten_bytes(length: int) -> tuple[bytes, "ctypes.Array[Any]"]:
 
     The content is valid for as long as the object is.
     """
-    made: bytes = _new_bytes(None, length)
-    return made, (ctypes.c_uint8 * length).from_address(id(made) + _HEAD)
+    content: bytes = _new_bytes(None, length)
+    return content, (ctypes.c_uint8 * length).from_address(id(content) + _HEAD)
 
 
 T = TypeVar("T")

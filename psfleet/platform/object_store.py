@@ -84,10 +84,10 @@ class ObjectStore:
                 entries = self._system.ls(self._root, detail=True)
             except FileNotFoundError:
                 return {}
-            found = [entry for entry in entries if entry["type"] == kind]
+            matching = [entry for entry in entries if entry["type"] == kind]
             return {
                 posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0)
-                for entry in found
+                for entry in matching
             }
 
         return self._tried("list it", listed)

@@ -140,18 +140,18 @@ def check() -> None:
 
 
 def wait_for(
-    changed: threading.Condition, until: Callable[[], bool], timeout: float | None = None
+    condition: threading.Condition, until: Callable[[], bool], timeout: float | None = None
 ) -> bool:
     """Wait as `changed.wait_for(until, timeout)` does; within `deferred` an interrupt ends the wait."""
     if not _in_main_thread():
-        return changed.wait_for(until, timeout)
+        return condition.wait_for(until, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
-        if changed.wait_for(until, max(left, 0.0)):
+        seconds = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
+        if condition.wait_for(until, max(seconds, 0.0)):
             return True
         check()
-        if left < _LOOK:
+        if seconds < _LOOK:
             return False
 
 

@@ -99,15 +99,15 @@ class EvictionReader:
                 f"the position {self.position} of evictions is one of {len(self.position)} servers and the "
                 f"fleet has {servers}, which count anew; begin without a position"
             )
-        evicted = joined(
+        evictions = joined(
             self._runtime.evictions(self._table, self.position or (0,) * servers, _PAGE)
         )
-        self.position = evicted.position
-        return evicted
+        self.position = evictions.position
+        return evictions
 
     def __iter__(self) -> Iterator[EvictedIds]:
-        while len(evicted := self.read()) or evicted.missed:
-            yield evicted
+        while len(evictions := self.read()) or evictions.missed:
+            yield evictions
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the reader, for `fleet.remember`."""

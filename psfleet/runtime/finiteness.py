@@ -23,7 +23,7 @@ Ids = NDArray[np.int64]
 _SHORT = 1024  # values whose squares are summed before a BLAS has begun
 _LARGEST = float(np.finfo(np.float32).max)
 
-Looked = tuple[str, Floats, Ids | None]
+NamedValues = tuple[str, Floats, Ids | None]
 """Name of a table, contiguous values, and whose rows or elements they are; None: those of the whole table."""
 
 
@@ -55,7 +55,7 @@ class NonFiniteCheck:
         self._squares: dict[str, float] = {}  # by table of the present step
 
     def look(
-        self, step: int, loss: float | None, gradients: Iterable[Looked], is_step: bool = True
+        self, step: int, loss: float | None, gradients: Iterable[NamedValues], is_step: bool = True
     ) -> None:
         """Look at one push, or a part of it.
 

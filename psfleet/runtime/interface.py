@@ -132,7 +132,7 @@ def with_counts(
     gradients: Sequence[Gradient], counters: Sequence[PushCounter]
 ) -> Sequence[Gradient]:
     """The gradients of a push, and what leaves with it."""
-    counts = [counted for counter in counters if (counted := counter.leave()) is not None]
+    counts = [gradient for counter in counters if (gradient := counter.leave()) is not None]
     return [*gradients, *counts] if counts else gradients
 
 
@@ -298,8 +298,8 @@ def missing_table(name: str, names: Sequence[str]) -> str:
         name: Its name.
         names: The tables that there are, OWN ones included.
     """
-    known = ", ".join(each for each in names if not each.startswith(OWN)) or "none"
-    return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {known}"
+    others = ", ".join(each for each in names if not each.startswith(OWN)) or "none"
+    return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {others}"
 
 
 def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
@@ -311,8 +311,8 @@ def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
     Args:
         tables: Their names.
     """
-    held = (table for server in runtime.stats() for table in server["tables"])
-    return any(table["step"] > 0 for table in held if table["name"] in tables)
+    entries = (table for server in runtime.stats() for table in server["tables"])
+    return any(table["step"] > 0 for table in entries if table["name"] in tables)
 
 
 def passes(runtime: Runtime) -> bool:
@@ -320,9 +320,9 @@ def passes(runtime: Runtime) -> bool:
     return bool(getattr(runtime, "passes", False))
 
 
-def load_runtime(name: str, *arguments: Any, **named: Any) -> Runtime:
+def load_runtime(name: str, *arguments: Any, **keywords: Any) -> Runtime:
     """The runtime registered under `name` in the entry-point group `psfleet.runtimes`."""
     for entry in importlib.metadata.entry_points(group="psfleet.runtimes", name=name):
-        runtime: Runtime = entry.load()(*arguments, **named)
+        runtime: Runtime = entry.load()(*arguments, **keywords)
         return runtime
     raise ConfigError(f"runtime {name!r} is not installed; reinstall psfleet")

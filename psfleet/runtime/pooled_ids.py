@@ -51,30 +51,30 @@ Asked = Ids | PooledIds
 """Argument of a pull from a sparse table: ids, or ids whose rows are pooled."""
 
 
-def read_of(table: int, asked: Asked, pools: bool) -> Read:
+def read_of(table: int, ids: Asked, pools: bool) -> Read:
     """Return the read that the runtime is asked for.
 
     Args:
         table: The table's key.
-        asked: The ids to pull, or the ids to pool.
+        ids: The ids to pull, or the ids to pool.
         pools: True if the runtime pools by itself.
     """
-    if isinstance(asked, PooledIds):
-        return Read(table, asked.ids, bags=asked.parts if pools else None)
-    return Read(table, asked)
+    if isinstance(ids, PooledIds):
+        return Read(table, ids.ids, bags=ids.parts if pools else None)
+    return Read(table, ids)
 
 
-def as_asked(asked: Any, read: Read, values: Floats) -> Floats:
+def as_asked(ids: Any, read: Read, values: Floats) -> Floats:
     """Return the values in the form of the request: pooled here if the runtime does not pool."""
-    return asked.pool(values) if isinstance(asked, PooledIds) and read.bags is None else values
+    return ids.pool(values) if isinstance(ids, PooledIds) and read.bags is None else values
 
 
-def joined_ids(asked: Sequence[PooledIds]) -> PooledIds:
+def joined_ids(lookups: Sequence[PooledIds]) -> PooledIds:
     """All bags, one after the other. A single one is not copied."""
-    if len(asked) == 1:
-        return asked[0]
-    ids = np.concatenate([each.ids for each in asked])
-    return PooledIds(ids, tuple(part for each in asked for part in each.parts))
+    if len(lookups) == 1:
+        return lookups[0]
+    ids = np.concatenate([each.ids for each in lookups])
+    return PooledIds(ids, tuple(part for each in lookups for part in each.parts))
 
 
 def frozen(ids: Ids) -> Ids:

@@ -65,8 +65,8 @@ class ProcessRuntime:
     @property
     def newest_snapshot(self) -> tuple[str, int] | None:
         """Folder of the newest of the job's snapshots, and the script's last push in it; 0: not known."""
-        found: tuple[str, int] | None = getattr(self._runtime, "newest_snapshot", None)
-        return found
+        snapshot: tuple[str, int] | None = getattr(self._runtime, "newest_snapshot", None)
+        return snapshot
 
     @property
     def server_num(self) -> int | None:
@@ -88,13 +88,13 @@ class ProcessRuntime:
         self._lingers = False  # the last one failed: the script's end decides whether to leave
         return before
 
-    def hold(self, make: Callable[[Parts], Runtime], asked: Parts) -> Runtime:
-        """Return the active runtime for one client more, which has `asked` for these settings.
+    def hold(self, make: Callable[[Parts], Runtime], parts: Parts) -> Runtime:
+        """Return the active runtime for one client more, which has asked for these settings.
 
         It is made as `fleet.init()` has found, or by `make`.
         """
         if self._runtime is None:
-            self._runtime = (self._make or make)(asked)
+            self._runtime = (self._make or make)(parts)
             atexit.unregister(self._leave)
             atexit.register(self._leave)
         self._clients += 1

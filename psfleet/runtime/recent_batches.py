@@ -47,7 +47,7 @@ class RecentBatches:
 
     def newest(self) -> dict[int, Ids]:
         """The newest batch of each table. Another thread may ask, for displays."""
-        return {table: made[0][0] for table, made in [*self._made.items()] if made}
+        return {table: batches[0][0] for table, batches in [*self._made.items()] if batches}
 
 
 def _kept(ids: Ids) -> Ids:
@@ -55,12 +55,12 @@ def _kept(ids: Ids) -> Ids:
     return ids if ids.base is None and not ids.flags.writeable else ids.copy()
 
 
-def _among(made: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
+def _among(batches: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
     """The batch of these very ids."""
     count = len(ids)
-    for one in made:
-        known = one[0]
-        alike = one[1] == looked_at and len(known) == count
-        if alike and (known is ids or count <= _SHORT or (known == ids).all()):
+    for one in batches:
+        others = one[0]
+        alike = one[1] == looked_at and len(others) == count
+        if alike and (others is ids or count <= _SHORT or (others == ids).all()):
             return one
     return None

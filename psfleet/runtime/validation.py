@@ -13,7 +13,7 @@ from psfleet.schema.table import TableSpec
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-Checked = tuple[TableSpec, Gradient, Floats, Ids | None]
+CheckedGradient = tuple[TableSpec, Gradient, Floats, Ids | None]
 
 _EMPTY = np.zeros(0, np.float32)
 _FLOAT32 = np.dtype(np.float32)
@@ -72,7 +72,7 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
 
 def check_gradients(
     spec_of: Callable[[int], TableSpec], gradients: Sequence[Gradient]
-) -> list[Checked]:
+) -> list[CheckedGradient]:
     """The parts of one push: each with its table's definition, and its values and ids as they leave.
 
     Values are contiguous, dense ones flat, sparse ones [n, push_width]. In a table that counts shows and
@@ -85,18 +85,18 @@ def check_gradients(
     Raises:
         UsageError: A table is named twice, or a gradient does not fit its table.
     """
-    seen: set[int] = set()
-    checked = []
+    tables: set[int] = set()
+    parts = []
     for gradient in gradients:
         spec = spec_of(gradient.table)
-        if spec.key in seen:
+        if spec.key in tables:
             raise UsageError(f"a push names {spec.label} twice; sum its gradients first")
-        seen.add(spec.key)
-        checked.append(_checked(spec, gradient))
-    return checked
+        tables.add(spec.key)
+        parts.append(_checked(spec, gradient))
+    return parts
 
 
-def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
+def _checked(spec: TableSpec, gradient: Gradient) -> CheckedGradient:
     values = gradient.values
     if (
         values.__class__ is not np.ndarray
@@ -126,8 +126,8 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
         gradient = gradient.spread()
         values = gradient.values
     if spec.pushed_scores and values.shape == (ids.size, spec.dim):
-        shown = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.pushed_scores))
-        values = np.concatenate([values, shown], axis=1)
+        counts = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.pushed_scores))
+        values = np.concatenate([values, counts], axis=1)
     if ids.ndim != 1 or values.shape != (len(ids), spec.push_width):
         raise ShapeError(
             f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
@@ -138,11 +138,11 @@ def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
 
 def _check_bags(spec: TableSpec, bags: Sequence[RowBags], values: Floats, ids: Ids) -> None:
     """Refuse gradients that are not one for each bag, and ids that are not those of the bags."""
-    wanted, rows = (sum(map(len, bags)), spec.dim), sum(part.rows for part in bags)
-    if values.shape != wanted or ids.shape != (rows,):
+    shape, rows = (sum(map(len, bags)), spec.dim), sum(part.rows for part in bags)
+    if values.shape != shape or ids.shape != (rows,):
         raise ShapeError(
-            f"table {spec.name!r}: the gradient has {values.shape} for {wanted[0]} bags of {rows} ids and "
-            f"ids {ids.shape}; it must be {wanted} for [{rows}]"
+            f"table {spec.name!r}: the gradient has {values.shape} for {shape[0]} bags of {rows} ids and "
+            f"ids {ids.shape}; it must be {shape} for [{rows}]"
         )
 
 

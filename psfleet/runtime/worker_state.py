@@ -58,7 +58,7 @@ class LoopPosition:
             self.item,
             self.inside,
             {str(loop): items for loop, items in self.broken.items()},
-            {str(loop): list(completed) for loop, completed in self.collectives.items()},
+            {str(loop): list(counts) for loop, counts in self.collectives.items()},
         )
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class LoopPosition:
         self.loop, self.item, self.inside, broken, collectives = _place_fields(state)
         self.broken = {int(loop): items for loop, items in broken.items()}
         self.collectives = {
-            int(loop): (completed[0], completed[1]) for loop, completed in collectives.items()
+            int(loop): (counts[0], counts[1]) for loop, counts in collectives.items()
         }
 
     def enter(self, loop: int) -> None:
@@ -112,8 +112,8 @@ def _place(loop: int, item: int, inside: bool, broken: Any, collectives: Any) ->
     }
 
 
-def _place_fields(said: Any) -> list[Any]:
-    return exact(said, "place", loop=int, item=int, inside=bool, broken=dict, collectives=dict)
+def _place_fields(document: Any) -> list[Any]:
+    return exact(document, "place", loop=int, item=int, inside=bool, broken=dict, collectives=dict)
 
 
 class WorkerState:
@@ -124,21 +124,21 @@ class WorkerState:
         self._states: deque[tuple[int, bytes]] = deque(maxlen=_STEPS)
         self._changed = threading.Condition()
 
-    def add(self, name: str, thing: Any, restored: Any = None) -> None:
+    def add(self, name: str, thing: Any, state: Any = None) -> None:
         """Remember a thing from now on; give it back the state that it had in a snapshot, if any.
 
         Args:
             name: Unique in the script.
             thing: Has state_dict and set_state_dict (or load_state_dict), or is a NumPy Generator.
-            restored: Its state.
+            state: Its state.
 
         Raises:
             UsageError: The name is taken, or the thing has no state that JSON can hold.
         """
         if name in self._things:
             raise UsageError(f"{name!r} is remembered already; choose another name")
-        if restored is not None:
-            _set_state(name, thing, restored)
+        if state is not None:
+            _set_state(name, thing, state)
         try:
             json.dumps(_state(name, thing))
         except (TypeError, ValueError) as error:
@@ -175,14 +175,14 @@ class WorkerState:
             return states[-1] if states else b""
 
 
-def read_states(said: Any) -> dict[str, Any]:
+def read_states(document: Any) -> dict[str, Any]:
     """By name the states that `WorkerState.capture` has written; that of the place under PLACE.
 
     Raises:
         Misfit: It is of another version, or has other fields.
     """
     place, states, generators = exact(
-        _FORMAT.fields(said), "worker state", place=dict | None, states=dict, generators=dict
+        _FORMAT.fields(document), "worker state", place=dict | None, states=dict, generators=dict
     )
     if place is not None:
         _place_fields(place)
@@ -202,14 +202,14 @@ def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) 
         workers: Number of workers before.
         worker: Index of the worker in this job.
     """
-    found = states.get(worker) or states.get(worker % workers)
-    if found is None:
+    own = states.get(worker) or states.get(worker % workers)
+    if own is None:
         return {}
     places = {seat: state["place"] for seat, state in states.items() if state["place"]}
     return _FORMAT.document(
         place=_joined(places, workers) if len(places) == workers else None,
-        states=found["states"],
-        generators=found["generators"] if worker in states else {},
+        states=own["states"],
+        generators=own["generators"] if worker in states else {},
     )
 
 
@@ -224,10 +224,10 @@ def _joined(places: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, 
 
 def _document(things: Mapping[str, Any]) -> dict[str, Any]:
     """The states of all things, as snapshots and servers keep them."""
-    named = {name: _state(name, thing) for name, thing in things.items()}
-    drawn = [name for name, thing in things.items() if isinstance(thing, np.random.Generator)]
-    generators = {name: named.pop(name) for name in drawn}
-    return _FORMAT.document(place=named.pop(PLACE, None), states=named, generators=generators)
+    states = {name: _state(name, thing) for name, thing in things.items()}
+    names = [name for name, thing in things.items() if isinstance(thing, np.random.Generator)]
+    generators = {name: states.pop(name) for name in names}
+    return _FORMAT.document(place=states.pop(PLACE, None), states=states, generators=generators)
 
 
 def _state(name: str, thing: Any) -> Any:
@@ -260,7 +260,7 @@ class ScriptProgress:
     """Progress of one incarnation.
 
     Args:
-        said: Progress text of the last incarnation's last push that counts; empty: there was none,
+        text: Progress text of the last incarnation's last push that counts; empty: there was none,
             or it was in no loop of the fleet, and every step is made anew.
 
     Attributes:
@@ -269,18 +269,18 @@ class ScriptProgress:
         states: State remembered at the mark, by name.
     """
 
-    def __init__(self, said: str = "") -> None:
+    def __init__(self, text: str = "") -> None:
         self.behind, self._at = 0, 0
         self.states: dict[str, Any] = {}
-        if said:
+        if text:
             with reading("the progress of a worker's earlier life"):
                 kinds = {"pushes": int, "at": int, "states": dict}
                 self.behind, self._at, states = exact(
-                    _PROGRESS_FORMAT.parse(said), "progress", **kinds
+                    _PROGRESS_FORMAT.parse(text), "progress", **kinds
                 )
                 self.states = read_states(states)
         self.pushes = 0
-        self._there = not said
+        self._there = not text
         self._mark: tuple[int, str] | None = None
 
     # -- before the script is where it was -----------------------------------------------------
@@ -314,7 +314,7 @@ class ScriptProgress:
         lies in its memory, and a later incarnation has to do it again.
 
         Args:
-            states: Result of `Remembered.capture`.
+            states: Result of `WorkerState.capture`.
             latest: Replace the mark in any case: the data is dealt by the fleet, which deals nothing again.
         """
         if latest or self._mark is None or self._mark[0] != self.pushes:

@@ -104,8 +104,8 @@ class Setting:
         return self.wanted or (low if self.most == math.inf else f"{low} and at most {self.most:g}")
 
 
-def _wrong(source: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"{source} is {value!r}; it must be {wanted}")
+def _wrong(source: str, value: Any, requirement: str) -> ConfigError:
+    return ConfigError(f"{source} is {value!r}; it must be {requirement}")
 
 
 def setting(
@@ -120,14 +120,14 @@ def setting(
         more: Other attributes of Setting.
     """
     variables = [name for name in names.split() if name.isupper()]
-    said = {
+    parts = {
         "flag": next((name for name in names.split() if name.startswith("--")), ""),
         "env": next(iter(variables), ""),
         "synonyms": tuple(variables[1:]),
         "key": next((name for name in names.split() if "." in name), ""),
     }
     return dataclasses.field(
-        default=default, metadata={"setting": {"help": help, "kind": kind, **said, **more}}
+        default=default, metadata={"setting": {"help": help, "kind": kind, **parts, **more}}
     )
 
 
@@ -137,9 +137,9 @@ def settings_of(group: Any) -> tuple[Setting, ...]:
         return tuple(group.settings())
     hints = typing.get_type_hints(group)
     return tuple(
-        Setting(field.name, said.pop("kind") or kind_of(hints[field.name]), field.default, **said)
+        Setting(field.name, more.pop("kind") or kind_of(hints[field.name]), field.default, **more)
         for field in dataclasses.fields(group)
-        if (said := dict(field.metadata.get("setting", ())))
+        if (more := dict(field.metadata.get("setting", ())))
     )
 
 

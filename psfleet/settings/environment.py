@@ -132,14 +132,14 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
             tensorboard=from_variable(JobSettings, "tensorboard", variables),
         )
     other = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
-    said = from_variables(Environment, {**variables, other: ""})
-    for endpoint in said.get("servers", ()):
+    values = from_variables(Environment, {**variables, other: ""})
+    for endpoint in values.get("servers", ()):
         check_endpoint(endpoint)
-    if said.get("servers"):
-        _check_workers(variables, said)
-        if "rank" not in said:
-            said["rank"] = _own_rank(variables, role, said)
-    return Environment(**said)
+    if values.get("servers"):
+        _check_workers(variables, values)
+        if "rank" not in values:
+            values["rank"] = _own_rank(variables, role, values)
+    return Environment(**values)
 
 
 def reader_environment(
@@ -151,8 +151,8 @@ def reader_environment(
         ConfigError: A value is wrong.
     """
     groups = (UserSettings, JobSettings, ProcessSettings)
-    said = {name: value for g in groups for name, value in from_variables(g, variables).items()}
-    return Environment(**said, servers=tuple(servers))
+    values = {name: value for g in groups for name, value in from_variables(g, variables).items()}
+    return Environment(**values, servers=tuple(servers))
 
 
 def _check_no_servers(variables: Mapping[str, str]) -> None:
@@ -198,8 +198,8 @@ def on_nan() -> str:
 
 def threads() -> int:
     """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets); 1 if unset."""
-    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return max(int(said), 1) if said.isdigit() else 1
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(int(text), 1) if text.isdigit() else 1
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -211,35 +211,35 @@ def check_endpoint(endpoint: str) -> None:
         raise ConfigError(f"endpoint {endpoint!r} is neither unix:/path nor host:port")
 
 
-def _check_workers(variables: Mapping[str, str], said: Mapping[str, Any]) -> None:
+def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> None:
     """Refuse the reference's variables without the number of workers, as it does."""
-    if "workers" not in said and not variables.get("PSFLEET_ROLE"):
+    if "workers" not in values and not variables.get("PSFLEET_ROLE"):
         raise ConfigError(
             f"TRAINING_ROLE is {variables.get('TRAINING_ROLE')!r} and PADDLE_TRAINERS_NUM is not set; set it "
             "to the number of workers"
         )
 
 
-def _own_rank(variables: Mapping[str, str], role: str, said: Mapping[str, Any]) -> int:
+def _own_rank(variables: Mapping[str, str], role: str, values: Mapping[str, Any]) -> int:
     """The rank that no variable says: it follows from the address, or there is one such process.
 
     Raises:
         ConfigError: It does not. Two processes that guess would both be the first.
     """
-    servers = said["servers"]
+    servers = values["servers"]
     own = f"{variables.get('POD_IP', '')}:{variables.get('PADDLE_PORT', '')}"
     if (
         role == "server" and own in servers
     ):  # the reference tells a server its address, not its index
         return int(servers.index(own))
-    count = len(servers) if role == "server" else said.get("workers", 1)
+    count = len(servers) if role == "server" else values.get("workers", 1)
     if not variables.get("PSFLEET_ROLE"):
         by_address = f"POD_IP:PADDLE_PORT (now {own!r}) to one of PADDLE_PSERVERS_IP_PORT_LIST"
-        wanted = by_address if role == "server" else "PADDLE_TRAINER_ID"
+        missing = by_address if role == "server" else "PADDLE_TRAINER_ID"
     elif count > 1:
-        wanted = f"PSFLEET_RANK, from 0 to {count - 1}"
+        missing = f"PSFLEET_RANK, from 0 to {count - 1}"
     else:
         return 0
     raise ConfigError(
-        f"this process is one of {count} {role}(s) and nothing says which; set {wanted}"
+        f"this process is one of {count} {role}(s) and nothing says which; set {missing}"
     )

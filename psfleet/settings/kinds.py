@@ -50,10 +50,10 @@ _USER = re.compile(r"(://)[^/@]*@")
 def url_of(path: str | os.PathLike[str]) -> str | None:
     """The URL that a path is, with two slashes; None: it is a path of this machine, as is a file: URL."""
     text = os.fspath(path)
-    found = _URL.match(text) if isinstance(text, str) else None
-    if found is None or found[1].lower() == "file":
+    match = _URL.match(text) if isinstance(text, str) else None
+    if match is None or match[1].lower() == "file":
         return None
-    return f"{found[1]}://{text[found.end() :]}"
+    return f"{match[1]}://{text[match.end() :]}"
 
 
 def shown_url(url: str) -> str:
@@ -78,8 +78,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
             f"{shown_url(url)!r} is a URL, and only local and mounted file systems are read and written "
             f"here; name a folder and copy between the two, or name it {'./' + text!r} if it is one here"
         )
-    if isinstance(text, str) and (found := _URL.match(text)):
-        return Path("/" + text[found.end() :])
+    if isinstance(text, str) and (match := _URL.match(text)):
+        return Path("/" + text[match.end() :])
     return Path(text)
 
 
@@ -101,13 +101,13 @@ def parse_levels(text: str) -> dict[str, int]:
     Raises:
         ValueError: A level is unknown, or a name is none of psfleet's.
     """
-    found = {ROOT: logging.INFO}
+    levels = {ROOT: logging.INFO}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, level = part.rpartition("=")
         if level not in LEVELS or (equals and f"{name}.".split(".")[0] != ROOT):
             raise ValueError(part)
-        found[name or ROOT] = LEVELS[level]
-    return found
+        levels[name or ROOT] = LEVELS[level]
+    return levels
 
 
 _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -251,8 +251,8 @@ def one_of(*choices: str) -> SettingKind:
             raise ValueError
         return text
 
-    wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
-    return SettingKind(wanted, parse, lambda value: value in choices, choices=choices)
+    requirement = f"{', '.join(choices[:-1])} or {choices[-1]}"
+    return SettingKind(requirement, parse, lambda value: value in choices, choices=choices)
 
 
 def _list_of(item: SettingKind) -> SettingKind:

@@ -59,16 +59,16 @@ class ServerLimits:
         Raises:
             ConfigError: A name is unknown or a value is no whole number.
         """
-        known = {one.name: one for one in settings_of(cls)}
+        settings = {one.name: one for one in settings_of(cls)}
         limits: dict[str, int] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")
-            if name not in known or not equals:
+            if name not in settings or not equals:
                 raise ConfigError(
                     f"PSFLEET_LIMITS says {part!r}; it must be name=number with a name among "
-                    f"{', '.join(known)}"
+                    f"{', '.join(settings)}"
                 )
-            limits[name] = known[name].parse(value, f"limit {name}")
+            limits[name] = settings[name].parse(value, f"limit {name}")
         return cls(**limits)
 
     @property

@@ -22,7 +22,7 @@ from psfleet.wire.v1.state_pb2 import Array
 _LENGTH = struct.Struct("<Q")
 _KINDS = "biuf"  # of dtypes: bool, int, unsigned, float
 
-Stored = TypeVar("Stored", bound=Message)
+M = TypeVar("M", bound=Message)
 
 
 def pack(message: Message, groups: Iterable[Sequence[NDArray[Any]]] = ()) -> list[Part]:
@@ -34,7 +34,7 @@ def pack(message: Message, groups: Iterable[Sequence[NDArray[Any]]] = ()) -> lis
     return parts
 
 
-def unpack(kind: type[Stored], body: memoryview) -> tuple[Stored, memoryview]:
+def unpack(kind: type[M], body: memoryview) -> tuple[M, memoryview]:
     """The message of a body, and the bytes of the arrays behind it.
 
     Raises:
@@ -49,7 +49,7 @@ def unpack(kind: type[Stored], body: memoryview) -> tuple[Stored, memoryview]:
     return parse(kind, bytes(body[_LENGTH.size : end])), body[end + -length % ALIGNMENT :]
 
 
-def read_alone(kind: type[Stored], body: memoryview) -> Stored:
+def read_alone(kind: type[M], body: memoryview) -> M:
     """The message of a body without arrays.
 
     Raises:
@@ -60,7 +60,7 @@ def read_alone(kind: type[Stored], body: memoryview) -> Stored:
     return message
 
 
-def parse(kind: type[Stored], data: bytes) -> Stored:
+def parse(kind: type[M], data: bytes) -> M:
     """A stored message.
 
     Raises:

@@ -49,9 +49,9 @@ class ChangedTable:
 
 
 def read_changes(
-    message: follower_pb2.ChangesReply, known: dict[int, TableSpec]
+    message: follower_pb2.ChangesReply, specs: dict[int, TableSpec]
 ) -> list[ChangedTable]:
-    """The changes in a reply; `known` gets the definitions that come with them.
+    """The changes in a reply; `specs` gets the definitions that come with them.
 
     Raises:
         FrameError: They do not fit together.
@@ -59,13 +59,13 @@ def read_changes(
     changes = []
     for each in message.tables:
         if each.whole:
-            known[each.table] = read_spec(each.spec)
-        if each.table not in known:
+            specs[each.table] = read_spec(each.spec)
+        if each.table not in specs:
             raise FrameError(f"changes of table {each.table:#x} come without its definition")
-        spec = known[each.table]
+        spec = specs[each.table]
         ids, weights = read_rows(each, spec)
-        removed = _array(each.removed, np.int64)
-        changes.append(ChangedTable(spec, ids, weights, removed, each.whole))
+        removals = _array(each.removed, np.int64)
+        changes.append(ChangedTable(spec, ids, weights, removals, each.whole))
     return changes
 
 

@@ -16,22 +16,22 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-def value_format(spec: TableSpec, wanted: Format) -> Format:
-    """Return the format of the table's values where `wanted` is asked for."""
-    return FORMATS[wanted].for_width(spec.dim if spec.kind == "sparse" else spec.size)
+def value_format(spec: TableSpec, form: Format) -> Format:
+    """Return the format of the table's values where `form` is asked for."""
+    return FORMATS[form].for_width(spec.dim if spec.kind == "sparse" else spec.size)
 
 
-def _gradient_format(spec: TableSpec, wanted: Format) -> Format:
-    """Return the format of the table's gradients where `wanted` is asked for; counts are exact."""
-    counted = spec.rule.counts or (spec.kind == "sparse" and spec.pushed_scores)
-    return "float32" if counted else value_format(spec, wanted)
+def _gradient_format(spec: TableSpec, form: Format) -> Format:
+    """Return the format of the table's gradients where `form` is asked for; counts are exact."""
+    counts = spec.rule.counts or (spec.kind == "sparse" and spec.pushed_scores)
+    return "float32" if counts else value_format(spec, form)
 
 
 def repacked(values: Floats, form: Format) -> Floats:
     """Return the values as they arrive after they were sent in this form, contiguous."""
-    packed = _packed(form, values.shape)
-    packed.pack(values)
-    return packed.unpack()
+    compressed = _packed(form, values.shape)
+    compressed.pack(values)
+    return compressed.unpack()
 
 
 def _packed(form: Format, shape: Sequence[int]) -> CompressedValues:
@@ -49,16 +49,16 @@ class GradientCompressor:
 
     Args:
         seat: Seat of the worker.
-        wanted: The form that its strategy says.
+        form: The form that its strategy says.
 
     Attributes:
         feeds: See above. Not in sync mode, whose bits must not depend on what a worker remembers.
         saved: Bytes by which what was packed would have been longer in float32.
     """
 
-    def __init__(self, seat: int, wanted: Format, feeds: bool = False) -> None:
+    def __init__(self, seat: int, form: Format, feeds: bool = False) -> None:
         self._seat = seat
-        self._wanted = wanted
+        self._form = form
         self.feeds = feeds
         self.saved = 0
         self._rests: dict[int, Floats] = {}
@@ -68,11 +68,11 @@ class GradientCompressor:
 
         A gradient with a precision of its own keeps it.
         """
-        if self._wanted == "float32":
+        if self._form == "float32":
             return "float32"
         plain = gradient.precision == "float32"
         by_elements = spec.kind == "dense" and gradient.ids is not None
-        return _gradient_format(spec, self._wanted) if plain and not by_elements else "float32"
+        return _gradient_format(spec, self._form) if plain and not by_elements else "float32"
 
     def sent(self, number: int, gradients: Sequence[tuple[TableSpec, Gradient]]) -> list[Gradient]:
         """Return push `number` of the worker as a server that holds all of it receives it.
@@ -102,12 +102,12 @@ class GradientCompressor:
         values = gradient.values
         if form == "float32":
             return values
-        packed = _packed(form, values.shape)
+        compressed = _packed(form, values.shape)
         if gradient.ids is None:
-            self.part(spec, number, 0, values, packed)
+            self.part(spec, number, 0, values, compressed)
         else:
-            self.rows(spec, number, gradient.ids, values, packed)
-        return packed.unpack()
+            self.rows(spec, number, gradient.ids, values, compressed)
+        return compressed.unpack()
 
     def check(self, spec: TableSpec, values: Floats) -> None:
         """Refuse a gradient that int8 cannot bring: one with an infinity or NaN.
@@ -123,21 +123,21 @@ class GradientCompressor:
             raise _not_finite(spec, float(bad[0]))
 
     def rows(
-        self, spec: TableSpec, number: int, ids: Ids, rows: Floats, packed: CompressedValues
+        self, spec: TableSpec, number: int, ids: Ids, rows: Floats, out: CompressedValues
     ) -> None:
         """Pack rows [n, dim], whose ids are distinct, of the worker's push `number`.
 
         Raises:
             UsageError: A row has an infinity or NaN: gradients that are finite may have such a sum.
         """
-        self.saved += rows.nbytes - packed.codes.nbytes - packed.scales.nbytes
+        self.saved += rows.nbytes - out.codes.nbytes - out.scales.nbytes
         draw = (spec.key, self._seat, number)
-        bad = packed.format.encode_rows(rows, ids, draw, packed)
+        bad = out.format.encode_rows(rows, ids, draw, out)
         if bad is not None:
             raise _not_finite(spec, float(rows[bad][~np.isfinite(rows[bad])][0]))
 
     def part(
-        self, spec: TableSpec, number: int, low: int, values: Floats, packed: CompressedValues
+        self, spec: TableSpec, number: int, low: int, values: Floats, out: CompressedValues
     ) -> None:
         """Pack values [n] of a dense gradient from position `low` of the flattened array on.
 
@@ -146,12 +146,12 @@ class GradientCompressor:
             number: Number of the push.
             low: A multiple of BLOCK.
             values: Finite, see `check`.
-            packed: Is written.
+            out: Is written.
         """
-        self.saved += values.nbytes - packed.codes.nbytes - packed.scales.nbytes
-        has_rests = self.feeds and packed.format.has_feedback
+        self.saved += values.nbytes - out.codes.nbytes - out.scales.nbytes
+        has_rests = self.feeds and out.format.has_feedback
         rests = self._rest(spec, low, len(values)) if has_rests else None
-        packed.format.encode_part(values, low, (spec.key, self._seat, number), rests, packed)
+        out.format.encode_part(values, low, (spec.key, self._seat, number), rests, out)
 
     def _rest(self, spec: TableSpec, low: int, count: int) -> Floats:
         rests = self._rests.get(spec.key)

@@ -139,11 +139,11 @@ def _head(header: Header, length: int, layout: bytes) -> bytes:
 
 def encode_header(header: Header, layout: bytes) -> bytes:
     """The message with this header and an empty payload; see `encode`."""
-    written: bytes = header.SerializeToString()
-    if len(layout) + len(written) > MAX_HEADER:
-        raise _too_long(len(layout) + len(written))
-    size, layout_size = len(written), len(layout)
-    head = _SHORT_FIELDS[size] + written if size < 128 else field(_HEADER, written)
+    content: bytes = header.SerializeToString()
+    if len(layout) + len(content) > MAX_HEADER:
+        raise _too_long(len(layout) + len(content))
+    size, layout_size = len(content), len(layout)
+    head = _SHORT_FIELDS[size] + content if size < 128 else field(_HEADER, content)
     if not layout:
         return head
     if layout_size < 128:

@@ -31,7 +31,7 @@ from google.protobuf.message_factory import GetMessageClass
 from psfleet.errors import FrameError
 
 Value = TypeVar("Value")
-Stored = TypeVar("Stored", bound=Message)
+M = TypeVar("M", bound=Message)
 
 _INTEGERS = (
     FieldDescriptor.CPPTYPE_INT32,
@@ -77,7 +77,7 @@ class SpreadCodec:
 Exceptions = tuple[MessageCodec | SpreadCodec, ...]
 
 
-class Converter(Generic[Value, Stored]):
+class Converter(Generic[Value, M]):
     """A converter between a dataclass and a message.
 
     Args:
@@ -98,7 +98,7 @@ class Converter(Generic[Value, Stored]):
     def __init__(
         self,
         value: type[Value],
-        message: type[Stored],
+        message: type[M],
         *exceptions: MessageCodec | SpreadCodec,
         omitted: Collection[str] = (),
         others: Collection[str] | None = (),
@@ -106,15 +106,15 @@ class Converter(Generic[Value, Stored]):
         self._value, self.message = value, message
         self._spread: dict[str, SpreadCodec] = {}
         self._codecs: list[tuple[str, bool, Codec]] = []
-        stored: Any = message.DESCRIPTOR.fields_by_name
+        descriptors: Any = message.DESCRIPTOR.fields_by_name
         spread_codecs = {each.held: each for each in exceptions if isinstance(each, SpreadCodec)}
         for name, hint in _attributes(value).items():
             if name in omitted:
                 continue
             if hint in spread_codecs:
                 self._spread[name] = spread_codecs[hint]
-            elif name in stored:
-                codec, optional = _attribute(hint, stored[name], exceptions)
+            elif name in descriptors:
+                codec, optional = _attribute(hint, descriptors[name], exceptions)
                 self._codecs.append((name, optional, codec))
             else:
                 raise TypeError(f"{value.__name__}.{name} has no field in {message.__name__}")
@@ -123,7 +123,7 @@ class Converter(Generic[Value, Stored]):
         if others is not None:
             _check_whole(value.__name__, message, {*self.fields, *others})
 
-    def write(self, value: Value, **others: Any) -> Stored:
+    def write(self, value: Value, **others: Any) -> M:
         """Make the message of a value, with these other fields."""
         return self.message(**self.stored(value), **others)
 
@@ -137,7 +137,7 @@ class Converter(Generic[Value, Stored]):
             fields |= spread.write(getattr(value, name))
         return fields
 
-    def read(self, message: Stored, **omitted: Any) -> Value:
+    def read(self, message: M, **omitted: Any) -> Value:
         """Make the value that a message holds, with these other attributes.
 
         Raises:
@@ -160,10 +160,10 @@ def check_shared(
     Raises:
         TypeError: They do not.
     """
-    held = [*by_hand, *(name for converter in converters for name in converter.fields)]
-    if len(held) != len(set(held)):
-        raise TypeError(f"a field of {message.__name__} is held twice: {sorted(held)}")
-    _check_whole("nothing", message, set(held))
+    names = [*by_hand, *(name for converter in converters for name in converter.fields)]
+    if len(names) != len(set(names)):
+        raise TypeError(f"a field of {message.__name__} is held twice: {sorted(names)}")
+    _check_whole("nothing", message, set(names))
 
 
 def write_pairs(pairs: Iterable[tuple[int, int]]) -> list[int]:
@@ -202,9 +202,9 @@ def _attributes(value: type) -> dict[str, Any]:
 
 
 def _check_whole(holder: str, message: type[Message], names: Set[str]) -> None:
-    known = {*message.DESCRIPTOR.fields_by_name}
-    if names != known:
-        raise TypeError(f"{holder} and {message.__name__} differ in {sorted(names ^ known)}")
+    fields = {*message.DESCRIPTOR.fields_by_name}
+    if names != fields:
+        raise TypeError(f"{holder} and {message.__name__} differ in {sorted(names ^ fields)}")
 
 
 def _attribute(hint: Any, field: FieldDescriptor, exceptions: Exceptions) -> tuple[Codec, bool]:
@@ -220,12 +220,12 @@ def _attribute(hint: Any, field: FieldDescriptor, exceptions: Exceptions) -> tup
 def _map(hint: Any, entry: Descriptor, exceptions: Exceptions) -> Codec:
     origin, hints = get_origin(hint), get_args(hint)
     pairs = origin is tuple
-    key, held = get_args(hints[0]) if pairs else hints
+    key, item = get_args(hints[0]) if pairs else hints
     _single(key, entry.fields_by_name["key"], ())  # checks it
-    write, read = _single(held, entry.fields_by_name["value"], exceptions)
+    write, read = _single(item, entry.fields_by_name["value"], exceptions)
 
-    def read_map(stored: Mapping[Any, Any]) -> Any:
-        values = [(at, read(value)) for at, value in sorted(stored.items())]
+    def read_map(entries: Mapping[Any, Any]) -> Any:
+        values = [(at, read(value)) for at, value in sorted(entries.items())]
         return tuple(values) if pairs else dict(values)
 
     def write_map(values: Any) -> dict[Any, Any]:
@@ -238,40 +238,40 @@ def _map(hint: Any, entry: Descriptor, exceptions: Exceptions) -> Codec:
 def _repeated(hint: Any, field: FieldDescriptor, exceptions: Exceptions) -> Codec:
     origin: Any = get_origin(hint)
     if origin in (dict, Mapping):
-        key, held = get_args(hint)
-        return _entries(key, held, field.message_type, exceptions)
+        key, item = get_args(hint)
+        return _entries(key, item, field.message_type, exceptions)
     if origin not in (tuple, list, set, frozenset):
         raise TypeError(f"{field.full_name} cannot hold {hint}")
-    held = get_args(hint)[0]
-    ordered: Callable[[Any], Any] = sorted if origin in (set, frozenset) else list
-    if held == tuple[int, int] and field.cpp_type in _INTEGERS:
+    item = get_args(hint)[0]
+    order: Callable[[Any], Any] = sorted if origin in (set, frozenset) else list
+    if item == tuple[int, int] and field.cpp_type in _INTEGERS:
         return Codec(
-            lambda values: write_pairs(ordered(values)), lambda stored: origin(read_pairs(stored))
+            lambda values: write_pairs(order(values)), lambda elements: origin(read_pairs(elements))
         )
-    write, read = _single(held, field, exceptions)
+    write, read = _single(item, field, exceptions)
     return Codec(
-        lambda values: [write(value) for value in ordered(values)],
-        lambda stored: origin(map(read, stored)),
+        lambda values: [write(value) for value in order(values)],
+        lambda elements: origin(map(read, elements)),
     )
 
 
-def _entries(key: Any, held: Any, entry: Any, exceptions: Exceptions) -> Codec:
+def _entries(key: Any, item: Any, entry: Any, exceptions: Exceptions) -> Codec:
     """The codec of a dictionary whose entries are messages, in order."""
     first, *others = entry.fields
     _single(key, first, ())  # checks it
     kind: Any = GetMessageClass(entry)
     if len(others) == 1:
-        name, (write, read) = others[0].name, _single(held, others[0], exceptions)
+        name, (write, read) = others[0].name, _single(item, others[0], exceptions)
         return Codec(
             lambda values: [
                 kind(**{first.name: at, name: write(value)}) for at, value in values.items()
             ],
-            lambda stored: {getattr(it, first.name): read(getattr(it, name)) for it in stored},
+            lambda entries: {getattr(it, first.name): read(getattr(it, name)) for it in entries},
         )
-    converter = Converter(held, kind, *exceptions, others=(first.name,))
+    converter = Converter(item, kind, *exceptions, others=(first.name,))
     return Codec(
         lambda values: [converter.write(value, **{first.name: at}) for at, value in values.items()],
-        lambda stored: {getattr(it, first.name): converter.read(it) for it in stored},
+        lambda entries: {getattr(it, first.name): converter.read(it) for it in entries},
     )
 
 
@@ -281,10 +281,10 @@ def _single(hint: Any, field: FieldDescriptor, exceptions: Exceptions) -> Codec:
         return _message(hint, field.message_type, exceptions)
     if dataclasses.is_dataclass(hint):
         constructor: Any = hint
-        [(name, held)] = _attributes(constructor).items()
-        write, read = _single(held, field, exceptions)
+        [(name, inner)] = _attributes(constructor).items()
+        write, read = _single(inner, field, exceptions)
         return Codec(
-            lambda value: write(getattr(value, name)), lambda stored: constructor(read(stored))
+            lambda value: write(getattr(value, name)), lambda content: constructor(read(content))
         )
     if field.cpp_type not in _SCALARS.get(hint, ()):
         raise TypeError(f"{field.full_name} cannot hold {hint}")
@@ -314,8 +314,8 @@ def _message(hint: Any, message: Descriptor, exceptions: Exceptions) -> Codec:
         parts = zip(codecs, values, strict=True)
         return kind(**{name: codec.write(part) for (name, codec), part in parts})
 
-    def read(stored: Any) -> Any:
-        parts = [codec.read(getattr(stored, name)) for name, codec in codecs]
+    def read(content: Any) -> Any:
+        parts = [codec.read(getattr(content, name)) for name, codec in codecs]
         return parts[0] if single else tuple(parts)
 
     return Codec(write, read)

@@ -110,8 +110,8 @@ def _numbered(number: int) -> ConsistencyMode:
     for mode in MODES.values():
         if mode.number == number:
             return mode
-    known = ", ".join(f"{name} ({mode.number})" for name, mode in MODES.items())
-    raise FrameError(f"mode {number} is unknown; this server knows {known}")
+    names = ", ".join(f"{name} ({mode.number})" for name, mode in MODES.items())
+    raise FrameError(f"mode {number} is unknown; this server knows {names}")
 
 
 def _with(number: int, values: list[int]) -> ConsistencyMode:

@@ -229,7 +229,7 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
 
 def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
     """The gradients of a push, as views into the payload."""
-    return tuple(_gradient(*found) for found in _segments(header, payload, spec_of))
+    return tuple(_gradient(*part) for part in _segments(header, payload, spec_of))
 
 
 def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:
@@ -277,10 +277,10 @@ def _format(segment: Segment, spec: TableSpec) -> Format:
     """The form in which values travel to a worker."""
     form = NUMBERED.get(segment.precision)
     if form is None or not form.is_for_pulls:
-        known = [f"{each.name} ({each.number})" for each in FORMATS.values() if each.is_for_pulls]
+        choices = [f"{each.name} ({each.number})" for each in FORMATS.values() if each.is_for_pulls]
         raise FrameError(
             f"table {spec.name!r}: values cannot travel in precision {segment.precision}; "
-            f"choose one of {', '.join(known)}"
+            f"choose one of {', '.join(choices)}"
         )
     return cast(Format, form.name)
 
@@ -309,8 +309,8 @@ def _short_values(
     form = NUMBERED.get(segment.precision)
     if form is None or (segment.content == ELEMENTS and not form.has_elements):
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
-    packed = cursor.packed(form.name, shape)
-    return form.decode_gradient(packed, segment.scale or 1.0, spec.name)
+    compressed = cursor.packed(form.name, shape)
+    return form.decode_gradient(compressed, segment.scale or 1.0, spec.name)
 
 
 class _Cursor:
@@ -346,9 +346,9 @@ class _Cursor:
     def take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The next array of that length."""
         size = count * dtype.itemsize
-        left = self._size - self.at
-        if size > left:
-            raise FrameError(f"a segment announces {size} bytes, but the payload has {left} left")
+        rest = self._size - self.at
+        if size > rest:
+            raise FrameError(f"a segment announces {size} bytes, but the payload has {rest} left")
         array = np.frombuffer(self._payload, dtype, count, self.at)
         self.at += size
         self.taken += size
@@ -364,16 +364,16 @@ class _Cursor:
 def _segments(
     header: Header, payload: Bytes, spec_of: SpecOf
 ) -> Iterator[tuple[Segment, TableSpec, _Cursor]]:
-    cursor, placed = _Cursor(payload), header.HasField("lane")
-    seen: set[int] = set()
+    cursor, has_lane = _Cursor(payload), header.HasField("lane")
+    tables: set[int] = set()
     for segment in header.segments:
         table = segment.table
-        if table in seen and segment.content in _GRADIENTS:
+        if table in tables and segment.content in _GRADIENTS:
             raise FrameError(f"the frame names table {table:#x} twice")
-        seen.add(table)
-        cursor.at = segment.offset if placed else cursor.at + -cursor.at % frame.ALIGNMENT
+        tables.add(table)
+        cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % frame.ALIGNMENT
         yield segment, spec_of(table), cursor
-    if not placed:
+    if not has_lane:
         cursor.finish()
 
 

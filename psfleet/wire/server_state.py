@@ -56,13 +56,13 @@ def write_state(state: ServerState) -> list[Part]:
     return body.pack(message, ([array] for array in arrays))
 
 
-def read_state(stored: memoryview) -> ServerState:
+def read_state(content: memoryview) -> ServerState:
     """The state in a body; held gradients are views into it.
 
     Raises:
         FrameError: It is of another version, has a field that this one does not know, or is damaged.
     """
-    message, payload = body.unpack(state_pb2.ServerState, stored)
+    message, payload = body.unpack(state_pb2.ServerState, content)
     if message.version != VERSION:
         raise FrameError(
             f"it holds a server's state of version {message.version}; this psfleet reads "
@@ -86,27 +86,27 @@ check_shared(state_pb2.ShardState, (_WORKERS, _ROUNDS), _BY_HAND)
 
 def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[OutgoingSegment]]:
     rounds, gate = state.consistency.rounds, state.consistency.gate
-    held = [write_push(push) for push in rounds.held.values()]
+    pushes = [write_push(push) for push in rounds.held.values()]
     message = state_pb2.ShardState(
         **_WORKERS.stored(state.workers),
         **_ROUNDS.stored(rounds),
         **mode_fields(state.consistency.declared),
         switches=state.consistency.switches,
         cut=state.cut,
-        held=[header for header, _ in held],
+        held=[header for header, _ in pushes],
         clocks=gate.at,
         leading_steps=gate.leading_steps,
         makers=state.makers,
     )
-    return message, [segment for _, segments in held for segment in segments]
+    return message, [segment for _, segments in pushes for segment in segments]
 
 
 def _read_shard(message: state_pb2.ShardState, arrays: Arrays) -> ShardState:
-    held = {header.worker: _read_held(header, arrays) for header in message.held}
+    pushes = {header.worker: _read_held(header, arrays) for header in message.held}
     clocks = dict(sorted(message.clocks.items()))
     consistency = ConsistencyState(
         server=0,
-        rounds=_ROUNDS.read(message, held=held),
+        rounds=_ROUNDS.read(message, held=pushes),
         declared=read_mode_fields(message) if message.mode else NO_MODE,
         switches=message.switches,
         gate=PullGate(at=clocks, leading_steps=message.leading_steps),

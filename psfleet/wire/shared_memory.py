@@ -131,15 +131,15 @@ class BlockAllocator:
         """Offset of a place for so many bytes, on a cache line; None: there is none left."""
         # Sizes are rounded up by at most an eighth, so that those of one step fit those of the next.
         unit = 64 if nbytes < 1024 else 1 << nbytes.bit_length() - 4
-        rounded = max(-(-nbytes // unit), 1) * unit
-        free = self._free.get(rounded)
+        length = max(-(-nbytes // unit), 1) * unit
+        free = self._free.get(length)
         if free:
             offset = free.pop()
-        elif self._next + rounded <= self.size:
-            offset, self._next = self._next, self._next + rounded
+        elif self._next + length <= self.size:
+            offset, self._next = self._next, self._next + length
         else:
-            return self._take_larger(rounded)
-        self._sizes[offset] = rounded
+            return self._take_larger(length)
+        self._sizes[offset] = length
         return offset
 
     def _take_larger(self, size: int) -> int | None:

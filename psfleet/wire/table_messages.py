@@ -65,15 +65,15 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     return spec
 
 
-def write_evictions(found: EvictedIds) -> shard_pb2.EvictionsReply:
+def write_evictions(evictions: EvictedIds) -> shard_pb2.EvictionsReply:
     """The message of one server's evictions."""
-    [following] = found.position
+    [following] = evictions.position
     return shard_pb2.EvictionsReply(
-        ids=found.ids.astype("<i8").tobytes(),
-        steps=found.steps.astype("<i8").tobytes(),
-        causes=found.causes.tobytes(),
+        ids=evictions.ids.astype("<i8").tobytes(),
+        steps=evictions.steps.astype("<i8").tobytes(),
+        causes=evictions.causes.tobytes(),
         next=following,
-        missed=found.missed,
+        missed=evictions.missed,
     )
 
 
@@ -103,13 +103,13 @@ def clock_to_json(clock: TableClock) -> dict[str, Any]:
     return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}
 
 
-def read_clock(said: Any) -> TableClock:
+def read_clock(document: Any) -> TableClock:
     """The clock that a document holds.
 
     Raises:
         ValueError: It is none.
     """
-    step, shrinks, ticks = exact(said, "clock", step=int, shrinks=list, ticks=list)
+    step, shrinks, ticks = exact(document, "clock", step=int, shrinks=list, ticks=list)
     numbers = [step, *shrinks, *(int(at) for _, at in ticks), *(int(t) for t, _ in ticks)]
     if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
         raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")

@@ -100,32 +100,30 @@ class WireFormat(ABC):
         """Make values of what the buffer holds, or is to hold."""
 
     @abstractmethod
-    def encode(self, values: Floats, packed: CompressedValues) -> None:
+    def encode(self, values: Floats, out: CompressedValues) -> None:
         """Write values [n], each as the nearest that the format can hold."""
 
     @abstractmethod
-    def decode(self, packed: CompressedValues, values: Floats) -> None:
+    def decode(self, compressed: CompressedValues, values: Floats) -> None:
         """Write to `values` [n] what the codes stand for."""
 
-    def decode_gradient(self, packed: CompressedValues, scale: float, table: str) -> Floats:
+    def decode_gradient(self, compressed: CompressedValues, scale: float, table: str) -> Floats:
         """Read values of a gradient that its worker has multiplied by `scale`.
 
         Raises:
             FrameError: No worker has sent such values.
         """
         del scale, table
-        return packed.unpack()
+        return compressed.unpack()
 
-    def encode_rows(
-        self, rows: Floats, ids: Ids, draw: Draw, packed: CompressedValues
-    ) -> int | None:
+    def encode_rows(self, rows: Floats, ids: Ids, draw: Draw, out: CompressedValues) -> int | None:
         """Write rows [n, dim] of a gradient; the first one that cannot travel, if there is one."""
         del ids, draw
-        packed.pack(rows)
+        out.pack(rows)
         return None
 
     def encode_part(
-        self, values: Floats, low: int, draw: Draw, rests: Floats | None, packed: CompressedValues
+        self, values: Floats, low: int, draw: Draw, rests: Floats | None, out: CompressedValues
     ) -> None:
         """Write values [n] of a dense gradient from position `low` on.
 
@@ -134,10 +132,10 @@ class WireFormat(ABC):
             low: A multiple of BLOCK.
             draw: See `Draw`.
             rests: Errors of earlier pushes, to be added and set anew; None: nothing is kept.
-            packed: Is written.
+            out: Is written.
         """
         del low, draw, rests
-        packed.pack(values)
+        out.pack(values)
 
     def for_width(self, width: int) -> Format:
         """Name the format of a table with rows of this width where this one is asked for."""
@@ -160,12 +158,12 @@ class Float32Format(WireFormat):
         return CompressedValues(self, shape, _NO_SCALES, buffer.view(np.float32))
 
     @override
-    def encode(self, values: Floats, packed: CompressedValues) -> None:
-        packed.codes[:] = values
+    def encode(self, values: Floats, out: CompressedValues) -> None:
+        out.codes[:] = values
 
     @override
-    def decode(self, packed: CompressedValues, values: Floats) -> None:
-        values[:] = packed.codes
+    def decode(self, compressed: CompressedValues, values: Floats) -> None:
+        values[:] = compressed.codes
 
 
 class Float16Format(WireFormat):
@@ -186,21 +184,21 @@ class Float16Format(WireFormat):
         return CompressedValues(self, shape, _NO_SCALES, codes)
 
     @override
-    def encode(self, values: Floats, packed: CompressedValues) -> None:
-        packed.codes[:] = number_formats.encode(values, self.half)
+    def encode(self, values: Floats, out: CompressedValues) -> None:
+        out.codes[:] = number_formats.encode(values, self.half)
 
     @override
-    def decode(self, packed: CompressedValues, values: Floats) -> None:
-        values[:] = number_formats.decode(packed.codes, self.half)
+    def decode(self, compressed: CompressedValues, values: Floats) -> None:
+        values[:] = number_formats.decode(compressed.codes, self.half)
 
     @override
-    def decode_gradient(self, packed: CompressedValues, scale: float, table: str) -> Floats:
+    def decode_gradient(self, compressed: CompressedValues, scale: float, table: str) -> Floats:
         if not 2.0**-126 <= scale < 2.0**127:
             raise FrameError(
                 f"table {table!r}: the scale of a gradient is {scale}; "
                 "it must be between 2^-126 and 2^127"
             )
-        return number_formats.decode(packed.codes, self.half, scale).reshape(packed.shape)
+        return number_formats.decode(compressed.codes, self.half, scale).reshape(compressed.shape)
 
 
 class Bfloat16Format(Float16Format):
@@ -212,12 +210,12 @@ class Bfloat16Format(Float16Format):
     half = "bfloat16"
 
     @override
-    def encode(self, values: Floats, packed: CompressedValues) -> None:
-        number_formats.shorten(values, packed.codes)
+    def encode(self, values: Floats, out: CompressedValues) -> None:
+        number_formats.shorten(values, out.codes)
 
     @override
-    def decode(self, packed: CompressedValues, values: Floats) -> None:
-        number_formats.widen(packed.codes, values)
+    def decode(self, compressed: CompressedValues, values: Floats) -> None:
+        number_formats.widen(compressed.codes, values)
 
 
 class Int8Format(WireFormat):
@@ -244,47 +242,45 @@ class Int8Format(WireFormat):
         return CompressedValues(self, shape, buffer[:start].view(np.float32), codes)
 
     @override
-    def encode(self, values: Floats, packed: CompressedValues) -> None:
-        int8.encode(values, _block(packed.shape), packed.scales, packed.codes)
+    def encode(self, values: Floats, out: CompressedValues) -> None:
+        int8.encode(values, _block(out.shape), out.scales, out.codes)
 
     @override
-    def decode(self, packed: CompressedValues, values: Floats) -> None:
-        int8.decode(packed.codes, packed.scales, _block(packed.shape), values)
+    def decode(self, compressed: CompressedValues, values: Floats) -> None:
+        int8.decode(compressed.codes, compressed.scales, _block(compressed.shape), values)
 
     @override
-    def decode_gradient(self, packed: CompressedValues, scale: float, table: str) -> Floats:
-        wrong = packed.scales[~(np.isfinite(packed.scales) & (packed.scales >= 0))]
+    def decode_gradient(self, compressed: CompressedValues, scale: float, table: str) -> Floats:
+        wrong = compressed.scales[~(np.isfinite(compressed.scales) & (compressed.scales >= 0))]
         if wrong.size:
             raise FrameError(
                 f"table {table!r}: a step of the gradient is {wrong[0]}; "
                 "it must be a finite number of at least 0"
             )
-        return packed.unpack()
+        return compressed.unpack()
 
     @override
-    def encode_rows(
-        self, rows: Floats, ids: Ids, draw: Draw, packed: CompressedValues
-    ) -> int | None:
-        return int8.encode_drawn(rows, ids, _salt(*draw), packed.scales, packed.codes)
+    def encode_rows(self, rows: Floats, ids: Ids, draw: Draw, out: CompressedValues) -> int | None:
+        return int8.encode_drawn(rows, ids, _salt(*draw), out.scales, out.codes)
 
     @override
     def encode_part(
-        self, values: Floats, low: int, draw: Draw, rests: Floats | None, packed: CompressedValues
+        self, values: Floats, low: int, draw: Draw, rests: Floats | None, out: CompressedValues
     ) -> None:
         if rests is not None:
-            int8.encode_fed(values, rests, BLOCK, packed.scales, packed.codes)
+            int8.encode_fed(values, rests, BLOCK, out.scales, out.codes)
             return
         # Blocks are drawn as rows are; the last one is filled up with zeros for that.
         salt, whole = _salt(*draw), len(values) // BLOCK
-        places = low // BLOCK + np.arange(len(packed.scales), dtype=np.int64)
+        places = low // BLOCK + np.arange(len(out.scales), dtype=np.int64)
         end = whole * BLOCK
-        rows, scales, codes = values[:end].reshape(-1, BLOCK), packed.scales, packed.codes
+        rows, scales, codes = values[:end].reshape(-1, BLOCK), out.scales, out.codes
         int8.encode_drawn(rows, places[:whole], salt, scales[:whole], codes[:end])
         if end < len(values):
-            last, drawn = np.zeros((1, BLOCK), np.float32), np.empty(BLOCK, np.int8)
+            last, last_codes = np.zeros((1, BLOCK), np.float32), np.empty(BLOCK, np.int8)
             last[0, : len(values) - end] = values[end:]
-            int8.encode_drawn(last, places[whole:], salt, scales[whole:], drawn)
-            codes[end:] = drawn[: len(values) - end]
+            int8.encode_drawn(last, places[whole:], salt, scales[whole:], last_codes)
+            codes[end:] = last_codes[: len(values) - end]
 
     @override
     def for_width(self, width: int) -> Format:

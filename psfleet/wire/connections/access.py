@@ -70,8 +70,8 @@ class Access:
             own = grpc.ssl_channel_credentials(
                 self.credentials.ca, self.credentials.key, self.credentials.certificate
             )
-            named = ("grpc.ssl_target_name_override", SERVER_NAME)
-            return grpc.secure_channel(endpoint, own, [*options, named])
+            name_override = ("grpc.ssl_target_name_override", SERVER_NAME)
+            return grpc.secure_channel(endpoint, own, [*options, name_override])
 
     def listen(self, server: grpc.Server, endpoint: str) -> int:
         """Let the server listen; its port.

@@ -94,7 +94,7 @@ class _CertificateAuthority:
         key = ec.generate_private_key(ec.SECP256R1())
         # Two jobs' authorities have different names, so that one is not taken for the other.
         name = _name(f"psfleet job {secrets.token_hex(8)}")
-        built = (
+        builder = (
             _begun(key, name, name, validity)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs=True), critical=True)
@@ -102,7 +102,7 @@ class _CertificateAuthority:
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
             )
         )
-        return cls(key, built.sign(key, hashes.SHA256()))
+        return cls(key, builder.sign(key, hashes.SHA256()))
 
     def sign(
         self, key: _Key, name: str, purposes: tuple[x509.ObjectIdentifier, ...]

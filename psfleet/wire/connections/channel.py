@@ -67,13 +67,13 @@ def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
     Raises:
         ConfigError: The endpoint is TCP, and `access` has no credentials and is not insecure.
     """
-    known = access or Access()
-    if known.relocations:
-        connect = functools.partial(known.channel, options=_CHANNEL_OPTIONS)
-        moving: Any = RelocatingChannel(endpoint, Path(known.relocations), connect)
+    own = access or Access()
+    if own.relocations:
+        connect = functools.partial(own.channel, options=_CHANNEL_OPTIONS)
+        moving: Any = RelocatingChannel(endpoint, Path(own.relocations), connect)
         channel: grpc.Channel = moving  # it has what psfleet uses of one
         return channel
-    return known.channel(endpoint, _CHANNEL_OPTIONS)
+    return own.channel(endpoint, _CHANNEL_OPTIONS)
 
 
 def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> None:

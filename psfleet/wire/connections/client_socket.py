@@ -15,14 +15,14 @@ def connected(endpoint: str, seconds: float) -> socket.socket:
     if is_tcp(endpoint):
         host, _, port = endpoint.rpartition(":")
         return socket.create_connection((host.strip("[]"), int(port)), seconds)
-    made = socket.socket(socket.AF_UNIX)
+    sock = socket.socket(socket.AF_UNIX)
     try:
-        made.settimeout(seconds)
-        made.connect(endpoint.removeprefix("unix:"))
+        sock.settimeout(seconds)
+        sock.connect(endpoint.removeprefix("unix:"))
     except BaseException:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock
 
 
 _MOMENT = 2.0  # seconds; a server that is there answers, or hangs up, sooner

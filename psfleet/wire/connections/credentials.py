@@ -78,13 +78,13 @@ class Credentials:
 
     def allows(self, authorization: str | bytes, *, reads: bool) -> bool:
         """Return whether a call with this header may be answered; `reads`: it is one that only reads."""
-        given = (
+        header = (
             authorization.encode("utf-8", "replace")
             if isinstance(authorization, str)
             else authorization
         )
         expected = [self.bearer.encode(), self._readers][: 2 if reads else 1]
-        return any(hmac.compare_digest(given, each) for each in expected)
+        return any(hmac.compare_digest(header, each) for each in expected)
 
     @cached_property
     def _readers(self) -> bytes:
@@ -120,8 +120,8 @@ def _refuse_if_open(path: Path, status: os.stat_result) -> None:
     not root, as Kubernetes does with fsGroup (ssh draws the same line).
     """
     mode = stat.S_IMODE(status.st_mode)
-    closed = _GROUP if status.st_uid == os.geteuid() else _GROUP_CHANGES
-    who = "every user" if mode & _OTHERS else "its group" if mode & closed else ""
+    mask = _GROUP if status.st_uid == os.geteuid() else _GROUP_CHANGES
+    who = "every user" if mode & _OTHERS else "its group" if mode & mask else ""
     if who:
         raise ConfigError(
             f"{str(path)!r} has mode {mode:o}: {who} can get at it; chmod 600 it, and "

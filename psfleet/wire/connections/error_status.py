@@ -82,28 +82,28 @@ def failure(context: _Settable, error: PsfleetError) -> None:
     context.set_trailing_metadata(metadata)
 
 
-def error_of(error: grpc.RpcError, server: str, asked: str = "") -> PsfleetError:
+def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetError:
     """The error that a failed call stands for.
 
     Args:
         error: Error raised by gRPC.
         server: Names the other end, for the text.
-        asked: Says what was asked, and for how long it was waited.
+        question: Says what was asked, and for how long it was waited.
     """
     if not isinstance(error, grpc.Call):
         return ServerUnavailable(f"{server} does not answer: {error}")
     name = next((value for key, value in error.trailing_metadata() or () if key == KEY), "")
-    return error_named(str(name), error.code(), error.details() or "", server, asked)
+    return error_named(str(name), error.code(), error.details() or "", server, question)
 
 
 def error_named(
-    name: str, code: grpc.StatusCode, details: str, server: str, asked: str = ""
+    name: str, code: grpc.StatusCode, details: str, server: str, question: str = ""
 ) -> PsfleetError:
     """The error of a class that the server has named, or else of the code; see error_of."""
     if name in _CLASSES:
         return _CLASSES[name](details)
     cls = _FOREIGN.get(code, PsfleetError)
-    what = f" {asked}" if cls is DeadlineExceeded and asked else ""
+    what = f" {question}" if cls is DeadlineExceeded and question else ""
     return cls(
         f"{server} does not answer{what}: {code.name}, {details}"
         if cls is not PsfleetError

@@ -41,12 +41,12 @@ def prepare(verbosity: str = "NONE") -> None:
 
 def _malloc_is_settled() -> bool:
     """True if the user tunes malloc, or has put another in its place."""
-    chosen = [
+    names = [
         name
         for name in os.environ
         if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")
     ]
-    return bool(chosen) or not sys.platform.startswith("linux")
+    return bool(names) or not sys.platform.startswith("linux")
 
 
 def _tune_malloc() -> None:

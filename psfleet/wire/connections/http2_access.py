@@ -29,8 +29,8 @@ def accepts(
     _prove(context, access.credentials, protocol)
 
     def wrap(sock: socket.socket) -> Transport:
-        wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        return TlsTransport(wrapped, needs_http2=protocol == _HTTP2)
+        tls_socket = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return TlsTransport(tls_socket, needs_http2=protocol == _HTTP2)
 
     return wrap
 
@@ -55,15 +55,15 @@ def connects(access: Access, endpoint: str) -> Callable[[], Transport]:
             raise ConnectionBroken(f"cannot connect to {endpoint!r}: {error.strerror}") from None
         if context is None:
             return PlainTransport(sock)
-        made = TlsTransport(
+        transport = TlsTransport(
             context.wrap_socket(sock, server_hostname=SERVER_NAME, do_handshake_on_connect=False)
         )
         try:
-            made.handshake(_until(time.monotonic() + HANDSHAKE))
+            transport.handshake(_until(time.monotonic() + HANDSHAKE))
         except BaseException:
-            made.close()
+            transport.close()
             raise
-        return made
+        return transport
 
     return connect
 

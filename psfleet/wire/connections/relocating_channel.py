@@ -135,7 +135,7 @@ class RelocatingChannel:
 
     def _find(self) -> str:
         """Return the present endpoint of the server."""
-        moved, found = read_relocations(self._moves), self._first
-        for _ in moved:  # one step for each time that it has moved
-            found = moved.get(found, found)
-        return found
+        moves, endpoint = read_relocations(self._moves), self._first
+        for _ in moves:  # one step for each time that it has moved
+            endpoint = moves.get(endpoint, endpoint)
+        return endpoint

@@ -90,8 +90,8 @@ class _TlsConversation:
                 result = step()
             except ssl.SSLWantReadError:
                 self._plain.sendall(self._outgoing.read())
-                if got := self._plain.recv(1 << 16):
-                    self._incoming.write(got)
+                if data := self._plain.recv(1 << 16):
+                    self._incoming.write(data)
                 else:
                     self._incoming.write_eof()
             else:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.number_formats import encode
 from psfleet.platform.memory import value_class
 from psfleet.runtime.interface import Gradient
-from psfleet.runtime.validation import Checked
+from psfleet.runtime.validation import CheckedGradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
 from psfleet.shard.server_group import split_elements
@@ -47,7 +47,7 @@ class _GradientPart:
 
 def add_gradients(
     requests: Sequence[ServerRequest],
-    gradients: Sequence[Checked],
+    gradients: Sequence[CheckedGradient],
     plans: RoutingPlans,
     compressor: GradientCompressor,
     look: Callable[[Iterable[tuple[str, Floats, Ids | None]]], None],
