@@ -61,6 +61,21 @@ def test_a_call_under_way_ends_when_its_server_moves(tmp_path: Path) -> None:
     until(lambda: all(one.name != "moved servers" for one in threading.enumerate()), "end")
 
 
+def test_a_server_that_moves_while_its_channel_opens_is_followed(tmp_path: Path) -> None:
+    """The file changes while the first channel opens, before anything watches it: calls follow the server."""
+    moves = tmp_path / "moves"
+    endpoints: list[str] = []
+
+    def connect(endpoint: str) -> grpc.Channel:
+        endpoints.append(endpoint)
+        write_relocations(moves, {"unix:a": "unix:b"})
+        return grpc.insecure_channel(endpoint)
+
+    channel = RelocatingChannel("unix:a", moves, connect)
+    assert (channel.endpoint, endpoints) == ("unix:b", ["unix:a", "unix:b"])
+    channel.close()
+
+
 def test_one_thread_looks_for_all_channels(tmp_path: Path) -> None:
     """It lives as long as the last channel."""
     moves = tmp_path / "moves"

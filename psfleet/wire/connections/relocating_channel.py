@@ -104,9 +104,10 @@ class RelocatingChannel:
         self._lock = threading.Lock()
         self._closed = False
         self.on_move: Callable[[], None] = lambda: None
-        RelocationWatch.follow(moves, self)
         self.endpoint = self._find()
         self._channel = connect(self.endpoint)
+        RelocationWatch.follow(moves, self)
+        self.look()  # the server may have moved before the watch began
 
     def look(self) -> None:
         """Connect anew if the server has moved."""
