@@ -139,9 +139,10 @@ class SettingKind:
 
 
 def _bytes(text: str) -> int:
-    number = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = number[-1] if number and number[-1] in _BYTES else ""
-    return int(float(number.removesuffix(unit) or 0) * _BYTES[unit])
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?([KMGT]?)(?:I?B)?", text.strip().upper())
+    if match is None:
+        raise ValueError
+    return int(float(match[1]) * _BYTES[match[2]])
 
 
 def _seconds(text: str) -> float:
@@ -207,7 +208,12 @@ _PLAIN: dict[Any, SettingKind] = {
 SECONDS = SettingKind(
     "like 30s or 5min", _seconds, _is_number, lambda value: f"{value:.12g}s", has_unit=True
 )
-BYTES = SettingKind("a number and K, M, G or T, as in 8G", _bytes, _is_whole, has_unit=True)
+BYTES = SettingKind(
+    "a number and K, M, G or T, as in 8G",
+    _bytes,
+    lambda value: _is_whole(value) and value >= 0,
+    has_unit=True,
+)
 URL = SettingKind("like http://127.0.0.1:4318", _url, lambda value: False, has_unit=True)
 FOLDER = SettingKind(
     "a path", lambda text: str(local_path(text)), lambda value: False, has_unit=True

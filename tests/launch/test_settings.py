@@ -132,6 +132,9 @@ def test_a_job_file_says_what_flags_say(launch: Start, tmp_path: Path) -> None:
             "servers.count in job file 'job.toml' is 0; it must be at least 1",
         ),
         ("[servers]\nmemory = '2 apples'\n", "is '2 apples'; it must be a number and K, M, G or T"),
+        ("[servers]\nmemory = 'G'\n", "is 'G'; it must be a number and K, M, G or T"),
+        ("[servers]\nmemory = '-8G'\n", "is '-8G'; it must be a number and K, M, G or T"),
+        ("[servers]\nmemory = -8\n", "is -8; it must be a number and K, M, G or T"),
         ("[job]\ndurability = 'logs'\n", "is 'logs'; it must be none, snapshot, log or log+fsync"),
         (
             "[job]\nprogress = 1\n",
