@@ -199,7 +199,7 @@ def on_nan() -> str:
 def threads() -> int:
     """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets); 1 if unset."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return max(int(text), 1) if text.isdigit() else 1
+    return max(int(text), 1) if text.isdecimal() else 1
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -207,7 +207,7 @@ def check_endpoint(endpoint: str) -> None:
     if endpoint.startswith("unix:/"):
         return
     host, colon, port = endpoint.rpartition(":")
-    if not (colon and host and port.isdigit() and int(port) < 65536):
+    if not (colon and host and port.isdecimal() and int(port) < 65536):
         raise ConfigError(f"endpoint {endpoint!r} is neither unix:/path nor host:port")
 
 

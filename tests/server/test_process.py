@@ -116,6 +116,10 @@ def test_a_port_in_use_is_refused() -> None:
             "endpoint 'here' is neither unix:/path nor host:port",
         ),
         (
+            ["--servers", "here:²", "--workers", "1"],
+            "endpoint 'here:²' is neither unix:/path nor host:port",
+        ),
+        (
             ["--servers", "unix:/tmp/x", "--workers", "0"],
             "PSFLEET_WORKERS is 0; it must be at least 1",
         ),
