@@ -50,7 +50,6 @@ class LocalDenseTable:
     def __init__(self, table: DenseTable) -> None:
         self._table = table
         self._base = values_of(table)
-        self._moved = table.step
 
     @property
     def owes(self) -> bool:
