@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant("if number <= self._last_snapshot:", "if number < self._last_snapshot:", STREAM),
     Mutant("last = max(self._begun, session.sequence)", "last = session.sequence", STREAM),
     Mutant(
-        "before = self._addressed or (sequence - 1,) * len(sent)",
-        "before = (sequence - 1,) * len(sent)",
+        "before = self._addressed or (sequence - 1,) * len(goes_to)",
+        "before = (sequence - 1,) * len(goes_to)",
         STREAM,
     ),
     Mutant(
