@@ -1,48 +1,72 @@
 """The tables of a shard, dealt to another number of servers: what each of them gets, as records.
 
-While that lasts, no shard takes anything that would change its rows. Ids and ranges belong to servers by
-`psfleet.shard.server_group` alone, so no server has to ask another what is whose. Records that come twice, or
-in another order, make the same tables.
+Rows are dealt ahead while they change, and in the end, when nothing may change, those that have changed since
+they were dealt. Ids and ranges belong to servers by `psfleet.shard.server_group` alone, so no server has to
+ask another what is whose. Records that come twice, or in another order, make the same tables.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import CreateTable, FrozenShard, PartState, RestorePart, WriteState
-from psfleet.shard.server_group import dense_range, owned_rows, servers_of
+from psfleet.shard.events import CreateTable, PartState, RestorePart, WriteState
+from psfleet.shard.server_group import dense_range, owners, servers_of
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.shard.shard_tables import DeltaBases
 from psfleet.shard.updates import StaleGradients
-from psfleet.tables.row_data import CANDIDATE_IDS, REMOVED, ROW_IDS, TableClock, furthest
-from psfleet.tables.row_snapshot import FrozenTable
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.row_data import (
+    CANDIDATE_IDS,
+    REMOVED,
+    HistoryPoint,
+    TableClock,
+    candidate_columns,
+    furthest,
+    row_columns,
+)
+from psfleet.tables.row_snapshot import PAGE
+from psfleet.tables.sparse import SparseTable
 
 Dealt = CreateTable | RestorePart | WriteState
 
+Ids = NDArray[np.int64]
 
-def dealt(frozen: FrozenShard, servers: int, ahead: bool = False) -> Iterator[tuple[int, Dealt]]:
+_NONE = np.zeros(0, np.int64)
+_AT_ONCE = 8 * PAGE  # rows among which those to deal are looked for, about
+_LEAST = 4  # segments that are looked at together: on a device that takes two launches of kernels
+_ADVANCE = 1 << 20
+"""Steps by which the clock of a table that is filled may be ahead: to set it costs a look at all rows."""
+
+
+def dealt(
+    shard: Shard, since: Mapping[int, HistoryPoint], servers: int, ahead: bool = False
+) -> Iterator[tuple[int, Dealt]]:
     """Yield what each of `servers` servers gets of these tables: the server, and a record for it.
 
     Ids that were evicted are not told: their positions count those of as many servers.
 
     Args:
-        frozen: The shard; with `since`, of rows what has changed since those that were dealt ahead.
+        shard: Holds the tables.
+        since: Marks of the tables that were dealt ahead: of their rows only what has changed.
         servers: Number of servers.
-        ahead: Only rows, which may change before the others get them again.
+        ahead: Only rows, which may change while they are dealt, before the others get them again.
     """
-    for table in frozen.tables:
+    tables = [*shard.tables.values()]
+    for table in tables:
         for server in range(servers):
             held = np.zeros(_values(table.spec, server, servers), np.float32)
             yield server, CreateTable(table.spec, held)
-    for table in frozen.tables:
-        if table.spec.kind == "sparse":
-            yield from _dealt_rows(table, servers, bool(frozen.since), ahead)
+    for table in tables:
+        if isinstance(table, SparseTable):
+            yield from _dealt_rows(table, since.get(table.spec.key), servers, ahead)
         elif not ahead:
-            yield from _dealt_values(table, frozen, servers)
+            yield from _dealt_values(table, shard, servers)
 
 
 def _values(spec: TableSpec, server: int, servers: int) -> int:
@@ -53,40 +77,55 @@ def _values(spec: TableSpec, server: int, servers: int) -> int:
 
 
 def _dealt_rows(
-    table: FrozenTable, servers: int, changes: bool, ahead: bool
+    table: SparseTable, since: HistoryPoint | None, servers: int, ahead: bool
 ) -> Iterator[tuple[int, Dealt]]:
-    spec, group = table.spec, servers_of(table.spec, servers)
-    pages: Iterable[Mapping[str, NDArray[Any]]] = table.pages()
-    if changes and spec.entry is not None:  # what goes makes room for what comes
-        pages = sorted(pages, key=lambda page: REMOVED not in page)
-    for page in pages:
-        ids = page.get(ROW_IDS, page.get(REMOVED))
-        if ids is None and not ahead:
-            ids = page.get(CANDIDATE_IDS)
-        if ids is None:
-            continue
-        for server in group:
-            mine = owned_rows(spec, ids, server, servers)
-            if mine.any():
-                part = {name: np.ascontiguousarray(column[mine]) for name, column in page.items()}
-                yield server, RestorePart(spec.key, table.clock, part)
-    for server in group:
+    """Each record is as the table is then, so that nothing need be kept of what changes meanwhile.
+
+    A change behind it is new since a mark that was made before.
+    """
+    spec = table.spec
+    written, removed = (_NONE, _NONE) if since is None else table.set_since(since)
+    for server, ids in _split(spec, removed, servers):  # what goes makes room for what comes
+        yield server, RestorePart(spec.key, table.clock, {REMOVED: ids})
+    for listed in itertools.chain([written], _listed(table, since)):
+        for server, ids in _split(spec, listed, servers):
+            for start in range(0, len(ids), PAGE):
+                columns = row_columns(table.rows(ids[start : start + PAGE]))
+                yield server, RestorePart(spec.key, table.clock, columns)
+    candidates = {} if ahead else candidate_columns(table.candidates())
+    for server, ids in _split(spec, candidates.get(CANDIDATE_IDS, _NONE), servers):
+        mine = np.isin(candidates[CANDIDATE_IDS], ids)
+        columns = {name: np.ascontiguousarray(column[mine]) for name, column in candidates.items()}
+        yield server, RestorePart(spec.key, table.clock, columns)
+    for server in servers_of(spec, servers):
         yield server, RestorePart(spec.key, table.clock, {})  # the clock, also without rows
 
 
-def _dealt_values(
-    table: FrozenTable, frozen: FrozenShard, servers: int
-) -> Iterator[tuple[int, Dealt]]:
-    spec = table.spec
-    columns = {name: values for page in table.pages() for name, values in page.items()}
-    planes = np.stack([columns[name] for name in spec.slot_names])
-    start, end = dense_range(spec, frozen.index, frozen.servers)
+def _split(spec: TableSpec, ids: Ids, servers: int) -> Iterator[tuple[int, Ids]]:
+    """Yield the ids that each server is to hold, if there are any."""
+    owner = owners(spec, ids, servers)
+    for server in servers_of(spec, servers):
+        mine = ids[owner == server]
+        if len(mine):
+            yield server, mine
+
+
+def _listed(table: SparseTable, since: HistoryPoint | None) -> Iterator[Ids]:
+    """Yield the ids of all rows, or of those that updates have named since a mark."""
+    count = min(max(_AT_ONCE * SEGMENT_COUNT // (len(table) + 1), _LEAST), SEGMENT_COUNT)
+    for first in range(0, SEGMENT_COUNT, count):
+        yield table.segment_ids(first, min(first + count, SEGMENT_COUNT), since)
+
+
+def _dealt_values(table: DenseTable, shard: Shard, servers: int) -> Iterator[tuple[int, Dealt]]:
+    spec, (step, planes) = table.spec, table.part(0, table.count)
+    start, end = dense_range(spec, shard.index, shard.servers)
     for server in range(servers):
         low, high = dense_range(spec, server, servers)
         first, last = max(low, start), min(high, end)
         if first < last:
             values = np.ascontiguousarray(planes[:, first - start : last - start])
-            state = PartState(spec.key, table.clock.step, values, start=first - low)
+            state = PartState(spec.key, step, values, start=first - low)
             yield server, WriteState((state,))
 
 
@@ -122,6 +161,12 @@ class DealtShard:
             case RestorePart(table, clock, columns):
                 clock = furthest((self._clocks.get(table, clock), clock))
                 self._clocks[table] = clock
+                filled = self.shard.tables[table]
+                if columns and isinstance(filled, SparseTable):
+                    is_behind = filled.step < clock.step
+                    clock = (
+                        replace(clock, step=clock.step + _ADVANCE) if is_behind else filled.clock
+                    )
                 self.shard.fill(RestorePart(table, clock, columns))
 
     def replace(self, shard: Shard, state: ShardState | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by
+from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 from psfleet.schema.table import BLOCK, TableSpec
 
 SHARE = 1 << 16
@@ -41,6 +41,12 @@ def owned_rows(
     if server not in group:
         return np.zeros(len(ids), np.bool_)
     return owned_by(ids, group.index(server), len(group))
+
+
+def owners(spec: TableSpec, ids: NDArray[np.int64], servers: int) -> NDArray[np.int64]:
+    """Return the server on which the row of each id is."""
+    group = servers_of(spec, servers)
+    return np.array(group)[routes(len(group))][virtual_shards(ids)]
 
 
 def located_as(there: TableSpec, spec: TableSpec) -> TableSpec:

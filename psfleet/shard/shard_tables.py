@@ -322,6 +322,10 @@ class DeltaBases:
         marks = self._marks.get(since, {})
         return [_frozen(table, marks.get(key)) for key, table in tables.items()]
 
+    def last(self) -> Mapping[int, HistoryPoint]:
+        """The marks of the last cut, by table."""
+        return self._marks[max(self._marks)] if self._marks else {}
+
     def remember(self, tables: ShardTables, number: int) -> None:
         """The cut of that number is made now."""
         marks = {key: table.mark(bounded=self._bounded) for key, table in tables.sparse()}

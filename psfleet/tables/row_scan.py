@@ -11,7 +11,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.dedup import ascending
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.tables.row_data import EVICTED, HistoryPoint, TableChanges
-from psfleet.tables.row_memory import RowMemory
+from psfleet.tables.row_memory import EVERY, RowMemory
 
 Ids = NDArray[np.int64]
 Column = NDArray[Any]
@@ -227,10 +227,6 @@ class RowScan:
         mask: NDArray[np.bool_] = self._index.locate(ids)[0] != 0
         return mask
 
-    def of_segments(self, first: int, last: int) -> Ids:
-        """Ids of the rows of segments first to last - 1, in no good order."""
-        return self._index.aged(0, segments=(first, last))[0]
-
     def restamped(self) -> None:
         """The table's step was set: steps before it say nothing about order any more."""
         self._history.era += 1
@@ -253,14 +249,24 @@ class RowScan:
 
     def changed_since(self, mark: HistoryPoint, step: int) -> TableChanges:
         """See SparseTable.changed_since."""
+        written, removed = self.set_since(mark)
+        pushed = self.pushed_since(mark, step)
+        return TableChanges(ascending([pushed, written]), removed, mark.evicted)
+
+    def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
+        """See SparseTable.set_since."""
         removed, written = self._history.since(mark.event)
-        everything = mark.era != self._history.era or (self._rests and step > mark.step)
+        return written[self.has(written)], removed[~self.has(removed)]
+
+    def pushed_since(
+        self, mark: HistoryPoint | None, step: int, segments: tuple[int, int] = EVERY
+    ) -> Ids:
+        """See SparseTable.segment_ids."""
+        era = self._history.era
+        if mark is None or mark.era != era or (self._rests and step > mark.step):
+            return self._index.aged(step, segments=segments)[0]
         # A row whose stamp is the mark's own step was pushed before the mark.
-        most = 2**32 if everything else step - mark.step - 1
-        changed = self._index.aged(step, most=most)[0]
-        back = self._index.locate(written)[0] != 0
-        gone = self._index.locate(removed)[0] == 0
-        return TableChanges(ascending([changed, written[back]]), removed[gone], mark.evicted)
+        return self._index.aged(step, segments=segments, most=step - mark.step - 1)[0]
 
     def release(self, mark: HistoryPoint) -> None:
         """See SparseTable.release."""

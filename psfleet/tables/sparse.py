@@ -85,8 +85,7 @@ class SparseTable:
         self.traffic = RowTraffic()
         self._packed = packed = PackedRows(spec)
         limits = RowLimits.of(spec, packed.width, servers, max_rows)
-        budget = MemoryBudget() if budget is None else budget
-        own = device_budget or MemoryBudget()
+        budget, own = budget or MemoryBudget(), device_budget or MemoryBudget()
         index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
         self._index, self.paging = index, index.paging
         self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
@@ -317,10 +316,10 @@ class SparseTable:
         with self._lock:
             return self.scan.ascending().copy()
 
-    def segment_ids(self, first: int, last: int) -> Ids:
-        """Ids of the rows of these segments, in no good order. A row never leaves its segment."""
+    def segment_ids(self, first: int, last: int, since: HistoryPoint | None = None) -> Ids:
+        """Ids of the rows of these segments (that updates have named since a mark), in no good order."""
         with self._lock:
-            return self.scan.of_segments(first, last)
+            return self.scan.pushed_since(since, self.step, (first, last))
 
     def rows(self, ids: Ids) -> RowData:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
@@ -389,10 +388,8 @@ class SparseTable:
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
         """A page of ids and `RowData.values`, in ascending order of id."""
-        with self._lock:
-            ids = self.scan.ascending()[offset : offset + limit].copy()
-            rows = self._index.gather(self._index.locate(ids)[0])
-        return ids, self._packed.values(rows)
+        rows = self.page(offset, limit)
+        return rows.ids, rows.values
 
     def restore(
         self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
@@ -441,6 +438,11 @@ class SparseTable:
         """
         with self._lock:
             return self.scan.changed_since(mark, self.step)
+
+    def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
+        """Ids of rows that were set otherwise than by an update since a mark, and of those that are gone."""
+        with self._lock:
+            return self.scan.set_since(mark)
 
     def release(self, mark: HistoryPoint) -> None:
         """Drop a mark: changes since it are not needed any more."""

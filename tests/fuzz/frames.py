@@ -17,10 +17,8 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from psfleet.settings.limits import ServerLimits
-from psfleet.shard.events import FrozenShard
 from psfleet.shard.row_dealing import dealt
 from psfleet.shard.shard import Shard
-from psfleet.shard.shard_tables import DeltaBases
 from psfleet.wire.connections.access import Access
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1 import (
@@ -294,16 +292,9 @@ class Ground:
         yield "Scaling/Open", move.OpenMoveRequest(number=1, servers=1, ahead=True)
         moved = [
             move.MovedRecord(kind=kind, body=joined(parts))
-            for kind, parts in map(encode, self._moved())
+            for kind, parts in map(encode, (record for _, record in dealt(self.shard, {}, 1)))
         ]
         yield "Scaling/Fill", move.FillRowsRequest(number=1, records=moved)
-
-    def _moved(self) -> list[Any]:
-        """What a server that is to hold these tables gets of this one."""
-        with contextlib.closing(
-            FrozenShard(0, 0, 1, DeltaBases().freeze(self.shard.tables, 0), self.shard.state())
-        ) as frozen:
-            return [record for _, record in dealt(frozen, 1)]
 
     def _valid_for_snapshots(self) -> Iterator[tuple[str, Message]]:
         cut: Any = snapshot_pb2

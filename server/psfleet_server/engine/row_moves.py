@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from psfleet.errors import ConfigError, ProtocolError
 from psfleet.faults import CrashFaults
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import FrozenShard
 from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
 from psfleet.shard.shard_tables import DeltaBases
 from psfleet.wire.connections.access import Access
@@ -44,6 +43,7 @@ class RowMoves:
         self._number = 0
         self._taken: DealtShard | None = None
         self._sent = DeltaBases()  # what has changed since rows were sent ahead
+        self._round = 0  # of rows that were sent ahead
 
     def open(self, number: int, servers: int, ahead: bool) -> None:
         """A move begins, or is going to; one that had begun before is given up.
@@ -119,21 +119,18 @@ class RowMoves:
         with self._host.lock:
             if number != self._number:
                 raise ProtocolError(f"server {shard.index} takes part in no move {number}")
-            since = number if number in self._sent else 0
-            tables = self._sent.freeze(shard.tables, since)
-            frozen = FrozenShard(0, shard.index, shard.servers, tables, shard.state(), since=since)
-            self._sent.forget(shard.tables, 0)
+            since = self._sent.last()
             if ahead:
-                self._sent.remember(shard.tables, number)
+                self._round += 1
+                self._sent.advance(shard.tables, self._round)
         throttle = Throttle(_SHARE)
         with contextlib.ExitStack() as opened:
-            opened.callback(frozen.close)
             ways: list[_Way] = []
             for server, endpoint in enumerate(endpoints):
                 peer = Peer(f"server {server} at {endpoint}", endpoint, self._access)
                 opened.callback(peer.close)
                 ways.append(_Way(peer, number))
-            for server, record in dealt(frozen, len(endpoints), ahead):
+            for server, record in dealt(shard, since, len(endpoints), ahead):
                 if server == shard.index:
                     with self._lock:
                         self._of(number).take(record)
