@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/scaling.proto, SHA-256 520d16aadceda72815ccdb801094c18d21844b85754ec35052bf05feab8e3f70
+# From protos/psfleet/v1/scaling.proto, SHA-256 de71fb4cd687830eff64becd945666a6dd373a18526f2d3008c4b051386085b5
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -23,18 +23,22 @@ class OpenMoveReply(_message.Message):
     def __init__(self, boot: _Optional[int] = ...) -> None: ...
 
 class SendRowsRequest(_message.Message):
-    __slots__ = ("number", "servers", "ahead")
+    __slots__ = ("number", "servers", "ahead", "hurry")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    HURRY_FIELD_NUMBER: _ClassVar[int]
     number: int
     servers: _containers.RepeatedScalarFieldContainer[str]
     ahead: bool
-    def __init__(self, number: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., ahead: bool = ...) -> None: ...
+    hurry: bool
+    def __init__(self, number: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., ahead: bool = ..., hurry: bool = ...) -> None: ...
 
 class SendRowsReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    def __init__(self, rows: _Optional[int] = ...) -> None: ...
 
 class FillRowsRequest(_message.Message):
     __slots__ = ("number", "records")

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from psfleet.errors import ConfigError, ProtocolError
 from psfleet.faults import CrashFaults
 from psfleet.schema.table import TableSpec
+from psfleet.shard.events import RestorePart
 from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
 from psfleet.shard.shard_tables import DeltaBases
+from psfleet.tables.row_data import ROW_IDS
 from psfleet.wire.connections.access import Access
 from psfleet.wire.server_state import read_state
 from psfleet.wire.v1 import scaling_pb2
@@ -23,7 +25,9 @@ from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
 
 _CHUNK = 4 << 20  # bytes of one message, about
-_SHARE = 0.4  # of one processor that rows take while training goes on
+_SHARE = (
+    0.15  # of one processor that rows take while training goes on; those who take them need as much
+)
 _PATIENCE = 120.0  # seconds for a server to take one
 
 
@@ -107,10 +111,17 @@ class RowMoves:
         assert self._taken is not None
         return self._taken.shard.tables[key].spec
 
-    def send(self, number: int, endpoints: Sequence[str], ahead: bool) -> None:
+    def send(self, number: int, endpoints: Sequence[str], ahead: bool, hurry: bool) -> int:
         """Send all that this server holds to whom it is going to belong, or what has changed since it did so.
 
-        `ahead`: Send rows alone, and remember which change from now on; training goes on.
+        Args:
+            number: Number of the move.
+            endpoints: Where the servers are going to be.
+            ahead: Send rows alone, and remember which change from now on; training goes on.
+            hurry: Take what there is of a processor all the same.
+
+        Returns:
+            How many rows were sent.
 
         Raises:
             PsfleetError: A server did not take its part.
@@ -123,7 +134,7 @@ class RowMoves:
             if ahead:
                 self._round += 1
                 self._sent.advance(shard.tables, self._round)
-        throttle = Throttle(_SHARE)
+        throttle, rows = Throttle(_SHARE), 0
         with contextlib.ExitStack() as opened:
             ways: list[_Way] = []
             for server, endpoint in enumerate(endpoints):
@@ -136,11 +147,14 @@ class RowMoves:
                         self._of(number).take(record)
                 else:
                     ways[server].put(record)
-                if ahead:
+                if isinstance(record, RestorePart):
+                    rows += len(record.columns.get(ROW_IDS, ()))
+                if ahead and not hurry:
                     throttle.rest()
             for way in ways:
                 way.flush()
         self._reach("sent")
+        return rows
 
     def adopt(self, number: int, state: bytes) -> None:
         """Hold what was taken. Asked again, it holds it already."""

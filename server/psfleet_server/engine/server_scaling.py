@@ -7,6 +7,7 @@ until it has answered. All workers wait at a collective meanwhile.
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +34,9 @@ _REPLY = 10.0  # seconds for a server to answer a call without rows
 _MOVED = 600.0  # seconds for a server to send its rows
 _PAUSE = 0.05
 _LOOK = 0.2  # seconds between two looks for a request
-_ROUNDS = 3
-"""Rounds of rows sent ahead: all, those that changed meanwhile, and those that changed during that."""
+_ROUNDS = 6  # of rows that are sent ahead: all, those that changed meanwhile, those that changed during that
+_FEW = 1 << 14  # rows for which no further round is worth its while
+_GAIN = 0.8  # nor if so much is left of the round before: rows change as fast as they are sent
 _FOLLOW = 2.0  # seconds between two more, until the workers meet
 
 
@@ -64,6 +66,7 @@ class ServerScaling:
         self._moved = moved
         self._ahead: ScaleRequest | None = None  # whose rows are sent ahead
         self._followed = 0.0  # when they were sent last
+        self._sent = 0  # rows of the last round
         self._wanted = threading.Event()
         self._over = threading.Event()
         self._thread = ServiceThread(self._run, "scaling")
@@ -117,13 +120,21 @@ class ServerScaling:
         with contextlib.ExitStack() as opened:
             peers = self._peers(request, opened)
             try:
-                for _ in range(_ROUNDS):
-                    self._move(request, peers, ahead=True)
+                self._move(request, peers, ahead=True)
+                before = math.inf
+                for _ in range(1, _ROUNDS):
+                    self._move(request, peers, ahead=True, hurry=True)
+                    if self._sent < _FEW or self._sent > _GAIN * before:
+                        break
+                    before = self._sent
             except PsfleetError as error:
                 self._give_up(request, peers, error)
                 scaling.done = request.number
             else:
-                _log.info(f"rows are copied for {len(request.endpoints)} servers; workers may meet")
+                _log.info(
+                    f"rows are copied for {len(request.endpoints)} servers, {self._sent:,} of them in the "
+                    "last round; workers may meet"
+                )
                 self._ahead, self._followed = request, time.monotonic()
                 with self._host.lock:
                     scaling.request = request
@@ -139,7 +150,7 @@ class ServerScaling:
         with contextlib.ExitStack() as opened:
             peers = self._peers(request, opened)
             try:
-                self._move(request, peers, ahead=True)
+                self._move(request, peers, ahead=True, hurry=True)
             except PsfleetError as error:
                 self._give_up(request, peers, error)
                 self._ahead = None
@@ -167,7 +178,7 @@ class ServerScaling:
         self._host.meet(lambda c: c.scaled(endpoints, boots))
 
     def _move(
-        self, request: ScaleRequest, peers: Sequence[Peer], ahead: bool = False
+        self, request: ScaleRequest, peers: Sequence[Peer], ahead: bool = False, hurry: bool = False
     ) -> dict[int, int]:
         """Have all rows taken by those to whom they are going to belong; the processes of these."""
         number, count, before = request.number, len(request.endpoints), len(self._present())
@@ -177,11 +188,13 @@ class ServerScaling:
         for server, peer in enumerate(peers):
             reply = peer.call("Scaling/Open", message, _REPLY)
             boots[server] = scaling_pb2.OpenMoveReply.FromString(reply).boot
-        send = scaling_pb2.SendRowsRequest(number=number, servers=request.endpoints, ahead=ahead)
+        send = scaling_pb2.SendRowsRequest(
+            number=number, servers=request.endpoints, ahead=ahead, hurry=hurry
+        )
         message = send.SerializeToString()
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
-            for _ in senders.map(lambda p: p.call("Scaling/Send", message, _MOVED), peers[:before]):
-                pass
+            calls = senders.map(lambda p: p.call("Scaling/Send", message, _MOVED), peers[:before])
+            self._sent = sum(scaling_pb2.SendRowsReply.FromString(reply).rows for reply in calls)
         return {server: boot for server, boot in boots.items() if server < count}
 
     def _decide(self, request: ScaleRequest) -> None:

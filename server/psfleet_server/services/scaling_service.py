@@ -36,8 +36,8 @@ class _ScalingService:
 
     def send(self, request: bytes) -> bytes:
         message = parsed(scaling_pb2.SendRowsRequest, request)
-        self._moves.send(message.number, message.servers, message.ahead)
-        return encoded(scaling_pb2.SendRowsReply())
+        rows = self._moves.send(message.number, message.servers, message.ahead, message.hurry)
+        return encoded(scaling_pb2.SendRowsReply(rows=rows))
 
     def fill(self, request: bytes) -> bytes:
         message = parsed(scaling_pb2.FillRowsRequest, request)
