@@ -86,7 +86,7 @@ class Client:
         servers: ServerCount | None = None,
         precision: RowPrecision = "float32",
     ) -> SparseTable:
-        """The table of that name, made if no worker has made it yet.
+        """Return the table of that name, made if no worker has made it yet.
 
         Without an optimizer the table is only read: it must be there, and pushes of it are refused.
 
@@ -136,7 +136,7 @@ class Client:
         return self._opened(SparseTable(self.runtime, spec, optimizer))
 
     def features(self, features: FeatureSet) -> ClientFeatures:
-        """The tables of a feature set, made if no worker has made them yet; see `ClientFeatures`.
+        """Return the tables of a feature set, made if no worker has made them yet; see `ClientFeatures`.
 
         Raises:
             TableConflict: A table exists with another definition.
@@ -164,7 +164,7 @@ class Client:
         device: Device | None = None,
         servers: ServerCount | None = None,
     ) -> DenseTable:
-        """The table of that name; if no worker has made it yet, it starts with `value`.
+        """Return the table of that name; if no worker has made it yet, it starts with `value`.
 
         `optimizer`, `device` and `servers` as for `sparse_table`, but servers=None: as few as its size
         asks for. A table without an optimizer needs no value.
@@ -188,7 +188,7 @@ class Client:
         return self._opened(DenseTable(self.runtime, spec, optimizer))
 
     def _find(self, name: Any, kind: str, shape: tuple[int, ...] | None) -> TableSpec:
-        """The definition of a table that is there.
+        """Return the definition of a table that is there.
 
         shape: Shape that the script expects; None: any.
         """
@@ -278,7 +278,7 @@ class Client:
         load(self.runtime, folder_of(folder, "load"), tables)
 
     def pull(self, ids: Mapping[T, ArrayLike | PooledIds | None]) -> dict[T, Floats]:
-        """Current values of several tables, with one call to each server.
+        """Return current values of several tables, with one call to each server.
 
             rows = ps.pull({users: ids, items: others, bias: None})
             rows[users], rows[bias]
@@ -362,7 +362,7 @@ class Client:
         return self.runtime.worker_num
 
     def stats(self) -> list[dict[str, Any]]:
-        """Tables, pushes and bytes, one entry per server."""
+        """Return tables, pushes and bytes, one entry per server."""
         return self.runtime.stats()
 
     def close(self) -> None:

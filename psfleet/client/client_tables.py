@@ -30,7 +30,7 @@ class RowsAhead:
         self._awaited = pull
 
     def wait(self) -> Floats:
-        """The rows: float32 [*ids.shape, dim]."""
+        """Return the rows: float32 [*ids.shape, dim]."""
         return self._awaited.wait()[0]
 
 
@@ -39,7 +39,7 @@ class SparseTable(ClientTable):
     """Rows by id. Made by `Client.sparse_table`."""
 
     def pull(self, ids: ArrayLike) -> Floats:
-        """Current rows: float32 [*ids.shape, dim].
+        """Return the current rows: float32 [*ids.shape, dim].
 
         Args:
             ids: Whole numbers of 64 bits, any shape, repeats allowed. An id that was never pushed
@@ -104,7 +104,7 @@ class SparseTable(ClientTable):
         self._write(values.reshape(-1, self.spec.dim), keys.reshape(-1))
 
     def evictions(self, position: Sequence[int] = ()) -> EvictionReader:
-        """A reader of the ids whose rows go from the table, see `psfleet.fleet.evictions`."""
+        """Return a reader of the ids whose rows go from the table, see `psfleet.fleet.evictions`."""
         return EvictionReader(self._runtime, self.spec, position)
 
     def _read(self, ids: Any) -> Read:
@@ -113,7 +113,7 @@ class SparseTable(ClientTable):
         return Read(self.spec.key, as_ids(ids, self.spec.label))
 
     def _gradient(self, part: Any) -> Gradient:
-        """The arguments of `push` as a tuple, or a PooledGradient."""
+        """Make the gradient of the arguments of `push`, or of a PooledGradient."""
         if isinstance(part, PooledGradient):
             gradient = gradient_of(self.spec.key, part, self._rate())
             return gradient if self._runtime.pools else gradient.spread()
@@ -158,7 +158,7 @@ class SparseTable(ClientTable):
         return np.concatenate([grads, *columns], axis=1)
 
     def _column(self, numbers: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
-        """One number for each id, below each other."""
+        """Return one number for each id, below each other."""
         array = as_numbers(numbers, f"the {what} for table {self.spec.name!r}")
         try:
             return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
@@ -174,7 +174,7 @@ class DenseTable(ClientTable):
     """One array. Made by `Client.dense_table`."""
 
     def pull(self) -> Floats:
-        """The current value: float32 of the table's shape."""
+        """Return the current value: float32 of the table's shape."""
         return self._runtime.pull([self._read(None)])[0]
 
     def push(self, grad: ArrayLike) -> PendingPush:
@@ -226,7 +226,7 @@ class ClientFeatures:
         self.tables = dict(tables)
 
     def batch(self, batch: Any) -> FeatureLookup[SparseTable]:
-        """The ids of a batch by table, which pool the rows and spread the gradients.
+        """Return the ids of a batch by table, which pool the rows and spread the gradients.
 
         Args:
             batch: By feature its ids: a `Jagged`, an array [n] or [n, k], a list of lists, a mapping with

@@ -35,7 +35,7 @@ class ClientTable:
         self.optimizer = optimizer
 
     def _rate(self) -> float:
-        """The learning rate of a push.
+        """Return the learning rate of a push.
 
         Raises:
             UsageError: The table is only read.
@@ -57,7 +57,7 @@ class ClientTable:
         write_weights(self._runtime, self.spec, values, ids)
 
     def _read(self, ids: Any) -> Read:
-        """The table's part of a pull.
+        """Return the table's part of a pull.
 
         Raises:
             UsageError: `ids` cannot be one.
@@ -65,7 +65,7 @@ class ClientTable:
         raise NotImplementedError
 
     def _gradient(self, part: Any) -> Gradient:
-        """The table's part of a push.
+        """Return the table's part of a push.
 
         Raises:
             UsageError: `part` cannot be one.
@@ -82,7 +82,7 @@ class TablesAhead(Generic[T]):
         self._awaited = pull
 
     def wait(self) -> dict[T, Floats]:
-        """The values by table, as `Client.pull` returns them."""
+        """Return the values by table, as `Client.pull` returns them."""
         return by_table(self._asked, self._reads, self._awaited.wait())
 
 

@@ -32,7 +32,7 @@ def connect(
     follow: str | os.PathLike[str] | Sequence[str] | None = None,
     snapshot: str | os.PathLike[str] | None = None,
 ) -> Client:
-    """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
+    """Connect to the cluster that the environment names, or to an embedded fleet where it names none.
 
     A process has one seat in its fleet: after `fleet.init()`, or while another client is open, the new
     client shares what is there, tables included.

@@ -56,7 +56,7 @@ def _weights(snapshot: Snapshot) -> Events:
 
 
 def _plain(spec: TableSpec) -> TableSpec:
-    """The table without optimizer state and rows that go."""
+    """Return the table without optimizer state and rows that go."""
     return dataclasses.replace(
         spec, rule=SGD(), decay=DecaySpec(), every_row=False, entry=None, device=None
     )

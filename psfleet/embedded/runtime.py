@@ -122,7 +122,7 @@ class EmbeddedRuntime:
         return table.spec
 
     def table(self, key: int) -> DenseTable | SparseTable:
-        """The table itself."""
+        """Return the table itself."""
         return self._shard.tables[key]
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
@@ -182,7 +182,7 @@ class EmbeddedRuntime:
             self._timer.told(now)
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
-        """The gradients with each id once, as amp rounds them."""
+        """Return the gradients with each id once, as amp rounds them."""
         parts = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
         return [(part[0], self._with_sums(*part)) for part in parts]
 
@@ -203,7 +203,7 @@ class EmbeddedRuntime:
         """Return at once: there is one worker."""
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """The array itself: there is one worker."""
+        """Return the array itself: there is one worker."""
         if mode not in ("sum", "max", "min"):
             raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
         return np.array(value)
@@ -290,7 +290,7 @@ class EmbeddedRuntime:
         merged: int,
         parts: Any = None,
     ) -> Iterator[tuple[Range, ...]]:
-        """Every sample, in order; see fleet.dataset."""
+        """Yield every sample, in order; see fleet.dataset."""
         for start in range(0, epochs * size, size):
             for low in range(start, start + size, batch):
                 yield ((low, min(low + batch, start + size)),)
@@ -329,7 +329,7 @@ class EmbeddedRuntime:
 
     @staticmethod
     def _expect(instructions: Sequence[Any]) -> int:
-        """The number of the last answer."""
+        """Return the number of the last answer."""
         number = 0
         for instruction in instructions:
             if isinstance(instruction, SendError):

@@ -47,7 +47,7 @@ class ServedConnection(Protocol):
         """Called about twice a second while nothing comes; ends the connection by raising."""
 
     def newest(self) -> int:
-        """The number of the last call."""
+        """Return the number of the last call."""
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
         """Tell the client that calls up to this one are taken, and no more."""
@@ -141,7 +141,7 @@ class ConnectionAdmission:
         self._events.close()
 
     def _pause(self) -> float | None:
-        """Seconds until something is to be done even if nothing happens."""
+        """Return seconds until something is to be done even if nothing happens."""
         if self._ready:
             return _LOOK
         first = min((one.since for one in self._strangers()), default=None)
@@ -176,7 +176,7 @@ class ConnectionAdmission:
         return True
 
     def _go_on(self, one: OpenConnection) -> None:
-        """Something has come from a connection."""
+        """Read what has come from a connection."""
         try:
             if one.transport is None:
                 if not one.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -282,7 +282,7 @@ def closing_notice(closing: Sequence[UnauthenticatedConnection]) -> str:
 def surplus(
     strangers: Iterable[UnauthenticatedConnection], each: int, in_all: int
 ) -> list[UnauthenticatedConnection]:
-    """Those to close: afterwards an address has at most `each`, and all together have `in_all`."""
+    """Return those to close: afterwards an address has at most `each`, and all together have `in_all`."""
     groups: defaultdict[str, list[UnauthenticatedConnection]] = defaultdict(list)
     for stranger in sorted(strangers, key=lambda one: (not one.silent, one.since)):
         groups[stranger.address].append(stranger)
@@ -294,7 +294,7 @@ def surplus(
 
 
 def _level(sizes: Sequence[int], each: int, in_all: int) -> int:
-    """The most that each group may have, at least 1, so that all together have at most `in_all`."""
+    """Return the most that each group may have, at least 1, so that all together have at most `in_all`."""
     level = each
     while level > 1 and sum(min(size, level) for size in sizes) > in_all:
         level -= 1

@@ -28,44 +28,44 @@ _WORD = struct.Struct(">I")
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
-    """The 9 bytes before a frame's payload."""
+    """Return the 9 bytes before a frame's payload."""
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
 
 
 def read_head(data: bytes | bytearray, at: int = 0) -> tuple[int, int, int, int]:
-    """Length, type, flags and stream of the frame that begins at `at`."""
+    """Return length, type, flags and stream of the frame that begins at `at`."""
     high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
     return high << 8 | low, kind, flags, stream & LARGEST_WINDOW
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """A whole frame."""
+    """Return a whole frame."""
     length = len(payload)
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Return a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values.items()))
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """The settings of a SETTINGS frame in their order."""
+    """Return the settings of a SETTINGS frame in their order."""
     return list(_SETTING.iter_unpack(payload))
 
 
 def reset(stream: int, code: int) -> bytes:
-    """A RST_STREAM frame."""
+    """Return a RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream, _WORD.pack(code))
 
 
 def goaway(newest: int, code: int, details: str) -> bytes:
-    """A GOAWAY frame; `newest`: the last stream that may have been read."""
+    """Return a GOAWAY frame; `newest`: the last stream that may have been read."""
     return frame(GOAWAY, 0, 0, _WORD.pack(newest) + _WORD.pack(code) + details.encode())
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """A WINDOW_UPDATE frame; stream 0: of the connection."""
+    """Return a WINDOW_UPDATE frame; stream 0: of the connection."""
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(size))
 
 
@@ -87,18 +87,18 @@ def around_message(number: int, length: int, block: bytes, trailers: bytes) -> t
 
 @lru_cache(64)
 def _headers_of(size: int) -> bytes:
-    """The head of a frame of headers up to the number of the stream."""
+    """Return the head of a frame of headers up to the number of the stream."""
     return head(size, HEADERS, END_HEADERS, 0)[:-4]
 
 
 @lru_cache(64)
 def _trailers_of(size: int) -> bytes:
-    """Likewise, of headers that end a stream."""
+    """Return the same of headers that end a stream."""
     return head(size, HEADERS, END_HEADERS | END_STREAM, 0)[:-4]
 
 
 def trailing(number: int, block: bytes) -> bytes:
-    """The frame of a block that ends a stream."""
+    """Return the frame of a block that ends a stream."""
     return _trailers_of(len(block)) + number.to_bytes(4, "big") + block
 
 

@@ -26,7 +26,7 @@ _TIMEOUT_SIZE = len(_TIMEOUT) + _VALUE_SIZE
 
 
 def _integer(value: int, bits: int, first: int = 0) -> bytes:
-    """An integer with a prefix of so many bits, in a byte whose other bits are `first`."""
+    """Return an integer with a prefix of so many bits, in a byte whose other bits are `first`."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -55,7 +55,7 @@ TEXT_TRAILERS = _literal("grpc-status", "2")
 def request_prefix(
     path: str, authority: str, tls: bool, metadata: tuple[tuple[str, str], ...]
 ) -> bytes:
-    """The headers of a call, without its timeout."""
+    """Return the headers of a call, without its timeout."""
     fields = [
         (":path", path),
         (":authority", authority),
@@ -67,13 +67,13 @@ def request_prefix(
 
 
 def timeout_field(seconds: float) -> bytes:
-    """The header of a call's timeout, always of the same length: 8 digits of milliseconds."""
+    """Return the header of a call's timeout, always of the same length: 8 digits of milliseconds."""
     milliseconds = min(max(int(seconds * 1000), 1), 99_999_999)
     return b"%b%08dm" % (_TIMEOUT, milliseconds)
 
 
 def split_timeout(block: bytes) -> tuple[bytes, bytes]:
-    """A block without the timeout that `timeout_field` has written last; its value, empty: it has none."""
+    """Split off the timeout that `timeout_field` has written last, empty if there is none; return both."""
     value = block[-_VALUE_SIZE:]
     if (
         block[-_TIMEOUT_SIZE:-_VALUE_SIZE] == _TIMEOUT
@@ -101,7 +101,7 @@ def seconds_of(timeout: str) -> float | None:
 
 
 def failure_trailers(code: int, details: str, metadata: Mapping[str, str]) -> bytes:
-    """The only headers of a call that fails."""
+    """Return the only headers of a call that fails."""
     fields = {
         "grpc-status": str(code),
         "grpc-message": quote(details, safe=" !#$&'()*+,/:;=?@[]"),
@@ -123,7 +123,7 @@ class HeaderReader:
         self._known: dict[bytes, dict[str, str]] = {}  # without their timeouts
 
     def read(self, block: bytes) -> tuple[dict[str, str], str]:
-        """The headers, and the timeout that is among them; empty: there is none.
+        """Return the headers, and the timeout that is among them; empty: there is none.
 
         Headers are lower case and not to be changed.
 
@@ -181,7 +181,7 @@ def _is_stateless(block: bytes) -> bool:
 
 
 def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """An integer with a prefix of so many bits, and where it ends."""
+    """Return an integer with a prefix of so many bits, and where it ends."""
     most = (1 << bits) - 1
     value, at = block[at] & most, at + 1
     if value < most:
@@ -216,7 +216,7 @@ _VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
 
 
 def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> dict[str, str]:
-    """Headers by their names.
+    """Return headers by their names.
 
     The values of one that is given several times are joined by commas, as a list is. So of two tokens neither
     counts.

@@ -155,7 +155,7 @@ class Http2Client:
         raise ConnectionBroken("the connection is closed")
 
     def give(self, connection: "ClientConnection") -> None:
-        """The connection carries no call any more."""
+        """Take a connection back that carries no call any more."""
         with self._lock:
             is_clean = connection.ended and not connection.is_leaving
             if is_clean and not self._closed and connection.number < _MOST_STREAMS - 2:
@@ -164,7 +164,7 @@ class Http2Client:
         self.drop(connection)
 
     def drop(self, connection: "ClientConnection") -> None:
-        """The connection is of no more use."""
+        """Close a connection that is of no more use."""
         with self._lock:
             self._open.discard(connection)
         connection.transport.close()
@@ -250,7 +250,7 @@ class ClientConnection(Http2Connection[StreamState]):
         return content
 
     def _plain_reply(self) -> bytes | None:
-        """The answer, if all of it comes at once and is plain; None: it is to be read frame by frame."""
+        """Return the answer if it comes at once and is plain; None: it is to be read frame by frame."""
         if self.ended:  # it was refused while the request was sent
             return None
         part, number = self.arrived(_LONGEST_PLAIN), self.number
@@ -282,7 +282,7 @@ class ClientConnection(Http2Connection[StreamState]):
         return self.number
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """The headers or the trailers of the answer."""
+        """Take the headers or the trailers of the answer."""
         if block in (OK_HEADERS, OK_TRAILERS):  # as our server writes them
             self.ended |= ends and number == self.number
             return
@@ -299,7 +299,7 @@ class ClientConnection(Http2Connection[StreamState]):
             self.ended = True
 
     def on_end(self, stream: StreamState) -> None:
-        """An answer without trailers is no answer of gRPC."""
+        """Refuse an answer without trailers, which is none of gRPC."""
         if stream.number == self.number:
             raise ConnectionBroken("an answer ends without a status")
 
@@ -316,13 +316,13 @@ class ClientConnection(Http2Connection[StreamState]):
         raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, damage.details)
 
     def on_goaway(self, newest: int) -> None:
-        """The server is about to end the connection; it may still answer the call."""
+        """Note that the server is about to end the connection; it may still answer the call."""
         self.is_leaving = True
         if newest < self.number:
             raise ConnectionBroken("the server takes no more calls")
 
     def on_reset(self, stream: StreamState) -> None:
-        """The server has given up the call; a refusal has come before."""
+        """Fail: the server has given up the call, and a refusal has come before."""
         if stream.number == self.number and not self.ended:
             raise ConnectionBroken("the server has reset the call")
 

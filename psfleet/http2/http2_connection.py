@@ -170,7 +170,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.on_end(stream)
 
     def took(self, length: int) -> None:
-        """So many bytes of messages are read: open the connection's window again, from time to time."""
+        """Count bytes of messages that are read; open the connection's window again, from time to time."""
         self.received += length
         if self.received >= RENEW:
             self.send([frames.window_update(0, self.received)])
@@ -288,11 +288,11 @@ class Http2Connection(BufferedReader, Generic[S]):
     # -- for each end --------------------------------------------------------------------------
 
     def newest(self) -> int:
-        """The highest number of a stream that was open."""
+        """Return the highest number of a stream that was open."""
         raise NotImplementedError
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """Headers have come."""
+        """Take headers that have come."""
         raise NotImplementedError
 
     def limit(self, length: int, is_decoded: bool) -> None:
@@ -306,29 +306,29 @@ class Http2Connection(BufferedReader, Generic[S]):
         raise NotImplementedError
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """The other end has broken the protocol in one stream; `ends`: and sends no more on it."""
+        """Handle an error of the other end in one stream; `ends`: it sends no more on it."""
         raise NotImplementedError
 
     def on_damage(self, stream: S, damage: DamagedMessage) -> None:
-        """The message of a stream cannot be taken."""
+        """Refuse the message of a stream."""
         raise NotImplementedError
 
     def on_goaway(self, newest: int) -> None:
-        """The other end takes no more streams; `newest`: the last one that it has taken."""
+        """Note that the other end takes no more streams; `newest`: the last one that it has taken."""
         raise NotImplementedError
 
     def on_end(self, stream: S) -> None:
-        """The other end has sent all of a stream."""
+        """Handle a stream of which the other end has sent all."""
         raise NotImplementedError
 
     def on_reset(self, stream: S) -> None:
-        """The other end has given up a stream."""
+        """Handle a stream that the other end has given up."""
         raise NotImplementedError
 
     # -- writing -------------------------------------------------------------------------------
 
     def drop(self, stream: StreamState) -> None:
-        """A stream has ended: nothing is sent on it any more."""
+        """End a stream: nothing is sent on it any more."""
         with self.sending:
             stream.closed = True
             self.streams.pop(stream.number, None)

@@ -102,7 +102,7 @@ class Http2Server:
         peer.thread.start()
 
     def _connection(self, transport: Transport, since: float) -> ServedConnection:
-        """The server's end of a connection that was accepted at this time."""
+        """Return the server's end of a connection that was accepted at this time."""
         return ServerConnection(transport, since, self._behaviors, self._settings, self._messages)
 
     def _serve(self, peer: "_PeerThread") -> None:

@@ -27,7 +27,7 @@ class InboundMessages:
         self._calls: dict[Hashable, dict[Any, float]] = {}  # by connection, since when
 
     def enter(self, connection: Hashable, call: Any) -> None:
-        """The message of a call is on its way.
+        """Count a call whose message is on its way.
 
         Raises:
             LimitExceeded: There are too many, and no other connection has more.
@@ -46,7 +46,7 @@ class InboundMessages:
             oldest.cancel()
 
     def leave(self, connection: Hashable, call: Any) -> bool:
-        """The message is here or will not come; False: the call was cancelled for another one."""
+        """Count it no more: its message is here or will not come. False: it was cancelled for another one."""
         with self._lock:
             return self._forget(connection, call)
 

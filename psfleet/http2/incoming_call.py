@@ -55,7 +55,7 @@ class IncomingCall(StreamState):
             return True
 
     def set_code(self, code: "int | object") -> None:
-        """The status: a number, or a grpc.StatusCode."""
+        """Set the status: a number, or a grpc.StatusCode."""
         self.code = code if isinstance(code, int) else code.value[0]  # type: ignore[attr-defined]
 
     def set_details(self, details: str) -> None:
@@ -63,7 +63,7 @@ class IncomingCall(StreamState):
         self.details = details
 
     def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None:
-        """Headers after the answer."""
+        """Set the headers after the answer."""
         self.metadata = dict(trailing_metadata)
 
     @override
@@ -116,7 +116,7 @@ class IncomingCall(StreamState):
         self.refuse(_EXHAUSTED, "too many messages are on their way to this server")
 
     def lose(self) -> None:
-        """The client is gone."""
+        """Call back: the client is gone."""
         with self.connection.sending:
             callbacks, self._lost = self._lost, ()
         for callback in callbacks:

@@ -186,7 +186,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
                 return
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """A call begins; or its client ends it with trailers."""
+        """Begin a call, or end it with its client's trailers."""
         if not number % 2:
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a call comes on stream {number}")
         if number <= self._newest:
@@ -269,7 +269,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.on_end(stream)
 
     def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
-        """The status and words with which a call is refused before its message is taken in."""
+        """Return the status and words with which a call is refused before its message is taken in."""
         path = headers[":path"]
         if refusal := self._limits.refuse(path, headers.get("authorization", "")):
             return _UNAUTHENTICATED, refusal
@@ -320,13 +320,13 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.send([frames.reset(number, error.code)])
 
     def _expect_late(self, number: int) -> None:
-        """The client may have sent more on a stream before it sees that it has ended."""
+        """Remember a stream on which the client may send more before it sees that it has ended."""
         self._late[number] = None
         if len(self._late) > _MOST_LATE:
             del self._late[next(iter(self._late))]
 
     def on_goaway(self, newest: int) -> None:
-        """The client closes the connection when its calls are answered."""
+        """Do nothing: the client closes the connection when its calls are answered."""
 
     @override
     def on_reset(self, stream: IncomingCall) -> None:

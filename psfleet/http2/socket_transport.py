@@ -287,7 +287,7 @@ class TlsTransport:
 
 
 def _records(parts: Sequence[Part]) -> list[Part]:
-    """The same bytes, of which several short parts in a row go into one record."""
+    """Join short parts in a row, which then go into one record."""
     records: list[Part] = []
     small: list[Part] = []
     for part in parts:
@@ -342,7 +342,7 @@ class BufferedReader:
         """Called about twice a second while nothing comes; raises when the wait is over."""
 
     def read_bytes(self, size: int) -> bytes:
-        """The next bytes, as many as a small frame has at most."""
+        """Return the next bytes, as many as a small frame has at most."""
         while self._end - self._start < size:
             self._fill(size)
         start = self._start
@@ -357,7 +357,7 @@ class BufferedReader:
         return b"" if self._end - self._start > most else bytes(self._view[self._start : self._end])
 
     def read_into(self, target: memoryview) -> None:
-        """The next bytes, as many as the target holds."""
+        """Return the next bytes, as many as the target holds."""
         here = min(len(target), self._end - self._start)
         target[:here] = self._view[self._start : self._start + here]
         self._start += here

@@ -14,10 +14,10 @@ class ByteSource(Protocol):
     """Source of a message's bytes."""
 
     def read_bytes(self, size: int) -> bytes:
-        """The next bytes, as many as a small frame has at most."""
+        """Return the next bytes, as many as a small frame has at most."""
 
     def read_into(self, target: memoryview) -> None:
-        """The next bytes, as many as the target holds."""
+        """Return the next bytes, as many as the target holds."""
 
 
 class StreamState:
@@ -92,7 +92,7 @@ class StreamState:
             source.read_into(self._next(size, size))
 
     def _next(self, size: int, unread: int) -> memoryview:
-        """The place of the next bytes, which are taken; `unread`: how many of them are not read yet."""
+        """Return the place of the next bytes, which are taken; `unread`: those that are not read yet."""
         start, self._filled = self._filled, self._filled + size
         if self._filled > self.length:
             raise DamagedMessage(_INVALID, f"a message of {self.length} bytes has more", unread)

@@ -26,19 +26,19 @@ class LocalTable(Protocol):
         """True if the copies hold updates that the servers do not have."""
 
     def __len__(self) -> int:
-        """Rows that are copied; 0 of a dense table."""
+        """Return rows that are copied; 0 of a dense table."""
 
     def touch(self, ids: Ids) -> None:
-        """A push has named these ids."""
+        """Note ids that a push has named."""
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
         """Return this share of the unsent updates, and the ids of their rows."""
 
     def expire(self) -> None:
-        """From now on the servers may hold something else."""
+        """Read it anew: the servers may hold something else."""
 
     def settle(self) -> None:
-        """The copy is what the servers hold."""
+        """Owe nothing: the copy is what the servers hold."""
 
     def forget(self) -> None:
         """Drop the copies, of which nothing is owed."""
@@ -69,7 +69,7 @@ class LocalDenseTable:
         return delta.reshape(self._table.spec.shape), None
 
     def refresh(self, value: Floats) -> None:
-        """The servers hold this value, float32 [m]."""
+        """Take the value that the servers hold, float32 [m]."""
         set_values(self._table, value + (values_of(self._table) - self._base))
         self._base = value.copy()
 
@@ -117,7 +117,7 @@ class LocalSparseTable:
         self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
-        """Those of the ids, each once, that have not been read since the last exchange."""
+        """Return those of the ids, each once, that have not been read since the last exchange."""
         ids = _distinct(ids)
         if not len(self._fresh):
             return ids
@@ -126,7 +126,7 @@ class LocalSparseTable:
         return unread
 
     def refresh(self, ids: Ids, rows: Floats) -> None:
-        """The servers hold these rows [n, dim] of the ids [n], each once."""
+        """Take the rows [n, dim] that the servers hold, of the ids [n], each once."""
         base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
         differs = (rows != base).any(axis=1)
         if differs.any():
@@ -175,6 +175,6 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _distinct(ids: Ids) -> Ids:
-    """Each id once."""
+    """Return each id once."""
     unique: Ids = dedup(np.ascontiguousarray(ids, np.int64), 1).unique[0]
     return unique

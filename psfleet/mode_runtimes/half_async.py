@@ -259,13 +259,13 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
 
 def _owned(gradient: Gradient) -> Gradient:
-    """The gradient in arrays of its own: the caller's may change while it waits."""
+    """Return the gradient in arrays of its own: the caller's may change while it waits."""
     ids = None if gradient.ids is None else np.array(gradient.ids)
     return replace(gradient, values=np.array(gradient.values, np.float32), ids=ids)
 
 
 def _kind(step: _QueuedPush) -> tuple[Any, ...] | None:
-    """Equal for steps that may be summed; None: it leaves alone."""
+    """Return what is equal for steps that may be summed; None: it leaves alone."""
     kinds = []
     for gradient in step.gradients:
         if gradient.ids is not None and gradient.values.ndim < 2:
@@ -278,7 +278,7 @@ def _kind(step: _QueuedPush) -> tuple[Any, ...] | None:
 
 
 def _merged(steps: Sequence[_QueuedPush]) -> _QueuedPush:
-    """One push in place of all: dense gradients summed, rows side by side for the push to sum."""
+    """Return one push in place of all: dense gradients summed, rows side by side for the push to sum."""
     if len(steps) == 1:
         return steps[0]
     last = steps[-1]

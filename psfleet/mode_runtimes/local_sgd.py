@@ -174,7 +174,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         self._since, self._trained, self._unpublished = 0, False, True
 
     def _retake(self) -> None:
-        """A worker has written tables: what the servers hold counts, for everybody."""
+        """Take what the servers hold: a worker has written tables, for everybody."""
         for spec in self._local.specs().values():
             self._take(spec)
         self._since, self._trained, self._unpublished = 0, False, False

@@ -36,7 +36,7 @@ class ClusterLike(Runtime, Protocol):
         """Let the servers correct the pushes to come if they are late."""
 
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
-        """The mode in which the last barrier lets all workers go on; None: unchanged."""
+        """Return the mode in which the last barrier lets all workers go on; None: unchanged."""
 
     def scale(self, servers: int) -> None:
         """Ask for another number of servers."""
@@ -48,7 +48,7 @@ class ClusterLike(Runtime, Protocol):
 def connect(
     environment: Environment, consistency: ConsistencySettings, wire: WireSettings | None = None
 ) -> "ModeSwitchRuntime":
-    """The cluster that the environment names, in this mode."""
+    """Return the cluster that the environment names, in this mode."""
     cluster: Any = load_runtime("cluster", environment, consistency.declared, wire=wire)
     return ModeSwitchRuntime(cluster, consistency)
 

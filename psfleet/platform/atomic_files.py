@@ -82,7 +82,7 @@ def regular(where: Path) -> Iterator[IO[bytes]]:
 
 
 def read_small(where: Path, most: int) -> bytes:
-    """All of a regular file that is known to be small.
+    """Return all of a regular file that is known to be small.
 
     Raises:
         OSError: It cannot be read, is no regular file, or has more than `most` bytes.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 
 def available_memory() -> int:
-    """Bytes of memory that could be had without swapping; 0 if the kernel does not say."""
+    """Return bytes of memory that could be had without swapping; 0 if the kernel does not say."""
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
         return next(
             (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0
@@ -17,7 +17,7 @@ def available_memory() -> int:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now."""
+    """Return bytes of memory that this process has now."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
@@ -29,7 +29,7 @@ _HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
 
 
 def unwritten_bytes(length: int) -> tuple[bytes, "ctypes.Array[Any]"]:
-    """A bytes object and its content, to be written before anybody else sees the object.
+    """Return a bytes object and its content, to be written before anybody else sees the object.
 
     The content is valid for as long as the object is.
     """

@@ -9,7 +9,7 @@ from psfleet.errors import ConfigError
 
 
 def find_object(reference: str, what: str, advice: str) -> Any:
-    """The object that MODULE:NAME names. The module, which may lie in the present folder, is imported.
+    """Return the object that MODULE:NAME names. The module, which may lie in the present folder, is imported.
 
     Args:
         reference: The name.

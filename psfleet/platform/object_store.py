@@ -63,18 +63,18 @@ class ObjectStore:
         self._tried(f"read {name}", lambda: self._system.get_file(self._place(name), str(file)))
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         content: bytes = self._tried(
             f"read {name}", lambda: self._system.cat_file(self._place(name))
         )
         return content
 
     def sizes(self) -> dict[str, int]:
-        """The files of the folder, and their bytes; {}: it is not there."""
+        """Return the files of the folder, and their bytes; {}: it is not there."""
         return self._listed("file")
 
     def folders(self) -> list[str]:
-        """The names of the folders in it, ascending."""
+        """Return the names of the folders in it, ascending."""
         return sorted(self._listed("directory"))
 
     def _listed(self, kind: str) -> dict[str, int]:
@@ -115,12 +115,12 @@ class ObjectStore:
 
 
 def _why(error: Exception) -> str:
-    """Reason without what a store's library may have put into it of a request, such as its headers."""
+    """Return reason without what a store's library may have put into it of a request, such as its headers."""
     return getattr(error, "strerror", None) or type(error).__name__
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
-    """The local folder of a path; of a URL a copy, which lasts as long as this process.
+    """Return the local folder of a path; of a URL a copy, which lasts as long as this process.
 
     A snapshot comes with those that it builds on.
 
@@ -132,7 +132,7 @@ def readable(path: str | os.PathLike[str]) -> Path:
 
 
 def folders_in(place: str) -> list[str]:
-    """The names of the folders in a folder or URL, ascending; []: it is not there."""
+    """Return the names of the folders in a folder or URL, ascending; []: it is not there."""
     if (url := url_of(place)) is not None:
         return ObjectStore(url).folders()
     folder = local_path(place)
@@ -179,7 +179,7 @@ def _copied(url: str) -> Path:
 
 
 def base_of(place: str) -> str:
-    """The folder or URL of the snapshot on which a snapshot builds; empty: on none.
+    """Return the folder or URL of the snapshot on which a snapshot builds; empty: on none.
 
     Raises:
         CheckpointError, OSError: It cannot be read.
@@ -198,7 +198,7 @@ def _beside(url: str, base: str) -> str:
 
 
 def _named(content: bytes) -> tuple[list[str], str]:
-    """The files that a manifest names, and what it builds on; whether they are right is found out later."""
+    """Return the files that a manifest names, and what it builds on; who reads them checks them."""
     try:
         document = json.loads(content)
         names = [entry["file"] for entry in document.get("files", ())]

@@ -10,18 +10,18 @@ _NAME = re.compile(r"snapshot-[0-9]{6}")
 
 
 def own_name(number: int) -> str:
-    """The folder of a snapshot among those that a job keeps."""
+    """Return the folder of a snapshot among those that a job keeps."""
     return f"snapshot-{number:06d}"
 
 
 def own_snapshots(place: str) -> list[str]:
-    """The folders or URLs of the snapshots in a place, by number, those that are not whole too."""
+    """Return the folders or URLs of the snapshots in a place, by number, those that are not whole too."""
     names = filter(_NAME.fullmatch, folders_in(place))
     return [f"{place.rstrip('/')}/{name}" for name in names]
 
 
 def latest_snapshot(place: str) -> str:
-    """The last whole one; empty: there is none."""
+    """Return the last whole one; empty: there is none."""
     return next(filter(is_whole, reversed(own_snapshots(place))), "")
 
 

@@ -15,7 +15,7 @@ _PLAIN = re.compile(r"/[A-Za-z0-9_./+~-]*")
 
 
 def make_private_folder() -> Path:
-    """A new folder of mode 0700, in TMPDIR, or in /tmp if sockets cannot lie there.
+    """Return a new folder of mode 0700, in TMPDIR, or in /tmp if sockets cannot lie there.
 
     They cannot where the path is too long, or has other characters than letters, digits and _ . / + ~ -.
 

@@ -90,7 +90,7 @@ class _Deferred:
     """See `deferred`. It has no state of its own: blocks of the main thread lie within each other."""
 
     def __call__(self, work: Callable[_P, _T]) -> Callable[_P, _T]:
-        """The function as such a block."""
+        """Return the function as such a block."""
 
         @functools.wraps(work)
         def block(*args: _P.args, **kwargs: _P.kwargs) -> _T:

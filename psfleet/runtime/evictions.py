@@ -54,7 +54,7 @@ class EvictedIds:
 
 
 def joined(parts: Sequence[EvictedIds]) -> EvictedIds:
-    """Those of several servers, one after the other."""
+    """Return those of several servers, one after the other."""
     return EvictedIds(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.steps for part in parts]),

@@ -90,7 +90,7 @@ class NonFiniteCheck:
         return None
 
     def _is_finite(self, name: str, values: Floats) -> bool:
-        """One pass, without memory of its own; squares that overflow are looked at again."""
+        """Look in one pass, without memory of its own; and again where squares overflow."""
         square = _squares(values)
         self._squares[name] = self._squares.get(name, 0.0) + square
         return square < math.inf or bool(np.isfinite(values).all())
@@ -122,7 +122,7 @@ class NonFiniteCheck:
 
 
 def _squares(values: Floats) -> float:
-    """The sum of the squares; infinite or NaN if a value is, or if they overflow float32."""
+    """Return the sum of the squares; infinite or NaN if a value is, or if they overflow float32."""
     if values.size > _SHORT:
         flat = values.reshape(-1)
         return float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
@@ -131,7 +131,7 @@ def _squares(values: Floats) -> float:
 
 
 def _first(values: Floats, ids: Ids | None) -> str:
-    """`has nan for id 17`, of rows; of a dense gradient `has nan at element 17`."""
+    """Say `has nan for id 17` of rows, `has nan at element 17` of a dense gradient."""
     rows = values.reshape(len(values), -1)
     row, column = np.argwhere(~np.isfinite(rows))[0]
     if ids is not None and values.ndim > 1:
@@ -141,7 +141,7 @@ def _first(values: Floats, ids: Ids | None) -> str:
 
 
 def without_values(gradient: Gradient) -> Gradient:
-    """The gradient of the same table that changes nothing by itself: no rows, or no elements."""
+    """Return the gradient of the same table that changes nothing by itself: no rows, or no elements."""
     is_dense = gradient.ids is None or gradient.values.ndim == 1
     shape = (0,) if is_dense else (0, gradient.values.shape[1])
     return dataclasses.replace(

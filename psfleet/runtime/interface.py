@@ -70,13 +70,13 @@ class Gradient:
     bags: Sequence[RowBags] | None = None
 
     def spread(self) -> "Gradient":
-        """The gradient with a row for each id."""
+        """Return the gradient with a row for each id."""
         if self.bags is None:
             return self
         return replace(self, values=spread_parts(self.values, self.bags), bags=None)
 
     def untravelled(self) -> "Gradient":
-        """The gradient as it is when it does not travel."""
+        """Return the gradient as it is when it does not travel."""
         return replace(self, precision="float32", scale=1.0)
 
 
@@ -131,7 +131,7 @@ class PushCounter(Protocol):
 def with_counts(
     gradients: Sequence[Gradient], counters: Sequence[PushCounter]
 ) -> Sequence[Gradient]:
-    """The gradients of a push, and what leaves with it."""
+    """Return the gradients of a push, and what leaves with it."""
     counts = [gradient for counter in counters if (gradient := counter.leave()) is not None]
     return [*gradients, *counts] if counts else gradients
 
@@ -140,7 +140,7 @@ class PendingPull(Protocol):
     """A pull under way."""
 
     def wait(self) -> list[Floats]:
-        """The values, as `Runtime.pull` gives them; the same each time it is asked."""
+        """Return the values, as `Runtime.pull` gives them; the same each time it is asked."""
 
 
 class CompletedPush:
@@ -157,7 +157,7 @@ class CompletedPull:
         self._values = values
 
     def wait(self) -> list[Floats]:
-        """The values."""
+        """Return the values."""
         return self._values
 
 
@@ -205,7 +205,7 @@ class Runtime(Protocol):
         """
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Current values, one array per read: dense in the table's shape, sparse [*ids.shape, dim].
+        """Return current values, one array per read: dense in the table's shape, sparse [*ids.shape, dim].
 
         Sync mode: waits for the round of this worker's last push to close, and commits it.
         A row that no push has touched has its initial value; pulling does not create it.
@@ -242,7 +242,7 @@ class Runtime(Protocol):
         """Combine equal-shaped arrays of all workers, in worker order: sum, max or min."""
 
     def read_table(self, table: int) -> TableState:
-        """The whole content of a table, optimizer state included."""
+        """Return the whole content of a table, optimizer state included."""
 
     def write_table(self, table: int, state: TableState) -> None:
         """Set weights, state and step; sparse: of the rows given, leaving the others."""
@@ -282,10 +282,10 @@ class Runtime(Protocol):
         """Set every table from a folder written by `save`, by any number of servers."""
 
     def specs(self) -> dict[int, TableSpec]:
-        """The tables this worker knows, by key."""
+        """Return the tables this worker knows, by key."""
 
     def stats(self) -> list[dict[str, Any]]:
-        """One entry per server: tables (name, rows, bytes, step), pushes, samples, loss."""
+        """Return one entry per server: tables (name, rows, bytes, step), pushes, samples, loss."""
 
     def close(self) -> None:
         """Flush, leave the fleet and let go of every resource. Safe to call twice."""
@@ -321,7 +321,7 @@ def passes(runtime: Runtime) -> bool:
 
 
 def load_runtime(name: str, *arguments: Any, **keywords: Any) -> Runtime:
-    """The runtime registered under `name` in the entry-point group `psfleet.runtimes`."""
+    """Return the runtime registered under `name` in the entry-point group `psfleet.runtimes`."""
     for entry in importlib.metadata.entry_points(group="psfleet.runtimes", name=name):
         runtime: Runtime = entry.load()(*arguments, **keywords)
         return runtime

@@ -27,11 +27,11 @@ class PooledIds:
     parts: tuple[RowBags, ...]
 
     def __len__(self) -> int:
-        """The number of bags."""
+        """Return the number of bags."""
         return sum(map(len, self.parts))
 
     def pool(self, rows: Floats) -> Floats:
-        """float32 [all bags, dim] from the rows of the ids, [n, dim]."""
+        """Pool the rows of the ids, [n, dim], to float32 [all bags, dim]."""
         return pool_parts(rows, self.parts)
 
     def matches(self, other: "PooledIds") -> bool:
@@ -43,7 +43,7 @@ class PooledIds:
         )
 
     def copy(self) -> "PooledIds":
-        """The same, whatever becomes of the arrays that this was made of."""
+        """Return a copy, whatever becomes of the arrays that this was made of."""
         return PooledIds(frozen(self.ids), tuple(part.copy() for part in self.parts))
 
 
@@ -70,7 +70,7 @@ def as_asked(ids: Any, read: Read, values: Floats) -> Floats:
 
 
 def joined_ids(lookups: Sequence[PooledIds]) -> PooledIds:
-    """All bags, one after the other. A single one is not copied."""
+    """Return all bags, one after the other. A single one is not copied."""
     if len(lookups) == 1:
         return lookups[0]
     ids = np.concatenate([each.ids for each in lookups])

@@ -46,7 +46,7 @@ class RecentBatches:
         return batch[2]
 
     def newest(self) -> dict[int, Ids]:
-        """The newest batch of each table. Another thread may ask, for displays."""
+        """Return the newest batch of each table. Another thread may ask, for displays."""
         return {table: batches[0][0] for table, batches in [*self._made.items()] if batches}
 
 
@@ -56,7 +56,7 @@ def _kept(ids: Ids) -> Ids:
 
 
 def _among(batches: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
-    """The batch of these very ids."""
+    """Return the batch of these very ids."""
     count = len(ids)
     for one in batches:
         others = one[0]

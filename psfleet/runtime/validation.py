@@ -21,7 +21,7 @@ _INT64 = np.dtype(np.int64)  # to compare a dtype with a type takes six times as
 
 
 def as_float32(gradient: Any) -> Floats:
-    """The gradient as contiguous float32; what is beyond that becomes infinite (see finiteness.py)."""
+    """Return the gradient as contiguous float32; what is beyond that becomes infinite (see finiteness.py)."""
     if getattr(gradient, "dtype", None) == _FLOAT32:  # needs no context, which takes a microsecond
         return np.asarray(gradient, np.float32, order="C")
     with np.errstate(over="ignore"):
@@ -29,7 +29,7 @@ def as_float32(gradient: Any) -> Floats:
 
 
 def as_ids(ids: Any, owner: str) -> Ids:
-    """The ids as int64, in any shape.
+    """Return the ids as int64, in any shape.
 
     Raises:
         IdError: They are not whole numbers, or unsigned ones beyond int64.
@@ -62,7 +62,7 @@ def as_ids(ids: Any, owner: str) -> Ids:
 
 
 def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
-    """The ids of a pull from a sparse table, or of a push to it, as int64 in any shape."""
+    """Return the ids of a pull from a sparse table, or of a push to it, as int64 in any shape."""
     if ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
     if type(ids) is np.ndarray and ids.dtype == _INT64:
@@ -73,7 +73,7 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
 def check_gradients(
     spec_of: Callable[[int], TableSpec], gradients: Sequence[Gradient]
 ) -> list[CheckedGradient]:
-    """The parts of one push: each with its table's definition, and its values and ids as they leave.
+    """Return the parts of one push: each with its table's definition, and its values and ids as they leave.
 
     Values are contiguous, dense ones flat, sparse ones [n, push_width]. In a table that counts shows and
     clicks a gradient without them counts one show and no click.
@@ -187,7 +187,7 @@ def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) 
 
 
 def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
-    """A dense table's first value, flattened; nothing for a sparse table."""
+    """Return a dense table's first value, flattened; nothing for a sparse table."""
     if spec.kind == "sparse":
         if value is not None:
             raise ShapeError(f"table {spec.name!r} is sparse; its rows start from the initializer")

@@ -52,7 +52,7 @@ class LoopPosition:
         self.collectives: dict[int, tuple[int, int]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
+        """Return all of it, as JSON can hold it."""
         return _place(
             self.loop,
             self.item,
@@ -62,7 +62,7 @@ class LoopPosition:
         )
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """The opposite.
+        """Take the position that `state_dict` has returned.
 
         Raises:
             Misfit: It has other fields.
@@ -74,16 +74,16 @@ class LoopPosition:
         }
 
     def enter(self, loop: int) -> None:
-        """A loop begins."""
+        """Begin a loop."""
         self.loop, self.inside, self.item = loop, True, 0
 
     def at(self, loop: int, item: int) -> None:
-        """So many items of the loop are behind the script, if it is the present one."""
+        """Note the number of used items of a loop, if it is the present one."""
         if self.is_in(loop):
             self.item = item
 
     def leave(self, loop: int) -> None:
-        """It is over."""
+        """End the loop."""
         self.loop, self.inside, self.item = loop + 1, False, 0
 
     def is_in(self, loop: int) -> bool:
@@ -146,7 +146,7 @@ class WorkerState:
         self._things[name] = thing
 
     def capture(self, step: int) -> str:
-        """The script is between step `step` and the next one; JSON of all states."""
+        """Keep all states after step `step`; return them as JSON."""
         states = json.dumps(_document(self._things))
         with self._changed:
             self._states.append((step, states.encode()))
@@ -176,7 +176,7 @@ class WorkerState:
 
 
 def read_states(document: Any) -> dict[str, Any]:
-    """By name the states that `WorkerState.capture` has written; that of the place under PLACE.
+    """Return by name the states that `WorkerState.capture` has written; that of the place under PLACE.
 
     Raises:
         Misfit: It is of another version, or has other fields.
@@ -214,7 +214,7 @@ def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) 
 
 
 def _joined(places: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, Any]:
-    """The place before the first batch that not all workers have behind them."""
+    """Return the place before the first batch that not all workers have behind them."""
     loop = min(place["loop"] for place in places.values())
     within = {seat: at["item"] for seat, at in places.items() if at["loop"] == loop}
     inside = [at["inside"] for at in places.values() if at["loop"] == loop]
@@ -223,7 +223,7 @@ def _joined(places: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, 
 
 
 def _document(things: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of all things, as snapshots and servers keep them."""
+    """Return the states of all things, as snapshots and servers keep them."""
     states = {name: _state(name, thing) for name, thing in things.items()}
     names = [name for name, thing in things.items() if isinstance(thing, np.random.Generator)]
     generators = {name: states.pop(name) for name in names}
@@ -286,14 +286,14 @@ class ScriptProgress:
     # -- before the script is where it was -----------------------------------------------------
 
     def passes(self) -> bool:
-        """True if the next push counts already; then it is counted as made, and must not be made."""
+        """Return whether the next push counts already; it is then counted as made, and must not be made."""
         if self._there and self.pushes >= self.behind:
             return False
         self.pushes += 1
         return True
 
     def arrive(self) -> None:
-        """The script is where the mark was made."""
+        """Note that the script is where the mark was made."""
         if not self._there:
             self._there, self.pushes = True, self._at
 
@@ -304,11 +304,11 @@ class ScriptProgress:
     # -- for the next incarnation ---------------------------------------------------------------------
 
     def made(self) -> None:
-        """The next push is made."""
+        """Count a push."""
         self.pushes += 1
 
     def mark(self, states: str, latest: bool = False) -> None:
-        """The script is between two steps.
+        """Keep the states between two steps.
 
         The first mark after a push stays until the next push: what a script does after it without a push
         lies in its memory, and a later incarnation has to do it again.

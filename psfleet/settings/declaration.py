@@ -56,7 +56,7 @@ class Setting:
     wanted: str = ""
 
     def parse(self, text: str, source: str) -> Any:
-        """The value that a flag or a variable says; `source` names that for messages.
+        """Return the value that a flag or a variable says; `source` names that for messages.
 
         Raises:
             ConfigError: It is of another kind, or out of bounds.
@@ -72,7 +72,7 @@ class Setting:
         return value
 
     def take(self, value: Any, source: str) -> Any:
-        """The value that a file says.
+        """Return the value that a file says.
 
         Raises:
             ConfigError: It is of another kind, or out of bounds.
@@ -111,7 +111,7 @@ def _wrong(source: str, value: Any, requirement: str) -> ConfigError:
 def setting(
     default: Any, help: str, kind: SettingKind | None = None, names: str = "", **more: Any
 ) -> Any:
-    """A field that is a setting.
+    """Return a field that is a setting.
 
     Args:
         kind: If that does not follow from the annotation.
@@ -132,7 +132,7 @@ def setting(
 
 
 def settings_of(group: Any) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares or inherits, in order, or those that its `settings()` lists."""
+    """Return the settings that a dataclass declares or inherits, in order, or that its `settings()` lists."""
     if hasattr(group, "settings"):
         return tuple(group.settings())
     hints = typing.get_type_hints(group)
@@ -150,7 +150,7 @@ def check(item: Any, source: Callable[[Setting], str]) -> None:
 
 
 def from_variables(group: type, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a group that variables say; those that are not set or empty are left out.
+    """Return the settings of a group that variables say; those that are not set or empty are left out.
 
     Raises:
         ConfigError: One is wrong.
@@ -163,7 +163,7 @@ def from_variables(group: type, variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def from_variable(group: type, name: str, variables: Mapping[str, str]) -> Any:
-    """One setting of a group, whatever variables say of the others.
+    """Return one setting of a group, whatever variables say of the others.
 
     Raises:
         ConfigError: It is wrong.
@@ -174,12 +174,12 @@ def from_variable(group: type, name: str, variables: Mapping[str, str]) -> Any:
 
 
 def _variable(one: Setting, variables: Mapping[str, str]) -> str:
-    """The variable that says the setting; empty: none does."""
+    """Return the variable that says the setting; empty: none does."""
     return next(filter(variables.get, (one.env, *one.synonyms)), "")
 
 
 def to_variables(item: Any, *groups: type) -> dict[str, str]:
-    """The settings of these groups as variables, for a process that reads them.
+    """Return the settings of these groups as variables, for a process that reads them.
 
     A default is left out, unless a synonym that the process inherits could say something else.
     """
@@ -192,7 +192,7 @@ def to_variables(item: Any, *groups: type) -> dict[str, str]:
 
 
 def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings of a group that a file's tables say; `where` names the file for messages.
+    """Return the settings of a group that a file's tables say; `where` names the file for messages.
 
     Raises:
         ConfigError: One is wrong.

@@ -118,7 +118,7 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
-    """The role and the fleet that `variables` describe.
+    """Return the role and the fleet that `variables` describe.
 
     Raises:
         ConfigError: A value is missing, of the wrong kind or out of range.
@@ -221,7 +221,7 @@ def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> N
 
 
 def _own_rank(variables: Mapping[str, str], role: str, values: Mapping[str, Any]) -> int:
-    """The rank that no variable says: it follows from the address, or there is one such process.
+    """Return the rank that no variable says: it follows from the address, or there is one such process.
 
     Raises:
         ConfigError: It does not. Two processes that guess would both be the first.

@@ -48,7 +48,7 @@ _USER = re.compile(r"(://)[^/@]*@")
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """The URL that a path is, with two slashes; None: it is a path of this machine, as is a file: URL."""
+    """Return a path that is a URL, with two slashes; None: it is one of this machine, as is a file: URL."""
     text = os.fspath(path)
     match = _URL.match(text) if isinstance(text, str) else None
     if match is None or match[1].lower() == "file":
@@ -57,17 +57,17 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def shown_url(url: str) -> str:
-    """A URL without credentials and settings, for messages."""
+    """Return a URL without credentials and settings, for messages."""
     return _USER.sub(r"\1", url).partition("?")[0]
 
 
 def place_or_url(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder, or its URL, for another process."""
+    """Return the absolute path of a folder, or its URL, for another process."""
     return url_of(path) or str(local_path(path).absolute())
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a file or folder that is read or written on this machine.
+    """Return the path of a file or folder that is read or written on this machine.
 
     Raises:
         ConfigError: It is a URL, which would become a local folder named by its scheme.
@@ -96,7 +96,7 @@ LEVELS = {
 
 
 def parse_levels(text: str) -> dict[str, int]:
-    """By logger its level; what has no name is that of all of psfleet, info if nothing is said.
+    """Return the level of each logger; what has no name is that of all of psfleet, info if nothing is said.
 
     Raises:
         ValueError: A level is unknown, or a name is none of psfleet's.
@@ -250,7 +250,7 @@ def kind_of(annotation: Any) -> SettingKind:
 
 
 def one_of(*choices: str) -> SettingKind:
-    """One of a few texts."""
+    """Return the kind of a setting that is one of a few texts."""
 
     def parse(text: str) -> str:
         if text not in choices:

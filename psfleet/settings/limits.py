@@ -54,7 +54,7 @@ class ServerLimits:
 
     @classmethod
     def read(cls, text: str) -> "ServerLimits":
-        """The limits that PSFLEET_LIMITS says; what it does not name is as usual.
+        """Return the limits that PSFLEET_LIMITS says; what it does not name is as usual.
 
         Raises:
             ConfigError: A name is unknown or a value is no whole number.

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Message)
 
 
 def pack(message: Message, groups: Iterable[Sequence[NDArray[Any]]] = ()) -> list[Part]:
-    """The body in parts; each group of arrays is followed by zeros up to a multiple of 8 bytes."""
+    """Return the body in parts; each group of arrays is followed by zeros up to a multiple of 8 bytes."""
     head = message.SerializeToString(deterministic=True)
     parts: list[Part] = [_LENGTH.pack(len(head)), head, bytes(-len(head) % ALIGNMENT)]
     for arrays in groups:
@@ -35,7 +35,7 @@ def pack(message: Message, groups: Iterable[Sequence[NDArray[Any]]] = ()) -> lis
 
 
 def unpack(kind: type[M], body: memoryview) -> tuple[M, memoryview]:
-    """The message of a body, and the bytes of the arrays behind it.
+    """Return the message of a body, and the bytes of the arrays behind it.
 
     Raises:
         FrameError: It is no such message, or has a field that this version does not know.
@@ -50,7 +50,7 @@ def unpack(kind: type[M], body: memoryview) -> tuple[M, memoryview]:
 
 
 def read_alone(kind: type[M], body: memoryview) -> M:
-    """The message of a body without arrays.
+    """Return the message of a body without arrays.
 
     Raises:
         FrameError: Errors of `unpack`, or there are bytes after the message.
@@ -61,7 +61,7 @@ def read_alone(kind: type[M], body: memoryview) -> M:
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """A stored message.
+    """Return a stored message.
 
     Raises:
         FrameError: It is none, or has a field that this version does not know, at any depth.
@@ -79,19 +79,19 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def flat(part: Part) -> memoryview:
-    """The bytes of a part, of an array without values too; not copied if they lie side by side."""
+    """Return the bytes of a part, of an array without values too; not copied if they lie side by side."""
     if isinstance(part, np.ndarray):
         return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
     return memoryview(part)
 
 
 def described(array: NDArray[Any], name: str = "") -> Array:
-    """The message that describes an array behind it."""
+    """Return the message that describes an array behind it."""
     return Array(name=name, dtype=array.dtype.str, shape=array.shape)
 
 
 def read_arrays(descriptions: Iterable[Array], payload: memoryview) -> list[NDArray[Any]]:
-    """The arrays behind a message, as views into the payload.
+    """Return the arrays behind a message, as views into the payload.
 
     Raises:
         FrameError: They are not as described, or something follows them.
@@ -112,7 +112,7 @@ def read_arrays(descriptions: Iterable[Array], payload: memoryview) -> list[NDAr
 
 
 def dtype_of(code: str) -> np.dtype[Any]:
-    """The dtype of NumPy's code, which is one of numbers.
+    """Return the dtype of NumPy's code, which is one of numbers.
 
     Raises:
         FrameError: It is none.

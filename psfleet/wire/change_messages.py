@@ -37,7 +37,7 @@ class ChangedTable:
     whole: bool = False
 
     def encode(self) -> follower_pb2.TableChanges:
-        """The message."""
+        """Return the message."""
         return follower_pb2.TableChanges(
             table=self.spec.key,
             spec=write_spec(self.spec) if self.whole else None,
@@ -51,7 +51,7 @@ class ChangedTable:
 def read_changes(
     message: follower_pb2.ChangesReply, specs: dict[int, TableSpec]
 ) -> list[ChangedTable]:
-    """The changes in a reply; `specs` gets the definitions that come with them.
+    """Return the changes in a reply; `specs` gets the definitions that come with them.
 
     Raises:
         FrameError: They do not fit together.
@@ -72,7 +72,7 @@ def read_changes(
 def read_rows(
     message: "follower_pb2.TableChanges | follower_pb2.RowsReply", spec: TableSpec
 ) -> tuple[Ids, Floats]:
-    """The ids and weights of a message."""
+    """Return the ids and weights of a message."""
     ids, weights = _array(message.ids, np.int64), _array(message.weights, np.float32)
     if spec.kind == "dense":
         return ids, weights
@@ -84,7 +84,7 @@ def read_rows(
 
 
 def read_reply(message: bytes) -> follower_pb2.ChangesReply:
-    """The reply to a request for changes."""
+    """Return the reply to a request for changes."""
     return parse(follower_pb2.ChangesReply, message)
 
 

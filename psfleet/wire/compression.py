@@ -82,7 +82,7 @@ class GradientCompressor:
             gradients: Flat, with distinct ids.
 
         Raises:
-            UsageError: One cannot travel in the form that is wanted; the packer is as before.
+            UsageError: One cannot travel in the form that is wanted; the compressor is as before.
         """
         forms = [self.form_of(spec, gradient) for spec, gradient in gradients]
         for (spec, gradient), form in zip(gradients, forms, strict=True):

@@ -44,7 +44,7 @@ _MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version
 
 
 def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> bytes:
-    """The message with this header and, as payload, the parts one after the other.
+    """Return the message with this header and, as payload, the parts one after the other.
 
     `layout`: What the header says besides, already written: it comes first, as a header of its own. To
     protobuf both are one; a reader may know the first from an earlier message (see `split`).
@@ -59,7 +59,7 @@ def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> b
 
 
 def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, NDArray[np.uint8]]:
-    """A message with this header whose payload is still to be written, and the place to write it.
+    """Return a message with this header whose payload is still to be written, and the place to write it.
 
     The caller must fill the whole payload before the message is used elsewhere. So a tensor goes
     from where it lies into the message without a copy between.
@@ -75,7 +75,7 @@ def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, ND
 
 
 def decode(message: bytes) -> tuple[Header, memoryview]:
-    """The header and the payload of a message; the payload is a view into it.
+    """Return the header and the payload of a message; the payload is a view into it.
 
     Unknown fields are skipped and fields may come in any order, as protobuf demands.
 
@@ -87,7 +87,7 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
 
 
 def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
-    """The header in two parts and the payload: the first part is the layout that `encode` was given, if any.
+    """Return the header in two parts, first the layout that `encode` was given, if any, and the payload.
 
     Raises:
         FrameError: Errors of `decode`, of which `read_header` does the rest.
@@ -116,7 +116,7 @@ def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
 
 
 def read_header(head: bytes) -> Header:
-    """The header of these bytes.
+    """Return the header of these bytes.
 
     Raises:
         FrameError: They are none.
@@ -128,7 +128,7 @@ def read_header(head: bytes) -> Header:
 
 
 def _head(header: Header, length: int, layout: bytes) -> bytes:
-    """Everything of a message that comes before a payload of `length` bytes."""
+    """Return everything of a message that comes before a payload of `length` bytes."""
     if length > MAX_MESSAGE:
         raise FrameError(
             f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
@@ -138,7 +138,7 @@ def _head(header: Header, length: int, layout: bytes) -> bytes:
 
 
 def encode_header(header: Header, layout: bytes) -> bytes:
-    """The message with this header and an empty payload; see `encode`."""
+    """Return the message with this header and an empty payload; see `encode`."""
     content: bytes = header.SerializeToString()
     if len(layout) + len(content) > MAX_HEADER:
         raise _too_long(len(layout) + len(content))

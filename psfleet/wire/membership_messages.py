@@ -7,7 +7,7 @@ from psfleet.wire.v1 import membership_pb2
 
 
 def write_report(report: ViewReport) -> membership_pb2.Standing:
-    """The message of a report."""
+    """Return the message of a report."""
     return membership_pb2.Standing(
         mode=report.mode,
         closed=report.closed,
@@ -30,7 +30,7 @@ def write_report(report: ViewReport) -> membership_pb2.Standing:
 
 
 def read_report(message: membership_pb2.Standing) -> ViewReport:
-    """The report that a message brings."""
+    """Return the report that a message brings."""
     seats = {seat.worker: seat for seat in message.seats}
     return ViewReport(
         message.mode,

@@ -196,7 +196,7 @@ def codec_of(hint: Any, field: FieldDescriptor, exceptions: Exceptions = ()) -> 
 
 
 def _attributes(value: type) -> dict[str, Any]:
-    """The types of what the constructor of a dataclass takes, by name."""
+    """Return the types of what the constructor of a dataclass takes, by name."""
     hints = get_type_hints(value)
     return {field.name: hints[field.name] for field in dataclasses.fields(value) if field.init}
 
@@ -208,7 +208,7 @@ def _check_whole(holder: str, message: type[Message], names: Set[str]) -> None:
 
 
 def _attribute(hint: Any, field: FieldDescriptor, exceptions: Exceptions) -> tuple[Codec, bool]:
-    """The codec of an attribute, and whether it may be None."""
+    """Return the codec of an attribute, and whether it may be None."""
     optional = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
     if optional:
         [hint] = [each for each in get_args(hint) if each is not type(None)]
@@ -256,7 +256,7 @@ def _repeated(hint: Any, field: FieldDescriptor, exceptions: Exceptions) -> Code
 
 
 def _entries(key: Any, item: Any, entry: Any, exceptions: Exceptions) -> Codec:
-    """The codec of a dictionary whose entries are messages, in order."""
+    """Return the codec of a dictionary whose entries are messages, in order."""
     first, *others = entry.fields
     _single(key, first, ())  # checks it
     kind: Any = GetMessageClass(entry)
@@ -276,7 +276,7 @@ def _entries(key: Any, item: Any, entry: Any, exceptions: Exceptions) -> Codec:
 
 
 def _single(hint: Any, field: FieldDescriptor, exceptions: Exceptions) -> Codec:
-    """The codec of one value, of a field that may be repeated."""
+    """Return the codec of one value, of a field that may be repeated."""
     if field.message_type is not None:
         return _message(hint, field.message_type, exceptions)
     if dataclasses.is_dataclass(hint):

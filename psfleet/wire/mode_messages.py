@@ -29,23 +29,23 @@ class ModeFields(Protocol):
 
 
 def write_mode(mode: Mode | None) -> shard_pb2.Mode:
-    """The number of a mode in messages; None: no worker has joined."""
+    """Return the number of a mode in messages; None: no worker has joined."""
     return cast(shard_pb2.Mode, find_mode(mode).number)
 
 
 def read_mode(number: int) -> Mode:
-    """The mode that a message names."""
+    """Return the mode that a message names."""
     return cast(Mode, _numbered(number).name)
 
 
 def mode_fields(mode: ConsistencyMode) -> dict[str, Any]:
-    """The fields of a message that say a mode."""
+    """Return the fields of a message that say a mode."""
     first, *more = mode.agreed_settings.values() or (0,)
     return {"mode": mode.number, "staleness": first, "mode_settings": more}
 
 
 def read_mode_fields(message: ModeFields) -> ConsistencyMode:
-    """The mode that the fields of a message say.
+    """Return the mode that the fields of a message say.
 
     Raises:
         FrameError: It is unknown, or has no such settings.
@@ -77,7 +77,7 @@ def write_change(mode: ConsistencyMode, last: int) -> Change:
 
 
 def combined_changes(one: Change, other: Change) -> Change:
-    """The maxima of what workers bring; of modes with unequal numbers of settings, the longer form."""
+    """Return the maxima of what workers bring; of modes with unequal numbers of settings, the longer form."""
     one, other = (_widened(each, max(len(one), len(other))) for each in (one, other))
     return np.maximum(one, other)
 
@@ -90,7 +90,7 @@ def _widened(change: Change, size: int) -> Change:
 
 
 def read_change(change: Change) -> tuple[ConsistencyMode | None, int]:
-    """The mode that all want, None if they want different things; and the highest push of any.
+    """Return the mode that all want, None if they want different things; and the highest push of any.
 
     Raises:
         ShapeError: It is no change.

@@ -9,7 +9,7 @@ _VARINT, _FIXED64, _FIXED32 = 0, 1, 5
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A whole field of bytes."""
+    """Return a whole field of bytes."""
     length = len(content)
     if length < 128:  # as in most
         return bytes((number << 3 | BYTES, length)) + content
@@ -17,7 +17,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
-    """A message up to the content of field `number`, which has `length` bytes.
+    """Return a message up to the content of field `number`, which has `length` bytes.
 
     Args:
         head: The fields before it.
@@ -28,7 +28,7 @@ def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
 
 
 def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
-    """Number and wire type of the field that begins at `at`, and where its content starts and ends.
+    """Return number and wire type of the field that begins at `at`, and where its content starts and ends.
 
     Raises:
         FrameError: It is damaged, or longer than the message.
@@ -47,7 +47,7 @@ def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
 
 
 def tag(view: bytes | memoryview, at: int) -> tuple[int, int, int]:
-    """Number and wire type of the field that begins at `at`, and where its content begins.
+    """Return number and wire type of the field that begins at `at`, and where its content begins.
 
     Raises:
         FrameError: The message ends before, or it is no number.
@@ -78,7 +78,7 @@ def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
 
 
 def _filling(length: int, number: int) -> bytes:
-    """A field that makes `length` a multiple of ALIGNMENT; it takes 0 or 2 to 9 bytes."""
+    """Return a field that makes `length` a multiple of ALIGNMENT; it takes 0 or 2 to 9 bytes."""
     missing = -length % ALIGNMENT
     if missing == 0:
         return b""

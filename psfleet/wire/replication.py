@@ -14,7 +14,7 @@ _CHUNK_BYTES = 4 << 20  # bytes of a body in one message: gRPC likes them so
 
 
 def encode(number: int, kind: int, body: bytes) -> Iterator[bytes]:
-    """The messages that bring a record, each with a piece of its body."""
+    """Yield the messages that bring a record, each with a part of its body."""
     view = memoryview(body)
     for start in range(0, max(len(view), 1), _CHUNK_BYTES):
         part = view[start : start + _CHUNK_BYTES]
@@ -24,7 +24,7 @@ def encode(number: int, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def decode(message: bytes) -> tuple[FollowReply, memoryview]:
-    """A message without its body, and the body: a view into it that begins at a multiple of 8 bytes.
+    """Return a message without its body, and the body: a view into it that begins at a multiple of 8 bytes.
 
     Raises:
         FrameError: The bytes are no FollowReply, or it has a field that this version does not know.

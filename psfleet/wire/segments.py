@@ -85,7 +85,7 @@ def field_of(
     reply: int = 0,
     precision: frame_pb2.Precision = frame_pb2.PRECISION_FLOAT32,
 ) -> bytes:
-    """A segment as a field of its header. The next step mostly has the same ones."""
+    """Return a segment as a field of its header. The next step mostly has the same ones."""
     return written(
         Segment(
             table=table,
@@ -100,12 +100,12 @@ def field_of(
 
 
 def written(segment: Segment) -> bytes:
-    """A segment as a field of its header."""
+    """Return a segment as a field of its header."""
     return field_bytes(Header.SEGMENTS_FIELD_NUMBER, segment.SerializeToString())
 
 
 def message(header: Header, segments: Iterable[OutgoingSegment]) -> bytes:
-    """The frame that carries the pieces; `header` gets their segments."""
+    """Return the frame that carries the pieces; `header` gets their segments."""
     segments = list(segments)
     header.segments.extend(segment.segment for segment in segments)
     return joined(header, [segment.arrays for segment in segments])
@@ -114,7 +114,7 @@ def message(header: Header, segments: Iterable[OutgoingSegment]) -> bytes:
 def joined(
     header: Header, contents: Iterable[Sequence[NDArray[Any]]], layout: bytes = b""
 ) -> bytes:
-    """The frame of a header; `contents`: of each segment the arrays that are its bytes.
+    """Return the frame of a header; `contents`: of each segment the arrays that are its bytes.
 
     `layout`: The segments that the header lacks, as fields.
     """
@@ -150,7 +150,7 @@ def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: byt
 
 
 def write_gradient(gradient: Gradient) -> OutgoingSegment:
-    """A push to one table: rows with their ids, or this server's part of a dense gradient.
+    """Return a push to one table: rows with their ids, or this server's part of a dense gradient.
 
     Values are written in 32 bits, positions of a dense gradient count from the part's start.
     """
@@ -168,7 +168,7 @@ def write_gradient(gradient: Gradient) -> OutgoingSegment:
 
 
 def write_state(state: PartState) -> OutgoingSegment:
-    """A part of a table with its optimizer state."""
+    """Return a part of a table with its optimizer state."""
     if state.ids is None:
         count = state.values.shape[1]
         arrays: tuple[NDArray[Any], ...] = (state.values,)
@@ -206,7 +206,7 @@ class TensorRequest:
 
 
 def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorRequest:
-    """The request of a push, a pull or both. The answer's size is checked too, before it is made."""
+    """Return the request of a push, a pull or both. The answer's size is checked too, before it is made."""
     request, reply = TensorRequest(), 0
     for segment, spec, cursor in _segments(header, payload, spec_of):
         if segment.content in _READS:
@@ -228,12 +228,12 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
 
 
 def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
-    """The gradients of a push, as views into the payload."""
+    """Return the gradients of a push, as views into the payload."""
     return tuple(_gradient(*part) for part in _segments(header, payload, spec_of))
 
 
 def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:
-    """The answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
+    """Return the answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
     values: list[Floats | CompressedValues] = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
         _expect(segment, spec, VALUES if spec.kind == "dense" else ROWS)
@@ -244,7 +244,7 @@ def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats 
 
 
 def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[PartState]:
-    """Parts of tables with their optimizer state, as views into the payload."""
+    """Return parts of tables with their optimizer state, as views into the payload."""
     states = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
         _expect(segment, spec, STATE)
@@ -274,7 +274,7 @@ def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
 
 
 def _format(segment: Segment, spec: TableSpec) -> Format:
-    """The form in which values travel to a worker."""
+    """Return the form in which values travel to a worker."""
     form = NUMBERED.get(segment.precision)
     if form is None or not form.is_for_pulls:
         choices = [f"{each.name} ({each.number})" for each in FORMATS.values() if each.is_for_pulls]
@@ -305,7 +305,7 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
 def _short_values(
     segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
 ) -> Floats:
-    """The values of a gradient that travel in fewer bytes."""
+    """Return the values of a gradient that travel in fewer bytes."""
     form = NUMBERED.get(segment.precision)
     if form is None or (segment.content == ELEMENTS and not form.has_elements):
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
@@ -328,23 +328,23 @@ class _Cursor:
         self.taken = 0
 
     def positions(self, count: int) -> Ids:
-        """The next `count` positions, as int64."""
+        """Return the next `count` positions, as int64."""
         return self.take(count, _UINT32).astype(np.int64)
 
     def floats(self, *shape: int) -> Floats:
-        """The next float32 array of that shape."""
+        """Return the next float32 array of that shape."""
         values = self.take(math.prod(shape), _FLOAT32)
         return values if len(shape) == 1 else values.reshape(shape)
 
     def packed(self, form: Precision | Format, shape: Sequence[int]) -> CompressedValues:
-        """The next values of that shape, in that form."""
+        """Return the next values of that shape, in that form."""
         buffer = self.take(CompressedValues.size_of(form, shape), _BYTE)
         if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing
             buffer = buffer.copy()
         return CompressedValues.over(buffer, form, shape)
 
     def take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The next array of that length."""
+        """Return the next array of that length."""
         size = count * dtype.itemsize
         rest = self._size - self.at
         if size > rest:

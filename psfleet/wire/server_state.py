@@ -44,7 +44,7 @@ class ServerState:
 
 
 def write_state(state: ServerState) -> list[Part]:
-    """The body that holds it."""
+    """Return the body that holds it."""
     shard, segments = _write_shard(state.shard)
     arrays = [array for segment in segments for array in segment.arrays]
     message = state_pb2.ServerState(
@@ -57,7 +57,7 @@ def write_state(state: ServerState) -> list[Part]:
 
 
 def read_state(content: memoryview) -> ServerState:
-    """The state in a body; held gradients are views into it.
+    """Return the state in a body; held gradients are views into it.
 
     Raises:
         FrameError: It is of another version, has a field that this one does not know, or is damaged.

@@ -69,7 +69,7 @@ class SharedMemory:
         return self._size
 
     def part(self, offset: int, size: int) -> NDArray[np.uint8]:
-        """So many bytes from `offset` on, writable.
+        """Return `size` bytes from `offset` on, writable.
 
         Raises:
             FrameError: They lie outside of the memory.
@@ -102,7 +102,7 @@ class SharedMemory:
 
     @classmethod
     def open(cls, offer: MemoryHandle) -> "SharedMemory | None":
-        """The memory of another process; None if it is on another host, of another user or not it."""
+        """Return the memory of another process; None if it is on another host, of another user or not it."""
         if offer.boot != _boot() or not offer.boot or len(offer.token) != _TOKEN:
             return None
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ class BlockAllocator:
         return offset
 
     def _take_larger(self, size: int) -> int | None:
-        """A free place that is larger than it must be; None: there is none."""
+        """Return a free place that is larger than it must be; None: there is none."""
         larger = [wide for wide, free in self._free.items() if free and wide > size]
         if not larger:
             return None

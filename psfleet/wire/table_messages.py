@@ -19,7 +19,7 @@ MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage
 
 
 def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
-    """The message that defines a table."""
+    """Return the message that defines a table."""
     return shard_pb2.TableSpec(
         name=spec.name,
         kind=spec.kind,
@@ -40,7 +40,7 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
 
 
 def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
-    """The table that a message defines.
+    """Return the table that a message defines.
 
     Raises:
         UsageError: A value is outside what a definition allows; the text names it.
@@ -66,7 +66,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
 
 
 def write_evictions(evictions: EvictedIds) -> shard_pb2.EvictionsReply:
-    """The message of one server's evictions."""
+    """Return the message of one server's evictions."""
     [following] = evictions.position
     return shard_pb2.EvictionsReply(
         ids=evictions.ids.astype("<i8").tobytes(),
@@ -78,7 +78,7 @@ def write_evictions(evictions: EvictedIds) -> shard_pb2.EvictionsReply:
 
 
 def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
-    """The evictions of a message.
+    """Return the evictions of a message.
 
     Raises:
         FrameError: Its arrays are of different lengths.
@@ -99,12 +99,12 @@ _MOST = 2**62
 
 
 def clock_to_json(clock: TableClock) -> dict[str, Any]:
-    """The clock in a document."""
+    """Return the clock in a document."""
     return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}
 
 
 def read_clock(document: Any) -> TableClock:
-    """The clock that a document holds.
+    """Return the clock that a document holds.
 
     Raises:
         ValueError: It is none.

@@ -14,7 +14,7 @@ from psfleet.wire.v1.frame_pb2 import Header
 
 
 def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
-    """The header of a push as it was accepted, and the pieces with its gradients."""
+    """Return the header of a push as it was accepted, and the pieces with its gradients."""
     segments = [write_gradient(gradient) for gradient in push.gradients]
     leases, lease_samples = push.position or (0, 0)
     header = Header(
@@ -36,7 +36,7 @@ def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
 
 
 def write_withdrawal(request: bytes) -> bytes:
-    """The message that takes back the push of a message: its number, without gradients and reads."""
+    """Return the message that takes back the push of a message: its number, without gradients and reads."""
     header = read_header(split(request)[1])
     for name in ("segments", "lane", "samples", "loss"):
         header.ClearField(name)
@@ -47,7 +47,7 @@ def write_withdrawal(request: bytes) -> bytes:
 def read_push(
     header: Header, gradients: tuple[Gradient, ...], cut: tuple[int, int] | None = None
 ) -> Push:
-    """The push that a header tells of. One that was accepted is of no cut.
+    """Return the push that a header tells of. One that was accepted is of no cut.
 
     Raises:
         FrameError: It withdraws a push and has gradients.

@@ -406,7 +406,7 @@ class ClusterRuntime:
         self._fleet.scale(servers)
 
     def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
-        """The way to the other stages of this worker; it is open until this runtime is closed."""
+        """Return the way to the other stages of this worker; it is open until this runtime is closed."""
         from psfleet_worker.stages.stage_links import StageLinks  # loads zmq
 
         self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)

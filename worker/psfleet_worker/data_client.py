@@ -33,7 +33,7 @@ class Pusher(Protocol):
     """The runtime that pushes, as data dispatch uses it."""
 
     def skip(self) -> None:
-        """A step without gradients."""
+        """Make a step without gradients."""
 
     def flush(self) -> None:
         """Wait until every push is applied."""
@@ -78,7 +78,7 @@ class DataClient:
         self._tags = itertools.count()
 
     def steps(self, worker_data: WorkerData, batch: int, merged: int) -> Iterator[Ranges]:
-        """The positions of each step's samples; see Runtime.shares."""
+        """Yield the positions of each step's samples; see ClusterRuntime.data_steps."""
         place = here()
         return self._run(worker_data.steps(batch, merged, place.process, place.processes))
 

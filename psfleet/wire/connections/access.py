@@ -57,7 +57,7 @@ class Access:
         return ((TOKEN_KEY, self.credentials.bearer),)
 
     def channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
-        """A channel with these options.
+        """Return a channel with these options.
 
         Raises:
             ConfigError: The endpoint is TCP and there are no credentials.

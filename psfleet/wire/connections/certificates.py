@@ -107,7 +107,7 @@ class _CertificateAuthority:
     def sign(
         self, key: _Key, name: str, purposes: tuple[x509.ObjectIdentifier, ...]
     ) -> x509.Certificate:
-        """A certificate for this name and these purposes, as long as the authority's own."""
+        """Return a certificate for this name and these purposes, as long as the authority's own."""
         own = self.certificate
         validity = own.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
         return (
@@ -168,7 +168,7 @@ def _private(key: _Key) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Never for a moment readable by others."""
+    """Write a file that others can never read, not for a moment."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -60,7 +60,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 
 def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
-    """A channel to `unix:/path` or `host:port`; it connects when first used.
+    """Return a channel to `unix:/path` or `host:port`; it connects when first used.
 
     Calls over TCP carry `access.metadata`. Where servers may move, the channel follows them.
 
@@ -91,7 +91,7 @@ def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> N
 
 
 def server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
-    """The options of a server that keeps these limits."""
+    """Return the options of a server that keeps these limits."""
     return [
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limits.message),

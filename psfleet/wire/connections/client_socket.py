@@ -7,7 +7,7 @@ from psfleet.wire.connections.access import is_tcp
 
 
 def connected(endpoint: str, seconds: float) -> socket.socket:
-    """A socket connected to `unix:/path` or `host:port`; its timeout is `seconds`.
+    """Return a socket connected to `unix:/path` or `host:port`; its timeout is `seconds`.
 
     Raises:
         OSError: It cannot be reached in time.
@@ -54,7 +54,7 @@ def speaks_tls(endpoint: str) -> bool:
 
 
 def _first(endpoint: str, tls: bool) -> bytes:
-    """The first byte that comes over a new connection; none: it was closed."""
+    """Return the first byte that comes over a new connection; none: it was closed."""
     with (
         contextlib.suppress(ConnectionResetError, BrokenPipeError),
         connected(endpoint, _MOMENT) as probe,

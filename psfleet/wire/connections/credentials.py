@@ -36,7 +36,7 @@ class Credentials:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Credentials":
-        """The credentials in a folder.
+        """Return the credentials in a folder.
 
         Raises:
             ConfigError: A file is missing or empty, or others than its owner can get at a secret.
@@ -109,7 +109,7 @@ class Credentials:
 
 
 def reader_token(token: str) -> str:
-    """The token of a job's readers, from which the job's token cannot be found."""
+    """Return the token of a job's readers, from which the job's token cannot be found."""
     return hmac.new(token.encode(), b"psfleet reader", hashlib.sha256).hexdigest()
 
 

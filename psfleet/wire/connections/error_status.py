@@ -69,7 +69,7 @@ class _Settable(Protocol):
 
 
 def status_of(error: PsfleetError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Code, text and trailing metadata that stand for an error."""
+    """Return code, text and trailing metadata that stand for an error."""
     cls = next(cls for cls in type(error).__mro__ if cls in CODES)
     return CODES[cls], str(error)[:_LONGEST], ((KEY, cls.__name__),)
 
@@ -83,7 +83,7 @@ def failure(context: _Settable, error: PsfleetError) -> None:
 
 
 def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetError:
-    """The error that a failed call stands for.
+    """Return the error that a failed call stands for.
 
     Args:
         error: Error raised by gRPC.
@@ -99,7 +99,7 @@ def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetEr
 def error_named(
     name: str, code: grpc.StatusCode, details: str, server: str, question: str = ""
 ) -> PsfleetError:
-    """The error of a class that the server has named, or else of the code; see error_of."""
+    """Return the error of a class that the server has named, or else of the code; see error_of."""
     if name in _CLASSES:
         return _CLASSES[name](details)
     cls = _FOREIGN.get(code, PsfleetError)

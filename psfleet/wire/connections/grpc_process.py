@@ -40,7 +40,7 @@ def prepare(verbosity: str = "NONE") -> None:
 
 
 def _malloc_is_settled() -> bool:
-    """True if the user tunes malloc, or has put another in its place."""
+    """Return whether the user tunes malloc, or has put another in its place."""
     names = [
         name
         for name in os.environ

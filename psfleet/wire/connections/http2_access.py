@@ -77,7 +77,7 @@ def _until(deadline: float) -> Tick:
 
 
 def _prove(context: ssl.SSLContext, credentials: Credentials, protocol: str) -> None:
-    """Both ends prove themselves with certificates of the job's own authority."""
+    """Let both ends prove themselves with certificates of the job's own authority."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=credentials.ca.decode("ascii"))
     context.load_cert_chain(credentials.folder / "cert.pem", credentials.folder / "key.pem")

@@ -20,7 +20,7 @@ class MoveObserver(Protocol):
     """Observer of moves."""
 
     def look(self) -> None:
-        """The file has changed."""
+        """Take note that the file has changed."""
 
 
 class RelocationWatch:

@@ -100,7 +100,7 @@ class _TlsConversation:
 
 
 def _refusal(credentials: Credentials) -> str:
-    """The server's certificate is good, but it does not take ours."""
+    """Say why a server whose certificate is good does not take ours."""
     with contextlib.suppress(PsfleetError):
         end = ends(credentials.certificate)
         if end <= datetime.datetime.now(datetime.UTC):

@@ -76,7 +76,7 @@ class Call:
         """From now on send the tensors in the message."""
 
     def lose(self) -> None:
-        """The call has failed: the server may still be using shared memory."""
+        """Give up the shared memory of a call that failed, which the server may still be using."""
 
     def read(self) -> None:
         """Read the answer. The caller holds the call."""
@@ -154,7 +154,7 @@ def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[byte
 
 @deferred()
 def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """The answers of all calls; raises the first error as soon as there is one.
+    """Return the answers of all calls; raises the first error as soon as there is one.
 
     What is still under way then goes on without anybody waiting for it.
 

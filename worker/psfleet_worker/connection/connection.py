@@ -336,11 +336,11 @@ class FleetConnection:
     # -- calls ---------------------------------------------------------------------------------
 
     def header(self, **fields: Any) -> Header:
-        """The header of a frame from this worker."""
+        """Return the header of a frame from this worker."""
         return Header(worker=self.worker, incarnation=self.session.incarnation, **fields)
 
     def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:
-        """The same call to every server."""
+        """Make the same call to every server."""
         message = request.SerializeToString()
         return [client.start(method, message, **limits) for client in self.clients]
 

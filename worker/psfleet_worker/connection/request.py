@@ -168,7 +168,7 @@ class ServerRequest(Call):
         self.is_inline = True
 
     def withdrawal(self) -> bytes:
-        """The message that takes the push back."""
+        """Return the message that takes the push back."""
         return write_withdrawal(frame.encode(self._header))
 
     def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
@@ -206,7 +206,7 @@ class ServerRequest(Call):
                 self._missed = 0
 
     def _add(self, segment: bytes, *arrays: NDArray[Any]) -> None:
-        """A segment, and the arrays that are its bytes."""
+        """Add a segment, and the arrays that are its bytes."""
         self._layout.append(segment)
         self._arrays.append(arrays)
         self._last = None
@@ -300,7 +300,7 @@ class ServerRequest(Call):
             self.held.miss(size)
 
     def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
-        """So many bytes to fill, and their place if they are in shared memory."""
+        """Return `size` bytes to fill, and their place if they are in shared memory."""
         if self.held is not None:
             start = self._used
             end = start + (size + _LINE - 1 & -_LINE)

@@ -222,7 +222,7 @@ class ServerClient:
             return not call.ended
 
     def _outcome(self, call: Call) -> bytes:
-        """The answer. A push that the server refuses is withdrawn there, so that it takes those behind it."""
+        """Return the answer. A push that is refused is withdrawn: the server then takes those behind it."""
         try:
             return self._persist(call)
         except UsageError:
@@ -269,7 +269,7 @@ class ServerClient:
             raise type(error)(self._given_up(error, retries.away)) from None
 
     def _prepare(self, call: Call, again: NextAttempt) -> None:
-        """The next attempt's request, and the pause before it."""
+        """Prepare the next attempt's request, and pause before it."""
         if again.answered:
             call.message = call.encode()
         else:
@@ -296,7 +296,7 @@ class ServerClient:
         return is_tcp(self.endpoint) and self._access.credentials is not None
 
     def _check_access(self) -> None:
-        """A server that does not know this process is not asked again."""
+        """Raise AccessDenied if the server and this process do not know each other: it is not asked again."""
         if not is_tcp(self.endpoint):
             return
         from psfleet.wire.connections.tls_diagnosis import (

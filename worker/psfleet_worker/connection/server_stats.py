@@ -6,7 +6,7 @@ from psfleet.wire.mode_messages import read_mode
 
 
 def figures_of(status: Any) -> dict[str, Any]:
-    """A StatusReply as Runtime.stats gives it."""
+    """Return a StatusReply as Runtime.stats gives it."""
     return {
         "server": status.server,
         "pid": status.pid,

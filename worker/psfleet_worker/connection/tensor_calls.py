@@ -111,7 +111,7 @@ class TensorCalls:
         return ServerUnavailable(f"{self._name} does not answer: {error}")
 
     def interrupt(self) -> None:
-        """The server may have moved: calls to where it was fail, and the next one goes to where it is."""
+        """Let calls to where the server was fail, if it has moved; the next one goes to where it is."""
         client = self.client
         if client is not None and self._endpoint() != self._found:
             client.close()

@@ -76,7 +76,7 @@ class LaneMemory:
         return len(self._memory)
 
     def take(self, size: int) -> tuple[NDArray[np.uint8], int] | None:
-        """So many bytes of the memory and their offset; None: there is no room left."""
+        """Take `size` bytes of the memory; return them and their offset. None: there is no room left."""
         if self._returned:
             self._regain()
         offset = self._blocks.take(size)
@@ -85,17 +85,17 @@ class LaneMemory:
         return self._memory.bytes[offset : offset + size], offset
 
     def miss(self, size: int) -> None:
-        """A call that has begun needs a place for so many bytes and has none."""
+        """Note that a call which has begun has no place for `size` bytes."""
         self._missed += size
         self.missing = max(self.missing, self._missed)
 
     def ended(self, size: int, shortage: int) -> None:
-        """A call has ended whose tensors took so many bytes, some of them without a place."""
+        """Note the end of a call whose tensors took `size` bytes, `shortage` of them without a place."""
         self.largest = max(self.largest, size)
         self._missed -= shortage
 
     def lend(self, count: int) -> "LentArray | None":
-        """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
+        """Return a float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
         if self._returned:
             self._regain()
         size = 4 * count
@@ -140,7 +140,7 @@ class LaneMemory:
     def learn(
         self, before: "PlacedSegment", key: tuple[object, ...], segment: "PlacedSegment"
     ) -> None:
-        """Behind `before` this was asked for, and lies there."""
+        """Remember a segment that was laid out behind `before`."""
         before.next[key] = segment
         self._known += 1
 
@@ -200,7 +200,7 @@ class WorkerMemory:
         self._most = most
 
     def renew(self) -> LaneMemory | None:
-        """The memory to share from now on; None: there is none to be had."""
+        """Return the memory to share from now on; None: there is none to be had."""
         latest = self.latest
         if latest is None or latest.lost or latest.missing:
             self.latest = self._make(latest)
@@ -244,7 +244,7 @@ class Lane:
         self._held: LaneMemory | None = None
 
     def held(self) -> LaneMemory | None:
-        """The memory to use for the next call, None: the message."""
+        """Return the memory to use for the next call, None: the message."""
         shared, memories = self._held, self._memories
         if memories is not None and not self._client.open_calls:
             latest = memories.latest
@@ -255,7 +255,7 @@ class Lane:
         return None if shared is None or shared.lost else shared
 
     def _share(self, memory: LaneMemory | None) -> LaneMemory | None:
-        """The memory, shared. What the server does not share once it is not asked again."""
+        """Share the memory. A server that once does not share it is not asked again."""
         if memory is None or not self._attach(memory.generation, memory.offer):
             self._memories = None
             return None

@@ -52,14 +52,14 @@ class FrequentIds:
         self.counts *= factor
 
     def share(self, count: int) -> float:
-        """The share of the stream that the `count` most frequent ids make up; 0 without ids."""
+        """Return the share of the stream that the `count` most frequent ids make up; 0 without ids."""
         if not self.total:
             return 0.0
         top = np.sort(self.counts)[-count:]
         return float(top.sum() / self.total)
 
     def first(self) -> int | None:
-        """The most frequent id; None: none is held."""
+        """Return the most frequent id; None: none is held."""
         return int(self.ids[self.counts.argmax()]) if len(self.ids) else None
 
 

@@ -34,7 +34,7 @@ class StepTimes:
     _spent: int = 0  # in all but the script, at the last push
 
     def pushed(self, samples: int, loss: float | None) -> None:
-        """A push is made."""
+        """Count a push."""
         now, others = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
             duration = now - self._pushed

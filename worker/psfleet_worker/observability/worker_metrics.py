@@ -40,11 +40,11 @@ class WorkerMetrics:
         self._retries = retries
 
     def text(self) -> bytes:
-        """All families in Prometheus' text format; empty while they are not requested."""
+        """Return all families in Prometheus' text format; empty while they are not requested."""
         return encode(self.collect()) if self.wanted else b""
 
     def collect(self) -> "list[Metric]":
-        """All families."""
+        """Return all families."""
         times, usage = self._times, resource.getrusage(resource.RUSAGE_SELF)
         families = [
             latency("step_seconds", "Time from a worker's push to its next", times.steps),

@@ -66,7 +66,7 @@ class WorkerData:
     def steps(
         self, batch: int, merged: int = 1, process: int = 0, processes: int = 1
     ) -> Program[None]:
-        """The next dataset, with a Step for each step.
+        """Yield the next dataset, with a TrainStep for each step.
 
         Args:
             batch: Samples of a step.
@@ -92,7 +92,7 @@ class WorkerData:
     # -- rounds --------------------------------------------------------------------------------
 
     def _in_rounds(self, batch: int, merged: int) -> Program[bool]:
-        """All rounds of the dataset; whether the mode has changed and another way is to go on."""
+        """Yield all rounds of the dataset; return whether it goes on in another mode."""
         session, turns = self._session, self._session.turns
         yield FlushPushes()  # what is planned for the next round is final from here on
         plan, view = yield from self._plan(batch)
@@ -158,7 +158,7 @@ class WorkerData:
         return True
 
     def _leased(self, batch: int) -> Program[bool]:
-        """All leases of the dataset; whether the mode has changed and another way is to go on."""
+        """Yield all leases of the dataset; return whether it goes on in another mode."""
         turns = self._session.turns
         while (lease := (yield from self._lease(batch))) is not None:
             self._session.progress.catch_up()  # nothing is leased twice
@@ -171,7 +171,7 @@ class WorkerData:
         return False
 
     def _use(self, lease: Ranges, batch: int) -> Program[None]:
-        """The steps of a lease, until the mode changes."""
+        """Yield the steps of a lease, until the mode changes."""
         turns, total = self._session.turns, length(lease)
         for low in range(0, total, batch):
             high = min(low + batch, total)
@@ -185,7 +185,7 @@ class WorkerData:
                 return
 
     def _lease(self, batch: int) -> Program[Ranges | None]:
-        """The next lease; None: everything is used."""
+        """Return the next lease; None: everything is used."""
         while True:
             dealt: DataReply = yield RequestData(
                 self.count, batch, lease=self._leases, used=self._used
@@ -207,7 +207,7 @@ class WorkerData:
 
 
 def _parts(share: Ranges, count: int) -> Iterator[Ranges]:
-    """The share in `count` nearly equal parts; empty ones are left out."""
+    """Yield the share in `count` nearly equal parts; empty ones are left out."""
     total = length(share)
     for index in range(count):
         low, high = total * index // count, total * (index + 1) // count

@@ -23,7 +23,7 @@ Ranges = tuple[Range, ...]
 
 @value_class
 class RegisterWorker:
-    """Ask the coordinator for the worker's seat. Answered with Seated."""
+    """Ask the coordinator for the worker's seat. Answered with SeatGranted."""
 
 
 @value_class
@@ -63,7 +63,7 @@ class ServerJoined:
 
 @value_class
 class JoinCollective:
-    """Come to a collective of all workers, and wait for them. Answered with Released.
+    """Come to a collective of all workers, and wait for them. Answered with CollectiveResult.
 
     Attributes:
         number: Number of the collective.

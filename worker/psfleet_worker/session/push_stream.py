@@ -74,7 +74,7 @@ class Stream:
             self.open = self._session.sequence
 
     def reroute(self) -> None:
-        """The number of servers has changed, with nothing under way: all of them know all pushes."""
+        """Begin with another number of servers, with nothing under way: all of them know all pushes."""
         self._addressed = self._begun_to = ()
 
     # -- pulls -------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Stream:
         return read
 
     def _arrive(self) -> Program[None]:
-        """All that was read ahead is here."""
+        """Wait until all that was read ahead is here."""
         if self._ahead:
             self._session.saw((yield _ARRIVE))
             self._ahead = self._overtaken = False

@@ -35,7 +35,7 @@ class Patience:
 
     @classmethod
     def of(cls, environment: Environment) -> "Patience":
-        """Servers that keep a log come back when they have died, which takes a while."""
+        """Return the usual limits; servers that keep a log come back when they have died."""
         if not environment.keeps_log:
             # A standby takes over within a second, unless the host is busy.
             return cls(outage=30.0, leave=5.0) if environment.replicas else cls()

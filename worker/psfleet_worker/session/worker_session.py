@@ -190,7 +190,7 @@ class Session:
         return result
 
     def pass_collectives(self, collectives: int, changes: int) -> None:
-        """Those that the script's earlier incarnation came to in a part that this incarnation passes over."""
+        """Count those in a part of the script that an earlier incarnation ran and this one passes over."""
         self.collectives += collectives
         self.changes += changes
 

@@ -19,12 +19,12 @@ _PAGE_VALUES = 1 << 23
 
 
 def page_size(spec: TableSpec) -> int:
-    """Rows (sparse) or values (dense) of a page at most."""
+    """Return rows (sparse) or values (dense) of a page at most."""
     return _PAGE_VALUES if spec.kind == "dense" else _PAGE_ROWS
 
 
 def join_pages(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> TableState:
-    """A table from the pages of every server; rows ordered by their ids."""
+    """Return a table from the pages of every server; rows ordered by their ids."""
     step = max(page.step for server in pages for page in server)
     if spec.kind == "dense":
         return TableState(step, [plane.reshape(spec.shape) for plane in _join_dense(spec, pages)])
@@ -45,7 +45,7 @@ def join_pages(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> TableSt
 
 
 def _join_dense(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> Floats:
-    """The flattened array and its state [1 + slots, size]."""
+    """Return the flattened array and its state [1 + slots, size]."""
     flat = np.empty((1 + len(spec.rule.slots), spec.size), np.float32)
     for (low, high), server in zip(dense_ranges(spec, len(pages)), pages, strict=True):
         flat[:, low:high] = np.concatenate([page.values for page in server], axis=1)
@@ -55,7 +55,7 @@ def _join_dense(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> Floats
 def split_state(
     spec: TableSpec, state: TableState, servers: int
 ) -> Iterator[list[OutgoingSegment]]:
-    """Pages of the state, each as one piece for every server."""
+    """Yield pages of the state, each as one segment for every server."""
     return (_split_dense if spec.kind == "dense" else _split_rows)(spec, state, servers)
 
 
@@ -101,7 +101,7 @@ def _split_rows(
 def _dense_page(
     spec: TableSpec, step: int, planes: Floats, start: int, page: int
 ) -> OutgoingSegment:
-    """Values from `start` on of one server's part; none where that has ended."""
+    """Return values from `start` on of one server's part; none where that has ended."""
     start = min(start, planes.shape[1])
     part = planes[:, start : start + page]
     return segments.write_state(PartState(spec.key, step, part, start=start))

@@ -30,7 +30,7 @@ class RoutingPlans:
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}
 
     def group(self, spec: TableSpec) -> list[int]:
-        """The servers that hold a table."""
+        """Return the servers that hold a table."""
         servers = self._groups.get(spec.key)
         if servers is None:
             servers = self._groups[spec.key] = servers_of(spec, self.servers)
@@ -74,7 +74,7 @@ class DenseRead:
         return mask
 
     def _borrow(self, requests: Sequence[ServerRequest]) -> LentArray | None:
-        """The whole array, if all servers that have a part share the memory that it is in."""
+        """Return the whole array, if all servers that have a part share the memory that it is in."""
         parts = [requests[server] for server, low, high in self._ranges if high > low]
         memory = parts[0].held
         if memory is None or any(request.held is not memory for request in parts):
@@ -82,7 +82,7 @@ class DenseRead:
         return memory.lend(self._spec.size)
 
     def join(self, values: Sequence[Values | None]) -> Floats:
-        """The array, from what each server gave."""
+        """Return the array, from what each server gave."""
         lent, self._lent = self._lent, None
         # In memory that is lost, a server that was asked twice may still be writing.
         out = (
@@ -118,7 +118,7 @@ class SparseRead:
         return mask
 
     def join(self, values: Sequence[Values | None]) -> Floats:
-        """One row per id or bag that was asked for, from what each server gave."""
+        """Return one row per id or bag that was asked for, from what each server gave."""
         parts = []
         for server in self._group:
             value = values[server]

@@ -65,7 +65,7 @@ def add_gradients(
             summed, for there are fewer then.
 
     Raises:
-        UsageError: One cannot travel in that form; the packer is as before.
+        UsageError: One cannot travel in that form; the compressor is as before.
     """
     rows: list[_GradientPart] = []
     whole: list[_GradientPart] = []  # with a value for every place of a dense table
@@ -85,7 +85,7 @@ def add_gradients(
     look(views + sums)
     for part in compressed:
         compressor.check(part.spec, part.values)
-    # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
+    # Rows first: their sums can still be refused, and dense gradients leave something in the compressor.
     for part in (*rows, *whole):
         if part.form == "float32":
             _add(requests, part, plans)
@@ -150,7 +150,7 @@ def _sum(
 def _holders(
     requests: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans
 ) -> list[ServerRequest]:
-    """The requests of the servers that hold the table."""
+    """Return the requests of the servers that hold the table."""
     return [requests[server] for server in plans.group(part.spec)]
 
 

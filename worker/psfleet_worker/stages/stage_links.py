@@ -96,7 +96,7 @@ class StageLinks:
         self._context.destroy()
 
     def _wait(self, deadline: float, what: str, full: "zmq.Socket[bytes] | None" = None) -> None:
-        """Until a message is here, or a full queue has room; takes in what has come."""
+        """Wait until a message is here, or a full queue has room; take in what has come."""
         poller = zmq.Poller()
         poller.register(self._taking, zmq.POLLIN)
         if full is not None:
@@ -123,7 +123,7 @@ class StageLinks:
 
 
 def _contiguous(array: Array) -> Array:
-    """The array, or a copy, with its values side by side in C or Fortran order."""
+    """Return the array, or a copy, with its values side by side in C or Fortran order."""
     return array if array.flags.forc else np.ascontiguousarray(array)
 
 
@@ -136,7 +136,7 @@ def _bytes_of(array: Array) -> Any:
 
 
 def _array(buffer: Any, dtype: str, shape: Sequence[int], order: str) -> Array:
-    """The array in a message. One that does not lie well is copied: NumPy would sum it differently."""
+    """Return the array in a message. One that does not lie well is copied: NumPy would sum it differently."""
     kind = np.dtype(dtype)
     if kind.hasobject or order not in ("C", "F"):
         raise ValueError(f"dtype {dtype!r}, order {order!r}")

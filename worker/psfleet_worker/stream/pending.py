@@ -247,7 +247,7 @@ class PushQueue:
             return ticket
 
     def sent(self, ticket: FleetPush) -> None:
-        """The requests of the push that go to a server have left. The caller holds the lock."""
+        """Note that the requests of a push have left. The caller holds the lock."""
         ticket.calls = [*itertools.compress(ticket.requests, ticket.goes_to)]
         self._under_way.append(ticket)
         self._bytes += ticket.bytes

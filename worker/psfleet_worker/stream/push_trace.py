@@ -48,11 +48,11 @@ class PushTrace:
         return CallSpan(self, span)
 
     def fail(self, error: BaseException) -> None:
-        """The push has failed."""
+        """End the push in failure."""
         end(self.span, error)
 
     def called(self, error: PsfleetError | None) -> None:
-        """A call has ended. The push ends with its last call, and fails with the first that fails."""
+        """Note the end of a call. The push ends with its last call, and fails with the first that fails."""
         with self._lock:
             self.calls -= 1
             over = not self.calls
@@ -68,7 +68,7 @@ class CallSpan:
         self._span = span
 
     def called(self, error: PsfleetError | None) -> None:
-        """The call has ended."""
+        """End the call."""
         end(self._span, error)
         self._trace.called(error)
 

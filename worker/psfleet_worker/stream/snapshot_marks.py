@@ -126,7 +126,7 @@ class SnapshotMarks:
         return None
 
     def _call(self, server: int, method: str, request: object) -> bytes:
-        """One call beside those of the training, made again while the server cannot be reached."""
+        """Make a call beside those of the training, again while the server cannot be reached."""
         message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
         deadline = time.monotonic() + _PATIENCE
         while True:

@@ -44,9 +44,10 @@ _LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a
 
 
 class Transfers:
-    """An error of a push is raised by its ticket and by every later call: no push is skipped.
+    """Pushes and pulls of one worker.
 
-    But what a server has refused, as for want of memory, is raised once, and everything else goes on.
+    An error of a push is raised by its ticket and by every later call: no push is skipped. But what a server
+    has refused, as for want of memory, is raised once, and everything else goes on.
 
     Args:
         fleet: This worker's connection.
@@ -92,7 +93,7 @@ class Transfers:
         return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}
 
     def begin(self) -> None:
-        """The connection's incarnation has begun, or goes on in another mode."""
+        """Begin with the connection's incarnation, or go on in another mode."""
         self._compressor.feeds = not self._session.declared.has_rounds
 
     # -- what a script asks for ------------------------------------------------------------------
@@ -149,7 +150,7 @@ class Transfers:
         self.run(self._stream.flush(), timeout=timeout)
 
     def forget(self) -> None:
-        """Tables are set: what earlier gradients have left over does not count any more."""
+        """Forget what earlier gradients have left over: tables are set."""
         self._compressor.forget()
 
     def close(self) -> None:
@@ -290,7 +291,7 @@ class Transfers:
         return pull
 
     def _empty(self, **fields: Any) -> Sequence[ServerRequest]:
-        """An empty request for each server, with a header of these fields."""
+        """Return an empty request for each server, with a header of these fields."""
         fleet, requests = self._fleet, []
         correction = fleet.correction
         if correction.damping or correction.compensation:
@@ -309,7 +310,7 @@ class Transfers:
     def _lay_out(
         self, gradients: Sequence[Gradient], fields: dict[str, Any], load: LayOutPush
     ) -> Sequence[ServerRequest]:
-        """A request for each server with its part of the gradients."""
+        """Return a request for each server with its part of the gradients."""
         parts = check_gradients(self._spec_of, gradients)
         # A push of deltas sums several steps, whose losses were looked at when they were made.
         session = self._session
