@@ -66,12 +66,12 @@ def test_order(tmp_path: Path, count: int, window: int) -> None:
     """Every row comes once an epoch, in order of time; equal times stay in the order of the files."""
     given = disordered(count, window, seed=count)
     source = EventTimeSequence(files(tmp_path, given), window)
-    found = list(fleet.dataset(source, 4, epochs=2))
-    wanted = np.sort(given).tolist()
-    assert times(found) == wanted + wanted
-    assert rows(found)[:count] == rows(found)[count:]
-    assert sorted(rows(found)[:count]) == list(range(count))
-    assert [given[row] for row in rows(found)] == times(found)
+    batches = list(fleet.dataset(source, 4, epochs=2))
+    expected = np.sort(given).tolist()
+    assert times(batches) == expected + expected
+    assert rows(batches)[:count] == rows(batches)[count:]
+    assert sorted(rows(batches)[:count]) == list(range(count))
+    assert [given[row] for row in rows(batches)] == times(batches)
     assert source.late == 0
 
 
@@ -94,8 +94,8 @@ def test_bad_rows_leave_the_order_exact(tmp_path: Path) -> None:
     given = disordered(90, 9, seed=4)
     bad = sorted(dice.choice(90, 40, replace=False).tolist())
     source = EventTimeSequence(files(tmp_path, given, bad), 9)
-    found = list(fleet.dataset(source, 4))
-    assert times(found) == sorted(given[row] for row in range(90) if row not in bad)
+    batches = list(fleet.dataset(source, 4))
+    assert times(batches) == sorted(given[row] for row in range(90) if row not in bad)
     assert source.late == 0
 
 
@@ -105,13 +105,13 @@ def test_late_samples(tmp_path: Path, late: Any) -> None:
     given = np.arange(100, 200)
     given[[40, 77]] = [101, 110]
     source = EventTimeSequence(files(tmp_path, given), 5, late)
-    found = list(fleet.dataset(source, 4))
+    batches = list(fleet.dataset(source, 4))
     on_time = sorted(set(range(100)) - {40, 77})
-    assert [row for row in rows(found) if row not in (40, 77)] == on_time
-    assert len(rows(found)) == (98 if late == "drop" else 100)
+    assert [row for row in rows(batches) if row not in (40, 77)] == on_time
+    assert len(rows(batches)) == (98 if late == "drop" else 100)
     assert source.late == 2
     if late == "drop":
-        assert times(found) == sorted(times(found))
+        assert times(batches) == sorted(times(batches))
 
 
 def test_a_time_far_in_the_future(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_a_time_far_in_the_future(tmp_path: Path) -> None:
     given = np.arange(100)
     given[30] = 10**15
     source = EventTimeSequence(files(tmp_path, given), 5)
-    found = rows(fleet.dataset(source, 4))
-    assert sorted(set(range(100)) - set(found)) == list(range(45, 55))
+    order = rows(fleet.dataset(source, 4))
+    assert sorted(set(range(100)) - set(order)) == list(range(45, 55))
     assert source.late == 10
-    found.remove(30)
-    assert found == sorted(found)
+    order.remove(30)
+    assert order == sorted(order)
 
 
 def test_late_samples_count_when_they_are_taken(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_late_samples_count_when_they_are_taken(tmp_path: Path) -> None:
     given = np.arange(100)
     given[[40, 77]] = 0
     source = EventTimeSequence(files(tmp_path, given), 5)
-    found = fleet.dataset(source, 4, epochs=2, prefetch=3)
-    assert len(rows(found)) == 196
+    batches = fleet.dataset(source, 4, epochs=2, prefetch=3)
+    assert len(rows(batches)) == 196
     assert source.late == 4
 
 
@@ -196,10 +196,10 @@ def test_messages(column: str | None) -> None:
             broker.servers, "clicks", FEATURES, start={0: 0, 1: 0}, end=both, time=column
         )
         # The times of the partitions differ by 4, blocks of 2 add 2, and there are two of them.
-        found = list(fleet.dataset(EventTimeSequence(topic, window=16), 2))
+        batches = list(fleet.dataset(EventTimeSequence(topic, window=16), 2))
         topic.close()
-    assert rows(found) == sorted(given[0] + given[1])
-    assert times(found) == [time + (0 if column else 1000) for time in rows(found)]
+    assert rows(batches) == sorted(given[0] + given[1])
+    assert times(batches) == [time + (0 if column else 1000) for time in rows(batches)]
 
 
 def test_messages_to_come() -> None:

@@ -80,11 +80,11 @@ def test_partitions_come_in_turn(broker: Broker) -> None:
     source = KafkaTopic(
         broker.servers, "turns", FEATURES, ["click"], start={0: 1, 1: 0}, end={0: 7, 1: 5}
     )
-    found = clicks(fleet.dataset(source, 2))
-    assert found == [[1, 2], [100, 101], [3, 4], [102, 103], [5, 6], [104]]
+    order = clicks(fleet.dataset(source, 2))
+    assert order == [[1, 2], [100, 101], [3, 4], [102, 103], [5, 6], [104]]
     for low, high in ((4, 6), (0, 3), (3, 11)):
         (part,) = clicks([source.prepare([(low, high)], 2, None)()])
-        assert part == [click for block in found for click in block][low:high]
+        assert part == [click for block in order for click in block][low:high]
     source.close()
 
 
@@ -104,9 +104,9 @@ def test_messages_to_come(broker: Broker) -> None:
     filled(broker, "coming", [2])
     source = KafkaTopic(broker.servers, "coming", FEATURES, ["click"], start={0: 0})
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(lambda: source.prepare([(4, 6)], 2, None)())
+        future = thread.submit(lambda: source.prepare([(4, 6)], 2, None)())
         broker.send("coming", 0, [message(row) for row in range(2, 6)])
-        assert clicks([found.result()]) == [[4, 5]]
+        assert clicks([future.result()]) == [[4, 5]]
     source.close()
 
 
@@ -120,10 +120,10 @@ def test_a_partition_with_less_traffic(broker: Broker, capsys: Any) -> None:
     broker.send("idle", 1, [message(103), message(104), message(105)])
     broker.send("idle", 0, [message(row) for row in range(6, 12)])
     assert together(batches, 9) == [*range(6, 12), 103, 104, 105]
-    said = capsys.readouterr().err
-    assert "idle partition 1 has had no message for " in said
-    assert "the order goes on without it" in said
-    assert "idle partition 1 has messages again" in said
+    output = capsys.readouterr().err
+    assert "idle partition 1 has had no message for " in output
+    assert "the order goes on without it" in output
+    assert "idle partition 1 has messages again" in output
     assert LAGS["idle/0"] == LAGS["idle/1"] == 0
     source.close()
 
@@ -135,21 +135,21 @@ def test_lag(broker: Broker) -> None:
     source.prepare([(0, 6)], 2, None)()
     metrics = WorkerMetrics(StepTimes(), lambda: 0)
     metrics.wanted = True
-    told = metrics.text().decode()
-    assert 'psfleet_topic_lag{partition="lag/0"} 3.0' in told
-    assert 'psfleet_topic_lag{partition="lag/1"} 3.0' in told
+    text = metrics.text().decode()
+    assert 'psfleet_topic_lag{partition="lag/0"} 3.0' in text
+    assert 'psfleet_topic_lag{partition="lag/1"} 3.0' in text
     source.close()
     assert b"lag/" not in metrics.text()
 
 
 def together(batches: Iterator[Any], count: int) -> list[int]:
     """So many labels in order; how they come in batches of at most 2 depends on the time."""
-    found: list[int] = []
-    while len(found) < count:
+    numbers: list[int] = []
+    while len(numbers) < count:
         (batch,) = clicks([next(batches)])
         assert 1 <= len(batch) <= 2
-        found += batch
-    return sorted(found)
+        numbers += batch
+    return sorted(numbers)
 
 
 def test_what_is_put_off_is_remembered(broker: Broker) -> None:
@@ -157,7 +157,7 @@ def test_what_is_put_off_is_remembered(broker: Broker) -> None:
     filled(broker, "kept", [6, 1])
     options: dict[str, Any] = {"start": {0: 0, 1: 0}, "idle": 0.05}
     first = KafkaTopic(broker.servers, "kept", FEATURES, ["click"], **options)
-    (found,) = clicks([first.prepare([(2, 8)], 2, None)()])
+    (actual,) = clicks([first.prepare([(2, 8)], 2, None)()])
     kept = json.loads(json.dumps(first.state_dict()))
     put_off = [
         100 * int(number) + offset
@@ -166,15 +166,15 @@ def test_what_is_put_off_is_remembered(broker: Broker) -> None:
         for offset in range(low, high)
     ]
     assert {101, 102, 103} <= {*put_off}
-    assert sorted(found + put_off) == [2, 3, 100, 101, 102, 103]
+    assert sorted(actual + put_off) == [2, 3, 100, 101, 102, 103]
     second = KafkaTopic(broker.servers, "kept", FEATURES, ["click"], **options)
     second.set_state_dict(kept)
     broker.send("kept", 1, [message(101), message(102), message(103)])
     low = 8
-    while len(found) < 8:
-        found += clicks([second.prepare([(low, low + 2)], 2, None)()])[0]
+    while len(actual) < 8:
+        actual += clicks([second.prepare([(low, low + 2)], 2, None)()])[0]
         low += 2
-    assert sorted(found) == [2, 3, 4, 5, 100, 101, 102, 103]
+    assert sorted(actual) == [2, 3, 4, 5, 100, 101, 102, 103]
     first.close()
     second.close()
 
@@ -238,10 +238,10 @@ def test_waiting_is_said(broker: Broker, capsys: Any, monkeypatch: pytest.Monkey
     filled(broker, "said", [2, 1])
     source = KafkaTopic(broker.servers, "said", FEATURES, ["click"], start={0: 0, 1: 0})
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(lambda: source.prepare([(0, 4)], 2, None)())
+        future = thread.submit(lambda: source.prepare([(0, 4)], 2, None)())
         waiting.until(lambda: "at offset 1: the order waits for it" in capsys.readouterr().err)
         broker.send("said", 1, [message(101)])
-        assert clicks([found.result()]) == [[0, 1, 100, 101]]
+        assert clicks([future.result()]) == [[0, 1, 100, 101]]
     source.close()
 
 

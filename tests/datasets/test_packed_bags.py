@@ -31,9 +31,9 @@ def check(bags: PackedBags, parts: list[Jagged]) -> None:
     for part in parts:
         bags.append(part)
     bags.order = ORDER
-    wanted = joined(parts)
+    expected = joined(parts)
     for low, high in ((0, 50), (7, 8), (30, 30), (41, 50)):
-        found, rows = bags[low:high], wanted[ORDER[low:high]]
+        found, rows = bags[low:high], expected[ORDER[low:high]]
         assert found.values.dtype == rows.values.dtype
         assert found.values.tolist() == rows.values.tolist()
         assert found.lengths.tolist() == rows.lengths.tolist()

@@ -101,15 +101,15 @@ def test_columns(tmp_path: Path) -> None:
 def test_every_row_once_an_epoch(tmp_path: Path, seed: int | None, interleave: int) -> None:
     """Each epoch has every row once, in an order that follows from the seed."""
     files = ParquetFiles(folder(tmp_path), FEATURES, ["click"], interleave=interleave)
-    found = clicks(fleet.dataset(files, 3, epochs=2, shuffle_seed=seed))
-    assert sorted(found[:18]) == sorted(found[18:]) == list(range(18))
+    order = clicks(fleet.dataset(files, 3, epochs=2, shuffle_seed=seed))
+    assert sorted(order[:18]) == sorted(order[18:]) == list(range(18))
     again = ParquetFiles(tmp_path, FEATURES, ["click"], interleave=interleave)
-    assert clicks(fleet.dataset(again, 3, epochs=2, shuffle_seed=seed)) == found
+    assert clicks(fleet.dataset(again, 3, epochs=2, shuffle_seed=seed)) == order
     if seed is None:
-        assert found[:18] == found[18:]
+        assert order[:18] == order[18:]
     else:
-        assert found[:18] != found[18:]
-        assert clicks(fleet.dataset(files, 3, shuffle_seed=seed + 1)) != found[:18]
+        assert order[:18] != order[18:]
+        assert clicks(fleet.dataset(files, 3, shuffle_seed=seed + 1)) != order[:18]
 
 
 def test_one_row_group_after_the_other(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_workers_read_row_groups_of_their_own(workers: int) -> None:
     order = RowSequence([40] * 8, 5, 4, seed=1, epoch=0)
     groups: list[set[int]] = [set() for _ in range(workers)]
     for block in range(64):
-        (found,) = order.ranges(block * 5, block * 5 + 5)
-        groups[block % workers].add(found.group)
+        (block_range,) = order.ranges(block * 5, block * 5 + 5)
+        groups[block % workers].add(block_range.group)
     assert sum(map(len, groups)) == 8
     assert set.union(*groups) == set(range(8))
 
@@ -148,13 +148,13 @@ def test_sequences_have_every_row_once(seed: int | None, block: int) -> None:
     """Also of row groups that are empty, smaller than a block or no multiple of it."""
     sizes = [5, 0, 9, 1, 6, 100, 2]
     order = RowSequence(sizes, block, 3, seed, epoch=2)
-    found = [
+    actual = [
         (part.group, row)
         for low in range(0, sum(sizes), 7)
         for part in order.ranges(low, min(low + 7, sum(sizes)))
         for row in range(part.low, part.high)
     ]
-    assert sorted(found) == [(g, row) for g, size in enumerate(sizes) for row in range(size)]
+    assert sorted(actual) == [(g, row) for g, size in enumerate(sizes) for row in range(size)]
     for group, size in enumerate(sizes if seed is not None else []):
         assert sorted(order.rows_of(group).tolist()) == list(range(size))
 
@@ -197,9 +197,9 @@ def test_prefetching(tmp_path: Path, seed: int | None, depth: int) -> None:
     written(tmp_path / "f.parquet", count=40, click=[None, *range(1, 38), None, 39])
     plain = ParquetFiles(tmp_path, FEATURES, ["click"], bad_rows="skip")
     ahead = ParquetFiles(tmp_path, FEATURES, ["click"], bad_rows="skip")
-    wanted = [batch.labels["click"].tolist() for batch in fleet.dataset(plain, 3, 2, seed)]
+    expected = [batch.labels["click"].tolist() for batch in fleet.dataset(plain, 3, 2, seed)]
     batches = fleet.dataset(ahead, 3, 2, seed, prefetch=depth)
-    assert [batch.labels["click"].tolist() for batch in batches] == wanted
+    assert [batch.labels["click"].tolist() for batch in batches] == expected
     assert ahead.skipped == plain.skipped == 4
 
 

@@ -97,9 +97,9 @@ def test_arrow_takes_good_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         row[2] = row[2] if row[3] else ""
     path = tmp_path / "a.csv"
     path.write_text("\n".join(",".join(each) for each in (NAMES, *rows)))
-    wanted = found(OneByOne, path)
+    expected = found(OneByOne, path)
     monkeypatch.setattr(TextFiles, "_one_by_one", None)
-    assert found(TextFiles, path) == wanted
+    assert found(TextFiles, path) == expected
 
 
 def test_a_column_of_numbers_and_of_words(tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_a_column_of_numbers_and_of_words(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("age,click\n1.5,1\n")
     features = FeatureSet([Number("age"), Feature("bucket", TABLE, hashed=True, column="age")])
-    said = []
+    messages = []
     for kind in (TextFiles, OneByOne):
         with pytest.raises(UsageError) as error:
             kind(path, features, ["click"]).group(0)
-        said.append(str(error.value))
-    assert said[0] == said[1]
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
 
 
 LIBSVM = ["1 3:0.5 7:2", "-1", "+1 9:1e-3", "0.5 1:2  2:-1\t3:.5 "]
@@ -167,6 +167,6 @@ def test_lines_of_libsvm(hashed: bool, tmp_path: Path, monkeypatch: pytest.Monke
     for line in PAIRS:
         lines = [*LIBSVM, line, *LIBSVM]
         assert samples(TextFiles, lines) == samples(OneByOne, lines), line
-    wanted = samples(OneByOne, LIBSVM)
+    expected = samples(OneByOne, LIBSVM)
     monkeypatch.setattr(TextFiles, "_one_by_one", None)
-    assert samples(TextFiles, LIBSVM) == wanted
+    assert samples(TextFiles, LIBSVM) == expected

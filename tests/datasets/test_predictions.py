@@ -54,11 +54,11 @@ def job(model: Path, pooling: str, data: str = "rows") -> PredictionJob:
 
 def test_pooling_is_not_asked_of_plain_ids(model: Path) -> None:
     """An input with five ids a row takes the feature's ids, whatever its pooling."""
-    found = []
+    sentences = []
     for pooling in ("none", "last", "sum"):
         job(model, pooling).run()
-        found.append(pq.read_table(model / pooling))  # the whole folder
-        assert found[-1].equals(found[0])
-    assert found[0]["ids"].to_pylist() == np.arange(20).reshape(4, 5).tolist()
+        sentences.append(pq.read_table(model / pooling))  # the whole folder
+        assert sentences[-1].equals(sentences[0])
+    assert sentences[0]["ids"].to_pylist() == np.arange(20).reshape(4, 5).tolist()
     with pytest.raises(ShapeError, match=r"'ids' takes 5 ids a row, and a row has 2"):
         replace(job(model, "none", "bad"), target=str(model / "other")).run()

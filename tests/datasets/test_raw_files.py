@@ -69,11 +69,11 @@ def test_compressed_rows_in_any_order(tmp_path: Path) -> None:
     """Shuffled epochs, and batches from anywhere, are those of the file that is not compressed."""
     plain = criteo_files(criteo(tmp_path / "a.txt"), TABLE, interleave=2)
     zipped = criteo_files(criteo(tmp_path / "a.gz"), TABLE, interleave=2)
-    found, same = Batches(zipped, 4, 2, shuffle_seed=3), Batches(plain, 4, 2, shuffle_seed=3)
-    assert labels(found) == labels(same)
-    assert labels(found) != sorted(labels(found))
+    batches, same = Batches(zipped, 4, 2, shuffle_seed=3), Batches(plain, 4, 2, shuffle_seed=3)
+    assert labels(batches) == labels(same)
+    assert labels(batches) != sorted(labels(batches))
     for number in (15, 0, 7, 8, 3):
-        assert labels([found[number]]) == labels([same[number]])
+        assert labels([batches[number]]) == labels([same[number]])
     assert labels(fleet.dataset(zipped, 4, 2, shuffle_seed=3)) == labels(same)
 
 

@@ -22,11 +22,11 @@ def test_ratings(tmp_path: Path) -> None:
         "ratings.csv",
         '\ufeffmovieId,"userId",rating,timestamp\r\n31,1,2.5,1260759144\r\n\r\n 32 ,"2", 4,x\r\n',
     )
-    found = read_ratings(path)
-    assert found.users.tolist() == [1, 2]
-    assert found.items.tolist() == [31, 32]
-    assert found.values.tolist() == [2.5, 4.0]
-    assert found.values.dtype == np.float32
+    ratings = read_ratings(path)
+    assert ratings.users.tolist() == [1, 2]
+    assert ratings.items.tolist() == [31, 32]
+    assert ratings.values.tolist() == [2.5, 4.0]
+    assert ratings.values.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_ratings(tmp_path: Path) -> None:
 )
 def test_what_is_no_rating(tmp_path: Path, text: str | bytes, words: str) -> None:
     """One sentence with file, line and what is there."""
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=words) as error:
         read_ratings(file(tmp_path, "ratings.csv", text))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_samples(tmp_path: Path) -> None:
     """Samples of different lengths, comments and empty lines; shorter ones are filled up."""
-    found = read_libsvm(
+    samples = read_libsvm(
         file(tmp_path, "a.libsvm", "# head\n5 0:1 944:0.5\n\n-1 # none\n+2.5 7:-1e2\n")
     )
-    assert found.labels.tolist() == [5, -1, 2.5]
-    assert found.starts.tolist() == [0, 2, 2, 3]
-    ids, values = found.padded()
+    assert samples.labels.tolist() == [5, -1, 2.5]
+    assert samples.starts.tolist() == [0, 2, 2, 3]
+    ids, values = samples.padded()
     assert ids.tolist() == [[0, 944], [-1, -1], [7, -1]]
     assert values.tolist() == [[1, 0.5], [0, 0], [-100, 0]]
 

@@ -74,8 +74,8 @@ SOURCES: dict[str, Callable[[pa.Table, Path], Any]] = {
 def test_rows(tmp_path: Path, kind: str) -> None:
     """Each row is a sample, once an epoch, and again where positions are asked for again."""
     source = RecordBatches(SOURCES[kind](table(), tmp_path), FEATURES, ["click"], interleave=1)
-    found = list(fleet.dataset(source, 5, epochs=2))
-    assert sorted(clicks(found)) == sorted([*range(18)] * 2)
+    batches = list(fleet.dataset(source, 5, epochs=2))
+    assert sorted(clicks(batches)) == sorted([*range(18)] * 2)
     sample = next(iter(Batches(source, 1)[3:]))
     row = int(sample.labels["click"][0])
     assert sample.features["user"].values.tolist() == [row * 10]
@@ -83,7 +83,7 @@ def test_rows(tmp_path: Path, kind: str) -> None:
     assert sample.features["age"].tolist() == [[row, 1]]
     for low, high in ((9, 12), (2, 4), (4, 18)):
         (part,) = (clicks([source.read([(low, high)], 5, None)]),)
-        assert part == clicks(found)[low:high]
+        assert part == clicks(batches)[low:high]
 
 
 def test_order(tmp_path: Path) -> None:

@@ -84,11 +84,11 @@ def test_every_row_once_an_epoch(tmp_path: Path, seed: int | None) -> None:
     for number, (first, count) in enumerate(((0, 10), (10, 7), (17, 1))):
         written(tmp_path / f"{number}.csv", count, first)
     files = TextFiles(tmp_path, FEATURES, ["click"])
-    found = clicks(fleet.dataset(files, 3, epochs=2, shuffle_seed=seed))
-    assert sorted(found[:18]) == sorted(found[18:]) == list(range(18))
+    order = clicks(fleet.dataset(files, 3, epochs=2, shuffle_seed=seed))
+    assert sorted(order[:18]) == sorted(order[18:]) == list(range(18))
     again = TextFiles(tmp_path, FEATURES, ["click"])
-    assert clicks([again.read([(7, 12)], 3, seed)]) == found[7:12]
-    assert (found[:18] == found[18:]) == (seed is None)
+    assert clicks([again.read([(7, 12)], 3, seed)]) == order[7:12]
+    assert (order[:18] == order[18:]) == (seed is None)
 
 
 def test_order_of_time(tmp_path: Path) -> None:
@@ -170,16 +170,16 @@ def test_an_id_from_every_kind_of_file(tmp_path: Path) -> None:
     for name, given in (("n", users), ("t", list(map(str, users)))):
         columns = {"user": given, "city": [[c] if c else [] for c in cities], "click": [1] * 4}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
-    found = []
+    rows_of_kinds = []
     for file in ("a.csv", "n.parquet", "t.parquet"):
         kind = TextFiles if file == "a.csv" else ParquetFiles
         (batch,) = fleet.dataset(kind(str(tmp_path / file), features, ["click"]), 4)
-        found.append(batch.features)
+        rows_of_kinds.append(batch.features)
     for change in (int, str):
         objects = [
             sample_of(features, [], {"user": change(user), "city": [city] if city else []})
             for user, city in zip(users, cities, strict=True)
         ]
-        found.append(batch_of(features, [], objects).features)
-    ids = [FeatureLookup(features, batch, {"t": 0}).ids[0].tolist() for batch in found]
+        rows_of_kinds.append(batch_of(features, [], objects).features)
+    ids = [FeatureLookup(features, batch, {"t": 0}).ids[0].tolist() for batch in rows_of_kinds]
     assert ids == [ids[0]] * 5

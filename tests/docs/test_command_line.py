@@ -43,9 +43,9 @@ def typed(page: Path) -> Iterator[tuple[str, str]]:
     """Commands in a page, each with the words behind it that are its own."""
     names = sorted(COMMANDS, key=len, reverse=True)
     command = re.compile(rf"(?<![\w/-])({'|'.join(map(re.escape, names))})(?![\w-])([^`\n]*)")
-    for found in command.finditer(page.read_text().replace("\\\n", " ")):
+    for match in command.finditer(page.read_text().replace("\\\n", " ")):
         # What stands behind the script is the script's; # begins a remark.
-        yield found[1], re.split(r"\.py\b|#|  +|;|,? and |\|", found[2])[0]
+        yield match[1], re.split(r"\.py\b|#|  +|;|,? and |\|", match[2])[0]
 
 
 def test_pages_name_no_option_that_is_not_there() -> None:
@@ -58,11 +58,11 @@ def test_pages_name_no_option_that_is_not_there() -> None:
 
 def test_commands_are_found_in_pages() -> None:
     """The search finds what the pages type: of the launcher alone more than ten options."""
-    found = {
+    actual = {
         option
         for page in PAGES
         for name, words in typed(page)
         if name == "psfleet-launch"
         for option in OPTION.findall(words)
     }
-    assert len(found) > 10
+    assert len(actual) > 10

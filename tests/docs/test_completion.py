@@ -48,13 +48,13 @@ def completed(shell: str, *words: str) -> set[str]:
     )
     begin = "autoload -Uz compinit; compinit -D -u;" if shell == "zsh" else ""
     programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    done = ended(
+    process = ended(
         [*START[shell], f"{begin}\n{documented(shell, command)}\n{tab}"],
         env={**os.environ, "PATH": programs},
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     # zsh and fish show the help behind the word.
-    return {re.split(r"[:\t]", line)[0] for line in done.stdout.splitlines()}
+    return {re.split(r"[:\t]", line)[0] for line in process.stdout.splitlines()}
 
 
 @pytest.mark.parametrize("shell", START)

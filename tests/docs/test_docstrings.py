@@ -38,10 +38,10 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
         for path in (ROOT / "psfleet").rglob("*.py")
         if not path.stem.endswith(("_pb2", "_pb2_grpc"))
     ]
-    found = [
+    actual = [
         f"{path.relative_to(ROOT)}:{number}: {text}"
         for path in paths
         for number, text in beginnings(path.read_text())
     ]
     assert paths
-    assert not found, "\n".join(found)
+    assert not actual, "\n".join(actual)

@@ -114,9 +114,9 @@ def test_python(program: str, empty: Path) -> None:
 @pytest.mark.usefixtures("with_scripts")
 def test_toml() -> None:
     """Job files, strategies and features are read by what reads them in a job."""
-    found = [block for page in PAGES for block in fences(page, "toml")]
-    assert len(found) >= 10
-    for block in found:
+    actual = [block for page in PAGES for block in fences(page, "toml")]
+    assert len(actual) >= 10
+    for block in actual:
         Path("a.toml").write_text(block)
         if block.startswith("[job]"):
             load_job_file("a.toml", JobRequest, Launch, EngineSettings)

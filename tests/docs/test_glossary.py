@@ -59,18 +59,18 @@ def terms() -> list[Term]:
 @cache
 def classes() -> list[tuple[str, str]]:
     """Every shipped class: its file and its name without a leading underscore."""
-    found = []
+    names = []
     for folder in ("psfleet", "server", "worker", "launch"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if path.stem.endswith(("_pb2", "_pb2_grpc")):
                 continue
             name = str(path.relative_to(ROOT))
-            found += [
+            names += [
                 (name, node.name.lstrip("_"))
                 for node in ast.walk(ast.parse(path.read_text()))
                 if isinstance(node, ast.ClassDef)
             ]
-    return found
+    return names
 
 
 def test_the_glossary_is_read() -> None:
@@ -119,8 +119,8 @@ def test_the_code_of_a_term_exists() -> None:
 def test_class_names_have_no_banned_word() -> None:
     """A concept has one word: no class is named with another one."""
     banned = {word for term in terms() for word in term.banned}
-    found = {name for _, name in classes() if banned & set(WORD.findall(name))}
-    assert not found, f"see docs/glossary.md: {sorted(found)}"
+    matches = {name for _, name in classes() if banned & set(WORD.findall(name))}
+    assert not matches, f"see docs/glossary.md: {sorted(matches)}"
 
 
 def test_no_name_has_a_banned_word() -> None:
@@ -133,17 +133,17 @@ def test_no_name_has_a_banned_word() -> None:
         if not path.stem.endswith(("_pb2", "_pb2_grpc"))
         for name in defined(ast.parse(path.read_text()))
     } | {
-        (str(path.relative_to(ROOT)), "".join(found.groups("")))
+        (str(path.relative_to(ROOT)), "".join(match.groups("")))
         for path in sorted((ROOT / "protos").rglob("*.proto"))
-        for found in PROTO.finditer(re.sub(r"//.*", "", path.read_text()))
+        for match in PROTO.finditer(re.sub(r"//.*", "", path.read_text()))
     }
     assert len(names) > 10_000
-    found = sorted(
+    match = sorted(
         f"{path}: {name}"
         for path, name in names
         if name not in REFERENCE_NAMES and banned & {word.lower() for word in WORD.findall(name)}
     )
-    assert not found, f"see docs/glossary.md: {found}"
+    assert not match, f"see docs/glossary.md: {match}"
 
 
 def test_a_term_is_no_banned_word() -> None:
@@ -155,5 +155,5 @@ def test_a_term_is_no_banned_word() -> None:
 def test_each_class_name_stands_for_one_class() -> None:
     """A file picker finds one class by its name, but for names of the reference."""
     ours = Counter(name for path, name in classes() if not path.startswith(REFERENCE))
-    found = {name for name, count in ours.items() if count > 1} - SHARED.keys()
-    assert not found, f"defined twice: {sorted(found)}"
+    actual = {name for name, count in ours.items() if count > 1} - SHARED.keys()
+    assert not actual, f"defined twice: {sorted(actual)}"

@@ -17,8 +17,10 @@ def test_lightning_learns(tmp_path: Path) -> None:
         pytest.importorskip(module, reason=f"{module} is not installed: pip install {module}")
     launch = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2", "--sync"]
     script = str(ROOT / "examples" / "torch_lightning.py")
-    done = ended([*launch, "--log-dir", str(tmp_path), script, "--flights", "5000"], cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"November and December +AUC ([\d.]+)", done.stdout)
-    assert found, done.stdout
-    assert float(found[1]) > 0.62
+    process = ended(
+        [*launch, "--log-dir", str(tmp_path), script, "--flights", "5000"], cwd=tmp_path
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    match = re.search(r"November and December +AUC ([\d.]+)", process.stdout)
+    assert match, process.stdout
+    assert float(match[1]) > 0.62

@@ -26,11 +26,11 @@ def run(program: str, folder: Path, *launch: str) -> str:
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch"))
     (folder / "train.py").write_text(program)
     words = ["-m", "psfleet_launch", *launch] if launch else []
-    done = ended(
+    process = ended(
         [sys.executable, *words, "train.py"], cwd=folder, env={**os.environ, "PYTHONPATH": paths}
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_prediction(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ with psfleet.connect() as ps:
     users.push([17], [[1.0] * 8]).wait()
     subprocess.run([sys.executable, "reader.py"], check=True)
 """
-    said = run(training, tmp_path, "--servers", "2", "--job", "taste", "--no-progress")
-    assert said == "8 (3, 8) (1, 1)\n"
+    output = run(training, tmp_path, "--servers", "2", "--job", "taste", "--no-progress")
+    assert output == "8 (3, 8) (1, 1)\n"
 
 
 def test_features(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_start(tmp_path: Path) -> None:
     """The PyTorch script of the first page learns on two servers, and that of the graph in one process."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with_torch, with_graph = blocks("start.md")
-    said = run(with_torch, tmp_path, "--servers", "2", "--workers", "2", "--job", "taste")
-    first, *_, last = (float(line.partition(": loss ")[2]) for line in said.splitlines())
-    assert first > 0.6 > 0.3 > last, said
+    output = run(with_torch, tmp_path, "--servers", "2", "--workers", "2", "--job", "taste")
+    first, *_, last = (float(line.partition(": loss ")[2]) for line in output.splitlines())
+    assert first > 0.6 > 0.3 > last, output
     assert (tmp_path / "psfleet-logs" / "taste" / "report.html").exists()
     first, *_, last = (
         float(line.partition(": loss ")[2]) for line in run(with_graph, tmp_path).splitlines()

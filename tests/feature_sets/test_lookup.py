@@ -26,31 +26,31 @@ BAGS = Jagged([3, 1, 3, 7, 5], lengths=[2, 0, 3])
 
 def test_sum() -> None:
     """A bag's value is the sum of its rows; an empty bag gives zeros."""
-    wanted = [ROWS[3] + ROWS[1], [0, 0], ROWS[3] + ROWS[7] + ROWS[5]]
-    np.testing.assert_array_equal(looked_up(BAGS), wanted)
+    expected = [ROWS[3] + ROWS[1], [0, 0], ROWS[3] + ROWS[7] + ROWS[5]]
+    np.testing.assert_array_equal(looked_up(BAGS), expected)
 
 
 def test_mean() -> None:
     """The mean is over the ids of the bag; an empty bag gives zeros."""
-    wanted = [(ROWS[3] + ROWS[1]) / 2, [0, 0], (ROWS[3] + ROWS[7] + ROWS[5]) / 3]
-    np.testing.assert_allclose(looked_up(BAGS, pooling="mean"), wanted, rtol=1e-6)
+    expected = [(ROWS[3] + ROWS[1]) / 2, [0, 0], (ROWS[3] + ROWS[7] + ROWS[5]) / 3]
+    np.testing.assert_allclose(looked_up(BAGS, pooling="mean"), expected, rtol=1e-6)
 
 
 def test_weights() -> None:
     """Weights multiply rows, and the mean is divided by their sum; a sum of 0 gives zeros."""
     weighted = Jagged([3, 1, 7, 5], offsets=[0, 2, 4], weights=[0.5, 2.0, 1.0, -1.0])
     first = 0.5 * ROWS[3] + 2 * ROWS[1]
-    got = looked_up(weighted, weighted=True)
-    np.testing.assert_allclose(got, [first, ROWS[7] - ROWS[5]], rtol=1e-6)
-    got = looked_up(weighted, weighted=True, pooling="mean")
-    np.testing.assert_allclose(got, [first / 2.5, [0, 0]], rtol=1e-6)
+    actual = looked_up(weighted, weighted=True)
+    np.testing.assert_allclose(actual, [first, ROWS[7] - ROWS[5]], rtol=1e-6)
+    actual = looked_up(weighted, weighted=True, pooling="mean")
+    np.testing.assert_allclose(actual, [first / 2.5, [0, 0]], rtol=1e-6)
 
 
 def test_no_pooling() -> None:
     """Rows come as they are, or padded to the last so many."""
     np.testing.assert_array_equal(looked_up(BAGS, pooling="none"), ROWS[[3, 1, 3, 7, 5]])
-    got = looked_up(BAGS, pooling="none", last=2)
-    np.testing.assert_array_equal(got, [ROWS[[3, 1]], np.zeros((2, 2)), ROWS[[7, 5]]])
+    actual = looked_up(BAGS, pooling="none", last=2)
+    np.testing.assert_array_equal(actual, [ROWS[[3, 1]], np.zeros((2, 2)), ROWS[[7, 5]]])
 
 
 def test_last() -> None:
@@ -125,8 +125,8 @@ def test_gradients() -> None:
     one, two = np.array([[1, 2], [3, 4]]), np.array([[5, 6], [7, 8]])
     ids, rows = lookup.gradients({"g": two, "f": one, "n": one})["t"]
     np.testing.assert_array_equal(ids, [3, 1, 3, 3, 1, 3])
-    wanted = [one[0] / 2, one[0] / 2, one[1], 2 * two[0], 3 * two[0], 4 * two[1]]
-    np.testing.assert_array_equal(rows, np.array(wanted, np.float32))
+    expected = [one[0] / 2, one[0] / 2, one[1], 2 * two[0], 3 * two[0], 4 * two[1]]
+    np.testing.assert_array_equal(rows, np.array(expected, np.float32))
     assert lookup.gradients({}) == {}
 
 
@@ -168,17 +168,17 @@ def test_hashes() -> None:
 def test_numbers_as_texts() -> None:
     """A whole number has one hash, whether it comes as a number, as its text or between texts."""
     numbers = [15, 0, -7, 2**63 - 1, -(2**63)]
-    wanted = hashed(np.array(numbers)).tolist()
+    expected = hashed(np.array(numbers)).tolist()
     texts = [str(number) for number in numbers]
     for given in (np.array(texts), np.array(texts, object), np.array(texts, "S")):
-        assert hashed(given).tolist() == wanted
+        assert hashed(given).tolist() == expected
     assert hashed(np.array(numbers, object), salt="a")[0] == hashed(np.array([15]), salt="a")[0]
     mixed = hashed(np.array([15, "red", "15"], object))
-    assert mixed.tolist() == [wanted[0], hashed(np.array(["red"]))[0], wanted[0]]
+    assert mixed.tolist() == [expected[0], hashed(np.array(["red"]))[0], expected[0]]
     large = 2**64 - 1
     assert hashed(np.array([large], np.uint64)) == hashed(np.array([str(large)]))
     others = ["015", "+15", " 15", "15.0", "1_5", "-0", str(2**64), "\u0661\u0665"]
-    assert not set(hashed(np.array(others)).tolist()) & {*wanted}
+    assert not set(hashed(np.array(others)).tolist()) & {*expected}
     assert len(set(hashed(np.array(others)).tolist())) == len(others)
 
 
@@ -229,11 +229,11 @@ def test_choosing_samples(dtype: Any) -> None:
     lists = [[0, 1], [], [2, 3, 4, 5, 6], [7, 8, 9]]
     for rows in (np.array([3, 0, 1, 3]), np.array([False, True, True, False]), np.array([], int)):
         chosen = bags[rows]
-        wanted = [lists[row] for row in np.arange(4)[rows]]
-        flat = [value for bag in wanted for value in bag]
+        expected = [lists[row] for row in np.arange(4)[rows]]
+        flat = [value for bag in expected for value in bag]
         assert chosen.values.dtype == dtype
         assert chosen.values.tolist() == flat
-        assert chosen.lengths.tolist() == list(map(len, wanted))
+        assert chosen.lengths.tolist() == list(map(len, expected))
         assert chosen.weights is not None
         assert chosen.weights.tolist() == [value / 2 for value in flat]
     assert bags[1:3].values.tolist() == [2, 3, 4, 5, 6]

@@ -69,21 +69,21 @@ def batch(step: int) -> dict[str, Any]:
 
 def gradients(values: dict[str, NDArray[Any]], step: int) -> dict[str, Any]:
     """Of the features' values; one feature of a shared table has none in every second step."""
-    found = {name: 0.1 * value + 1 for name, value in values.items() if name != "age"}
-    return {**found, "friends": None} if step % 2 else found
+    gradients_by_name = {name: 0.1 * value + 1 for name, value in values.items() if name != "age"}
+    return {**gradients_by_name, "friends": None} if step % 2 else gradients_by_name
 
 
-def afterwards(client: Client, given: FeatureSet, step: int) -> dict[str, NDArray[Any]]:
+def afterwards(client: Client, feature_set: FeatureSet, step: int) -> dict[str, NDArray[Any]]:
     """The rows of all ids are pulled and pooled then."""
-    lookup = client.features(given).batch(batch(step))
+    lookup = client.features(feature_set).batch(batch(step))
     values = lookup.pool(client.pull(lookup.ids))
     client.push(lookup.gradients(gradients(values, step)))
     return values
 
 
-def at_once(client: Client, given: FeatureSet, step: int) -> dict[str, NDArray[Any]]:
+def at_once(client: Client, feature_set: FeatureSet, step: int) -> dict[str, NDArray[Any]]:
     """What is pulled is pooled."""
-    lookup = client.features(given).batch(batch(step))
+    lookup = client.features(feature_set).batch(batch(step))
     values = lookup.values(client.pull_ahead(lookup.pooled).wait())
     client.push(lookup.pooled_gradients(gradients(values, step)))
     return values
@@ -91,10 +91,10 @@ def at_once(client: Client, given: FeatureSet, step: int) -> dict[str, NDArray[A
 
 def trained(client: Client, way: Way, counts: bool = True) -> list[Any]:
     """The values of each step, and the tables at the end."""
-    given = features(counts)
-    values = [way(client, given, step) for step in range(STEPS)]
+    feature_set = features(counts)
+    values = [way(client, feature_set, step) for step in range(STEPS)]
     client.flush()
-    tables = client.features(given).tables.values()
+    tables = client.features(feature_set).tables.values()
     return [values, [client.runtime.read_table(table.spec.key) for table in tables]]
 
 
@@ -104,14 +104,14 @@ def alone(way: Way, **settings: Any) -> list[Any]:
         return trained(client, way)
 
 
-def check(found: list[Any], wanted: list[Any]) -> None:
+def check(ours: list[Any], expected: list[Any]) -> None:
     """The same values in every step, and the same tables."""
-    for mine, theirs in zip(found[0], wanted[0], strict=True):
+    for mine, theirs in zip(ours[0], expected[0], strict=True):
         assert list(mine) == list(theirs)
         for name, value in mine.items():
             assert value.tobytes() == theirs[name].tobytes(), name
             assert value.shape == theirs[name].shape
-    same_bits(found[1], wanted[1])
+    same_bits(ours[1], expected[1])
 
 
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
@@ -123,18 +123,18 @@ def test_in_one_process(wire: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "geo"])
 def test_on_servers(mode: Any) -> None:
     """Likewise on two servers, also in a mode that has rows of its own."""
-    found = []
+    results = []
     for way in (at_once, afterwards):
         with (
             LocalFleet(2, 1, in_process=True) as fleet,
             psfleet.connect(fleet.environment(0), mode=mode) as client,
         ):
-            found.append(trained(client, way, counts=mode != "geo"))
+            results.append(trained(client, way, counts=mode != "geo"))
             client.close()
             assert fleet.wait(60) == [0, 0]
-    check(*found)
+    check(*results)
     if mode == "sync":
-        check(found[0], alone(at_once))
+        check(results[0], alone(at_once))
 
 
 @pytest.mark.parametrize("groups", [1, 3])

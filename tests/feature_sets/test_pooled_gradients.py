@@ -61,13 +61,13 @@ def by_rows(pooled: SparseGrad) -> SparseGrad:
 def test_sums() -> None:
     """The sum of two stays pooled, and that with a gradient by rows is one by rows."""
     one, two = gradient(1), gradient(2, weighted=True)
-    wanted: Any = summed(by_rows(one), by_rows(two))
+    expected: Any = summed(by_rows(one), by_rows(two))
     both: Any = summed(one, two)
     assert isinstance(both, PooledGradient)
     mixed: Any = summed(one, by_rows(two))
-    for found in (both, mixed):
-        assert found.ids.tobytes() == wanted.ids.tobytes()
-        assert found.rows.tobytes() == wanted.rows.tobytes()
+    for total in (both, mixed):
+        assert total.ids.tobytes() == expected.ids.tobytes()
+        assert total.rows.tobytes() == expected.rows.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_reading_ahead() -> None:
         client, key = ParameterClient(runtime), table.spec.key
         given, other = asked(1, weighted=True), asked(2, weighted=True)
         [old] = client.pull([], [(key, given)])[1]
-        for wanted, same in ((asked(1, weighted=True), True), (other, False)):
+        for expected, same in ((asked(1, weighted=True), True), (other, False)):
             client.begin_pull([], [(key, given)])
             table.push(np.arange(9), np.ones((9, 4)))
-            [found] = client.pull([], [(key, wanted)])[1]
-            [new] = client.pull([], [(key, wanted)])[1]
-            assert np.array_equal(found, old) == same
-            assert np.array_equal(found, new) != same
+            [rows] = client.pull([], [(key, expected)])[1]
+            [new] = client.pull([], [(key, expected)])[1]
+            assert np.array_equal(rows, old) == same
+            assert np.array_equal(rows, new) != same
             [old] = client.pull([], [(key, given)])[1]

@@ -80,12 +80,12 @@ def test_a_saved_model(tmp_path: Path) -> None:
     executor, given = Executor(), feed(features, batch)
     executor.run(feed=given, fetch_list=[loss])
     test = psfleet.default_main_program().clone(for_test=True)
-    (wanted,) = executor.run(test, feed=given, fetch_list=[out])
+    (expected,) = executor.run(test, feed=given, fetch_list=[out])
     fleet.save_inference_model(executor, str(tmp_path / "model"), list(given), [out])
     program, names, targets = fluid.io.load_inference_model(str(tmp_path / "model"), executor)
     assert sorted(names) == sorted(given)
-    (found,) = executor.run(program, feed=given, fetch_list=targets)
-    assert found.tobytes() == wanted.tobytes()
+    (outputs,) = executor.run(program, feed=given, fetch_list=targets)
+    assert outputs.tobytes() == expected.tobytes()
 
 
 def test_samples_are_counted_by_the_first_input() -> None:

@@ -71,9 +71,9 @@ def test_a_declared_type_decides(hashed: bool, tmp_path: Path) -> None:
     expected = looked_up(features, {"user": [[7], [7, 8], []]})
     assert expected["user.lengths"].tolist() == [1, 2, 0]
     for batch in batches:
-        found = looked_up(features, batch)
+        rows = looked_up(features, batch)
         for name, values in expected.items():
-            np.testing.assert_array_equal(found[name], values)
+            np.testing.assert_array_equal(rows[name], values)
 
 
 def test_bad_values_of_files(tmp_path: Path) -> None:
@@ -166,16 +166,16 @@ def test_one_set_everywhere(tmp_path: Path) -> None:
     }
     request, samples = samples_of(predict.features, json.loads(json.dumps(request)))
     assert samples == len(ROWS)
-    found = predict(request)
-    np.testing.assert_array_equal(found, predict(batch.features))
-    assert len(np.unique(found)) > 1
+    predictions = predict(request)
+    np.testing.assert_array_equal(predictions, predict(batch.features))
+    assert len(np.unique(predictions)) > 1
     # A set of a module, whose transforms are not fitted, takes the statistics of the model's folder.
-    np.testing.assert_array_equal(serving.load(model, feature_set())(request), found)
+    np.testing.assert_array_equal(serving.load(model, feature_set())(request), predictions)
     for file in (parquet, tsv):
         target = tmp_path / f"{file.suffix[1:]} predictions"
         PredictionJob(str(model), [str(file)], str(target), "", "", [], "fail", 8, 100).run()
         column = pq.read_table(target).column(0).to_numpy()
-        np.testing.assert_allclose(column, found[:, 0], rtol=1e-6)
+        np.testing.assert_allclose(column, predictions[:, 0], rtol=1e-6)
 
 
 def test_saved_sets(tmp_path: Path) -> None:

@@ -49,14 +49,14 @@ def values_of(feature: Any, *inputs: Any, **batch: Any) -> Jagged:
     """The values of one feature behind its transforms."""
     features = FeatureSet([*inputs, feature])
     given, samples = by_feature(features, batch)
-    found = transformed(features, given, samples)[feature.name]
-    assert isinstance(found, Jagged)
-    return found
+    bag = transformed(features, given, samples)[feature.name]
+    assert isinstance(bag, Jagged)
+    return bag
 
 
-def rows(found: Jagged) -> list[list[Any]]:
+def rows(bag: Jagged) -> list[list[Any]]:
     """The values by sample."""
-    parts: list[list[Any]] = [part.tolist() for part in np.split(found.values, found.offsets[1:-1])]
+    parts: list[list[Any]] = [part.tolist() for part in np.split(bag.values, bag.offsets[1:-1])]
     return parts
 
 
@@ -171,9 +171,9 @@ def test_crosses() -> None:
     """Each combination of values has an id of its own, whatever type a value comes in; weights multiply."""
     inputs = [Input("a", "int"), Input("b")]
     cross = Feature("x", TABLE, inputs=["a", "b"], transform=Cross())
-    found = values_of(cross, *inputs, a=[[1, 2], [2], []], b=[["u", "v"], ["u"], ["u"]])
-    one, two, three, four, again = found.values.tolist()
-    assert found.lengths.tolist() == [4, 1, 0]
+    actual = values_of(cross, *inputs, a=[[1, 2], [2], []], b=[["u", "v"], ["u"], ["u"]])
+    one, two, three, four, again = actual.values.tolist()
+    assert actual.lengths.tolist() == [4, 1, 0]
     assert again == three
     assert len({one, two, three, four}) == 4
     assert values_of(cross, *inputs, a=["2"], b=["u"]).values.tolist() == [again]
@@ -187,8 +187,8 @@ def test_a_cross_of_buckets() -> None:
     """A feature with inputs has their values behind their transforms, here the numbers of buckets."""
     price = Feature("price", TABLE, transform=Bucketize([10]))
     cross = Feature("x", TABLE, inputs=["price", "city"], transform=Cross())
-    found = values_of(cross, price, Input("city"), price=[1.0, 9.0, 10.0], city=["u"] * 3)
-    assert found.values[0] == found.values[1] != found.values[2]
+    bag = values_of(cross, price, Input("city"), price=[1.0, 9.0, 10.0], city=["u"] * 3)
+    assert bag.values[0] == bag.values[1] != bag.values[2]
 
 
 def test_maps() -> None:
@@ -236,16 +236,16 @@ def test_sequences() -> None:
 def test_weights() -> None:
     """Weights come in the text of each value, or as a list of their own."""
     text = Feature("f", TABLE, hashed=True, weighted=True, transform=WeightedValues())
-    found = values_of(text, f=[["war:0.5", "a:b:2"], []])
-    assert rows(found) == [["war", "a:b"], []]
-    assert found.weights is not None
-    assert found.weights.tolist() == [0.5, 2]
+    bag = values_of(text, f=[["war:0.5", "a:b:2"], []])
+    assert rows(bag) == [["war", "a:b"], []]
+    assert bag.weights is not None
+    assert bag.weights.tolist() == [0.5, 2]
     inputs = [Input("ids", "int"), Input("scores", "float")]
     both = Feature("f", TABLE, weighted=True, inputs=["ids", "scores"], transform=WeightedValues())
-    found = values_of(both, *inputs, ids=[[1, 2], [3]], scores=[[0.5, 1], [2]])
-    assert rows(found) == [[1, 2], [3]]
-    assert found.weights is not None
-    assert found.weights.tolist() == [0.5, 1, 2]
+    bag = values_of(both, *inputs, ids=[[1, 2], [3]], scores=[[0.5, 1], [2]])
+    assert rows(bag) == [[1, 2], [3]]
+    assert bag.weights is not None
+    assert bag.weights.tolist() == [0.5, 1, 2]
 
 
 def test_functions() -> None:

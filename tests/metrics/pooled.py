@@ -88,8 +88,8 @@ def area(samples: Samples, weighted: bool = True) -> float:
     from sklearn.metrics import roc_auc_score
 
     weights = samples.weights if weighted else None
-    found: float = roc_auc_score(samples.labels, samples.predictions, sample_weight=weights)
-    return found
+    auc: float = roc_auc_score(samples.labels, samples.predictions, sample_weight=weights)
+    return auc
 
 
 def expected(samples: Samples, weighted: bool = True) -> dict[str, float]:
@@ -123,12 +123,12 @@ def rankings(p: Floats) -> Iterator[list[int]]:
 
 def top_values(p: Floats, y: Floats) -> dict[str, float]:
     """Recall@3, HR@2, HR@3 and MRR@4 of a group, written out: the mean over all orders of its samples."""
-    found = []
+    figures = []
     for order in rankings(p):
         hits = y[order] > 0
         first = int(np.argmax(hits)) + 1 if hits.any() else 99
-        found.append((hits[:3].sum(), first <= 2, first <= 3, first <= 4 and 1 / first))
-    recall, *others = np.mean(found, axis=0).tolist()
+        figures.append((hits[:3].sum(), first <= 2, first <= 3, first <= 4 and 1 / first))
+    recall, *others = np.mean(figures, axis=0).tolist()
     names = ("recall@3", "hr@2", "hr@3", "mrr@4")
     return dict(zip(names, (recall / max((y > 0).sum(), 1), *others), strict=True))
 
@@ -143,13 +143,13 @@ def _by_group(samples: Samples, w: Floats) -> dict[str, float]:
         p, y, weights = samples.predictions[mine], samples.labels[mine], w[mine]
         user = int(samples.users[mine][0])
         shown.add(int(samples.items[mine][np.lexsort((samples.items[mine], -p))[0]]))
-        found = top_values(p, y)
+        figures = top_values(p, y)
         if not y.any():
-            del found["recall@3"]
+            del figures["recall@3"]
         # scikit-learn ranks two or more; one alone is ranked right.
         for k in (2, 5):
-            found[f"ndcg@{k}"] = ndcg_score([y], [p], k=k) if len(y) > 1 else y[0]
-        for name, value in found.items():
+            figures[f"ndcg@{k}"] = ndcg_score([y], [p], k=k) if len(y) > 1 else y[0]
+        for name, value in figures.items():
             values.setdefault(name, []).append((value, weights[0], user))
         if 0 < y.sum() < len(y):
             area = roc_auc_score(y, p, sample_weight=weights)

@@ -70,7 +70,10 @@ def check(values: dict[str, float], samples: Samples, task: str = "ctr") -> None
 
 
 def trained(
-    runtime: Runtime, parts: Sequence[Samples], found: list[dict[str, float]], tasks: Sequence[str]
+    runtime: Runtime,
+    parts: Sequence[Samples],
+    results: list[dict[str, float]],
+    tasks: Sequence[str],
 ) -> None:
     """A worker that counts every worker_num-th part with a push of its own."""
     runtime.create(ROWS)
@@ -80,7 +83,7 @@ def trained(
             count(scores, parts[number], task)
         push(runtime, number)
     runtime.barrier()
-    found.append(scores.read().run)
+    results.append(scores.read().run)
     runtime.barrier()
     runtime.close()
 
@@ -91,30 +94,30 @@ def trained(
 )
 def test_they_are_scikit_learns(workers: int, mode: Mode) -> None:
     """On two servers, by task and by slice; every worker reads the same bits."""
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
     settings = {"staleness": 2} if mode == "ssp" else {}
 
     def work(worker: int) -> None:
         runtime = fleet.connect(worker, mode, **settings)
-        trained(runtime, SAMPLES.parts(BATCHES), found, ["ctr", "cvr"])
+        trained(runtime, SAMPLES.parts(BATCHES), results, ["ctr", "cvr"])
 
     with LocalFleet(2, workers, in_process=True) as fleet:
         in_threads([partial(work, worker) for worker in range(workers)])
         assert fleet.wait() == [0, 0]
-    assert all(values == found[0] for values in found)
-    check(found[0], SAMPLES, "ctr")
-    check(found[0], SAMPLES, "cvr")
+    assert all(values == results[0] for values in results)
+    check(results[0], SAMPLES, "ctr")
+    check(results[0], SAMPLES, "cvr")
 
 
 def test_a_process_without_servers_reads_the_same() -> None:
     """Embedded; gradients travel as int8, and what is counted does not."""
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
     runtime = EmbeddedRuntime(wire=WireSettings("int8", "int8"))
-    trained(runtime, SAMPLES.parts(BATCHES), found, ["ctr"])
-    check(found[0], SAMPLES)
+    trained(runtime, SAMPLES.parts(BATCHES), results, ["ctr"])
+    check(results[0], SAMPLES)
 
 
-def by_feature(runtime: Runtime, parts: Sequence[Samples], found: list[dict[str, float]]) -> None:
+def by_feature(runtime: Runtime, parts: Sequence[Samples], results: list[dict[str, float]]) -> None:
     """A worker that slices by device and by the digit of the group, of which three are listed."""
     runtime.create(ROWS)
     slices: Slices = {"device": SLICES[:2], "digit": [7, 1, 4]}
@@ -135,7 +138,7 @@ def by_feature(runtime: Runtime, parts: Sequence[Samples], found: list[dict[str,
         )
         push(runtime, number)
     runtime.barrier()
-    found.append(scores.read().run)
+    results.append(scores.read().run)
     runtime.barrier()
     runtime.close()
 
@@ -143,10 +146,12 @@ def by_feature(runtime: Runtime, parts: Sequence[Samples], found: list[dict[str,
 def test_slices_are_values_of_features() -> None:
     """Each value that is listed, and the others together, equal scikit-learn's on the pooled samples."""
     samples = Samples.drawn(120, seed=5)
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
     with LocalFleet(2, 2, in_process=True) as fleet:
         runtimes = [fleet.connect(worker, "sync") for worker in range(2)]
-        in_threads([partial(by_feature, each, samples.parts(BATCHES), found) for each in runtimes])
+        in_threads(
+            [partial(by_feature, each, samples.parts(BATCHES), results) for each in runtimes]
+        )
     digits = samples.groups % 10
     chosen = {f"device={SLICES[k]}": samples.slices == k for k in range(2)}
     chosen |= {f"digit={digit}": digits == digit for digit in (7, 1, 4)}
@@ -154,8 +159,8 @@ def test_slices_are_values_of_features() -> None:
     for place, where in {"": np.ones(len(samples), np.bool_), **chosen}.items():
         label = f"[{place}]" if place else ""
         for name, value in expected(samples.where(where)).items():
-            error = found[0].get(f"ctr/{name}_error{label}", 0.0)
-            assert found[0][f"ctr/{name}{label}"] == pytest.approx(value, abs=1e-9 + error), name
+            error = results[0].get(f"ctr/{name}_error{label}", 0.0)
+            assert results[0][f"ctr/{name}{label}"] == pytest.approx(value, abs=1e-9 + error), name
 
 
 def test_wrong_slices() -> None:
@@ -295,7 +300,7 @@ def incarnations(
     mode: Mode, deaths: dict[int, list[DeathFault]], before_push: bool, dealt: bool
 ) -> dict[str, float]:
     """What is counted by two workers that die at these calls and run their scripts again."""
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
     died: list[int] = []
 
     def script(runtime: ClusterRuntime) -> None:
@@ -315,7 +320,7 @@ def incarnations(
                     push(runtime, int(batch[0]))
         scores.publish()
         runtime.barrier()
-        found.append({"sum": _sum(scores), "samples": _samples(scores)})
+        results.append({"sum": _sum(scores), "samples": _samples(scores)})
 
     def work(worker: int) -> None:
         for death in [*deaths.get(worker, []), None]:
@@ -337,7 +342,7 @@ def incarnations(
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
     assert set(died) == set(deaths)
-    return found[0]
+    return results[0]
 
 
 def _totals(scores: FleetMetrics) -> Any:
@@ -367,8 +372,8 @@ def test_who_starts_again_counts_every_sample_once(
         0: [DeathFault(dice.randint(15, 60), dice.random() < 0.5)],
         1: [DeathFault(dice.randint(15, 45), dice.random() < 0.5) for _ in range(2)],
     }
-    found = incarnations("sync", deaths, before_push, dealt)
-    assert found == {"samples": 60, "sum": float(sum(2 ** (n % 40) for n in range(60)))}
+    figures = incarnations("sync", deaths, before_push, dealt)
+    assert figures == {"samples": 60, "sum": float(sum(2 ** (n % 40) for n in range(60)))}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -376,8 +381,8 @@ def test_async_counts_no_sample_twice(seed: int) -> None:
     """Async mode: of a death between two servers, the step may be missing."""
     dice = random.Random(seed)
     deaths = {1: [DeathFault(dice.randint(15, 60), dice.random() < 0.5)]}
-    found = incarnations("async", deaths, before_push=True, dealt=False)
-    assert 58 <= found["samples"] <= 60
+    figures = incarnations("async", deaths, before_push=True, dealt=False)
+    assert 58 <= figures["samples"] <= 60
 
 
 @pytest.mark.parametrize("servers", [1, 3])

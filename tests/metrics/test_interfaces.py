@@ -96,7 +96,7 @@ def by_client() -> dict[str, float]:
 @pytest.mark.parametrize("way", [by_program, by_torch, by_client])
 def test_every_interface_counts_the_same(way: Any) -> None:
     """To scikit-learn's values; AUC within the stated error."""
-    found = way()
+    actual = way()
     for name, value in expected(SAMPLES).items():
-        error = found.get(f"{name}_error", 0.0)
-        assert found[name] == pytest.approx(value, abs=1e-9 + error), name
+        error = actual.get(f"{name}_error", 0.0)
+        assert actual[name] == pytest.approx(value, abs=1e-9 + error), name

@@ -48,20 +48,20 @@ class Call:
     @property
     def inner(self) -> Any:
         """The function without what is around it."""
-        found: Any = self.function
-        if isinstance(found, type):
-            found = found.__init__  # type: ignore[misc]
-        return inspect.unwrap(found)
+        target: Any = self.function
+        if isinstance(target, type):
+            target = target.__init__  # type: ignore[misc]
+        return inspect.unwrap(target)
 
     @property
     def is_checked(self) -> bool:
         """Whether its arguments are checked against its annotations."""
-        found: Any = self.function
-        if isinstance(found, type):
-            if hasattr(found, "__post_init__") and "check_fields" in _names_of(found):
+        target: Any = self.function
+        if isinstance(target, type):
+            if hasattr(target, "__post_init__") and "check_fields" in _names_of(target):
                 return True
-            found = found.__init__  # type: ignore[misc]
-        return hasattr(found, "__checked__")
+            target = target.__init__  # type: ignore[misc]
+        return hasattr(target, "__checked__")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -123,21 +123,21 @@ def _is_own(name: str, held: Any, module: str) -> bool:
     return not name.startswith("_") and getattr(held, "__module__", "") == module
 
 
-def _of(label: str, found: Any) -> Iterator[Call]:
-    ours = str(getattr(found, "__module__", "")).startswith("psfleet")
-    if not ours or isinstance(found, types.ModuleType):
+def _of(label: str, target: Any) -> Iterator[Call]:
+    ours = str(getattr(target, "__module__", "")).startswith("psfleet")
+    if not ours or isinstance(target, types.ModuleType):
         return
-    if not isinstance(found, type):
-        if isinstance(found, types.FunctionType):
-            yield Call(label, found)
+    if not isinstance(target, type):
+        if isinstance(target, types.FunctionType):
+            yield Call(label, target)
         return
-    if issubclass(found, BaseException) or inspect.isabstract(found):
+    if issubclass(target, BaseException) or inspect.isabstract(target):
         return
-    if isinstance(vars(found).get("__init__"), types.FunctionType):
-        yield Call(label, found)
-    for name, held in inspect.getmembers(found, inspect.isfunction):
+    if isinstance(vars(target).get("__init__"), types.FunctionType):
+        yield Call(label, target)
+    for name, held in inspect.getmembers(target, inspect.isfunction):
         if not name.startswith("_") and held.__module__.startswith("psfleet"):
-            yield Call(f"{label}.{name}", held, found)
+            yield Call(f"{label}.{name}", held, target)
 
 
 def a_variable() -> Any:

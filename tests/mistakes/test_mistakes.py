@@ -44,8 +44,8 @@ def run(tmp_path: Path) -> Run:
         if script:
             (tmp_path / "train.py").write_text(script)
             command = ["train.py"]
-        done = ended([sys.executable, *command], cwd=tmp_path, env=environment() | variables)
-        return done.returncode, done.stderr.splitlines()
+        process = ended([sys.executable, *command], cwd=tmp_path, env=environment() | variables)
+        return process.returncode, process.stderr.splitlines()
 
     return one
 
@@ -129,9 +129,9 @@ def test_options_of_the_launcher(
     (tmp_path / "s.toml").write_text("[synchronous]\n")
     wrong = []
     for name, (arguments, sentence) in OPTIONS.items():
-        code, said = launch(arguments), capfd.readouterr().err
-        if code != 2 or not re.fullmatch(f"psfleet-launch: {sentence}\n", said):
-            wrong.append(f"{name}: {code} {said}")
+        code, output = launch(arguments), capfd.readouterr().err
+        if code != 2 or not re.fullmatch(f"psfleet-launch: {sentence}\n", output):
+            wrong.append(f"{name}: {code} {output}")
     assert not wrong, "\n".join(wrong)
     code, lines = run("", "--workers", "0", "train.py")
     assert (code, len(lines)) == (2, 1), lines
@@ -140,12 +140,12 @@ def test_options_of_the_launcher(
 def launched(folder: Path, script: str, *options: str) -> tuple[int, list[str]]:
     """Run a script under a launcher of its own; the exit code and the lines on the screen."""
     (folder / "train.py").write_text(IMPORTS + script + "\n")
-    done = ended(
+    process = ended(
         [sys.executable, "-m", "psfleet_launch", "--no-progress", *options, "train.py"],
         cwd=folder,
         env=environment(),
     )
-    return done.returncode, done.stderr.splitlines()
+    return process.returncode, process.stderr.splitlines()
 
 
 JOBS = {

@@ -156,14 +156,14 @@ def trial(call: Call, argument: str, value: Any) -> str:
     try:
         if several is not None and several.kind is several.VAR_POSITIONAL:
             del given[argument]
-            found = function(value, **given)
+            value_returned = function(value, **given)
         else:
-            found = function(**given)
-        if hasattr(found, "__enter__"):
-            with found:
+            value_returned = function(**given)
+        if hasattr(value_returned, "__enter__"):
+            with value_returned:
                 pass
-        elif isinstance(found, Iterator):
-            next(found, None)
+        elif isinstance(value_returned, Iterator):
+            next(value_returned, None)
     except PsfleetError as error:
         return str(error)
     except NotImplementedError:

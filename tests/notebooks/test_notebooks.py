@@ -39,15 +39,15 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def processes_with(text: str) -> list[str]:
     """Processes other than this one whose environment has the text, whoever their parent is."""
-    found = []
+    processes = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and folder.name != str(os.getpid()):
             try:
                 if text.encode() in (folder / "environ").read_bytes():
-                    found.append(folder.name)
+                    processes.append(folder.name)
             except OSError:  # it has ended, or is another user's
                 continue
-    return found
+    return processes
 
 
 def executed(cells: list[str], **options: Any) -> list[str]:
@@ -77,10 +77,10 @@ def test_the_example_and_its_cells_again() -> None:
     assert again != cells["model"]
     begin = [cells["imports"], cells["data"]]
     train = [cells["model"], cells["train"]]
-    said = executed(
+    output = executed(
         [*begin, *train, *train, again, cells["train"], cells["fleet"], cells["tables"]]
     )
-    first, second, other, servers, tables = said[3], said[5], said[7], said[8], said[9]
+    first, second, other, servers, tables = output[3], output[5], output[7], output[8], output[9]
     assert first.startswith("loss 0.")
     assert second == first
     assert other != first
@@ -132,18 +132,18 @@ def test_a_stopped_cell(where: str) -> None:
     cells = example()
     model = [cells["model"]] if where == "embedded" else [cells["model"], SERVERS, SERVERS]
     end = "fleet.stop_worker()" + ("" if where == "embedded" else "; servers.close()")
-    said = executed(
+    output = executed(
         [cells["imports"], cells["data"], *model, STOP, cells["train"], end], allow_errors=True
     )
-    assert said[-3] == "KeyboardInterrupt: "
-    assert said[-2].startswith("loss 0.")
-    assert said[-1] == ""
+    assert output[-3] == "KeyboardInterrupt: "
+    assert output[-2].startswith("loss 0.")
+    assert output[-1] == ""
 
 
 def test_without_reset_the_way_is_named() -> None:
     """The model's cell without reset(), run a second time, is refused in a sentence that names it."""
     cells = example()
     bare = cells["model"].replace("ps.reset()\n", "")
-    said = executed([cells["imports"], bare, bare], allow_errors=True)
-    assert said[-1].startswith("UsageError: the program has a variable 'ids' already")
-    assert "begin it with psfleet.reset()" in said[-1]
+    output = executed([cells["imports"], bare, bare], allow_errors=True)
+    assert output[-1].startswith("UsageError: the program has a variable 'ids' already")
+    assert "begin it with psfleet.reset()" in output[-1]

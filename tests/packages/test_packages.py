@@ -33,12 +33,12 @@ pytestmark = [
 
 def run(folder: Path, *words: str | Path) -> str:
     """What a command prints that must succeed."""
-    kept = {name: said for name, said in os.environ.items() if not name.startswith("PYTHON")}
-    done = ended(words, timeout=600, cwd=folder, env=kept)
-    if "No matching distribution" in done.stderr or "NewConnectionError" in done.stderr:
-        pytest.skip(f"no package index answers: {done.stderr[-300:]}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    kept = {name: output for name, output in os.environ.items() if not name.startswith("PYTHON")}
+    process = ended(words, timeout=600, cwd=folder, env=kept)
+    if "No matching distribution" in process.stderr or "NewConnectionError" in process.stderr:
+        pytest.skip(f"no package index answers: {process.stderr[-300:]}")
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
@@ -58,8 +58,8 @@ def test_a_package_runs_a_script_of_ones_own(tmp_path: Path, kind: str) -> None:
     run(tmp_path, programs / "python", "-m", "pip", "install", "--quiet", made)
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    said = run(folder, programs / "psfleet", "--version")
-    assert said == f"psfleet, version {importlib.metadata.version('psfleet')}\n"
+    output = run(folder, programs / "psfleet", "--version")
+    assert output == f"psfleet, version {importlib.metadata.version('psfleet')}\n"
     launch = ("--servers", "2", "--workers", "2", "--job", "j", "train.py")
     assert run(folder, programs / "psfleet-launch", *launch) == "(1, 4)\n"
     report = run(folder, programs / "psfleet", "report", "j").strip()

@@ -17,14 +17,14 @@ from psfleet_worker.session.worker_session import Session
 
 def asked(program: Program[Any], *replies: object) -> list[Instruction]:
     """All that a program asks for, with these replies."""
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     reply: Any = None
     rest = iter(replies)
     while True:
         try:
-            found.append(program.send(reply))
+            instructions.append(program.send(reply))
         except StopIteration:
-            return found
+            return instructions
         reply = next(rest, None)
 
 

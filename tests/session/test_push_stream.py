@@ -40,16 +40,16 @@ def stream_in(mode: Mode) -> tuple[Session, Stream]:
 
 def wanted(program: Program[Any]) -> list[Instruction]:
     """All that a program asks for."""
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     outcome: Any = None
     while True:
         try:
-            found.append(program.send(outcome))
+            instructions.append(program.send(outcome))
         except StopIteration:
-            return found
-        marks = isinstance(found[-1], AwaitMarking)
-        outcome = Reply() if isinstance(found[-1], SendPull) else (True, 0) if marks else 0
-        if isinstance(found[-1], LayOutPush):
+            return instructions
+        marks = isinstance(instructions[-1], AwaitMarking)
+        outcome = Reply() if isinstance(instructions[-1], SendPull) else (True, 0) if marks else 0
+        if isinstance(instructions[-1], LayOutPush):
             outcome = (True, True)
 
 

@@ -33,11 +33,11 @@ DENSE = TableSpec("d", "dense", (3,), make_rule("sgd", {}))
 
 def shard(mode: Mode, workers: int = 2) -> Shard:
     """A shard that all workers have joined, in their first incarnations."""
-    made = Shard(workers=workers)
-    made.create(DENSE, np.zeros(3, np.float32))
+    shards = Shard(workers=workers)
+    shards.create(DENSE, np.zeros(3, np.float32))
     for worker in range(workers):
-        take(made, Join(worker, 1, find_mode(mode)))
-    return made
+        take(shards, Join(worker, 1, find_mode(mode)))
+    return shards
 
 
 def take(shard: Shard, event: Event) -> FrozenShard | None:

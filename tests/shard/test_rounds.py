@@ -35,9 +35,9 @@ SPARSE = TableSpec("rows", "sparse", (2,), Adam(), seed=5)
 @pytest.fixture
 def shards() -> Iterator[list[Shard]]:
     """Shards made by a test; each is validated when the test ends."""
-    made: list[Shard] = []
-    yield made
-    for shard in made:
+    instances: list[Shard] = []
+    yield instances
+    for shard in instances:
         shard.validate()
 
 

@@ -46,7 +46,7 @@ def test_a_group_holds_a_sparse_table(group: int, first: int, servers: int) -> N
 
 def test_tables_fill_one_server_after_the_other() -> None:
     """A dense model is on as many servers as it fills; sparse groups follow each other."""
-    made: list[TableSpec] = []
+    instances: list[TableSpec] = []
     for number, (kind, size, servers) in enumerate(
         [
             ("dense", 64, None),
@@ -61,8 +61,8 @@ def test_tables_fill_one_server_after_the_other() -> None:
         ]
     ):
         spec = TableSpec(f"t{number}", "dense" if kind == "dense" else "sparse", (size,), SGD())
-        made.append(placed(dataclasses.replace(spec, servers=servers), made))
-    assert [(spec.servers, spec.first) for spec in made] == [
+        instances.append(placed(dataclasses.replace(spec, servers=servers), instances))
+    assert [(spec.servers, spec.first) for spec in instances] == [
         (1, 0),
         (1, 0),
         (3, 1),
