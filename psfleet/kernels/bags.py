@@ -116,15 +116,15 @@ class RowBags:
 def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
     """Pool the rows of one table for several features: float32 [all bags, dim]."""
     ends = np.cumsum([part.rows for part in parts])[:-1]
-    pooled = zip(parts, np.split(rows, ends), strict=True)
-    return np.concatenate([part.pool(own) for part, own in pooled])
+    pairs = zip(parts, np.split(rows, ends), strict=True)
+    return np.concatenate([part.pool(own) for part, own in pairs])
 
 
 def spread_parts(gradient: Floats, parts: Sequence[RowBags]) -> Floats:
     """The gradients of these rows, float32 [n, dim], from those that `pool_parts` gives."""
     ends = np.cumsum([len(part) for part in parts])[:-1]
-    spread = zip(parts, np.split(gradient, ends), strict=True)
-    return np.concatenate([part.spread(own) for part, own in spread])
+    pairs = zip(parts, np.split(gradient, ends), strict=True)
+    return np.concatenate([part.spread(own) for part, own in pairs])
 
 
 def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:

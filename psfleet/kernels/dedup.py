@@ -125,17 +125,17 @@ class UniqueIds:
         if self.is_plain and bags is None and gradients.shape == sums[0].shape:
             np.add(gradients, _ZERO, sums[0])  # the bits of a sum: -0 becomes 0
             return
-        gradients, begun = _plain(gradients), _not_begun(sums)
+        gradients, target = _plain(gradients), _not_begun(sums)
         if bags is None or _are_rows(bags):
-            _add(self.inverse, self.shift, gradients, begun)
+            _add(self.inverse, self.shift, gradients, target)
             return
         for codes, part, values in self._parts(bags, gradients):
             if part.are_rows:
-                _add(codes, self.shift, values, begun)
+                _add(codes, self.shift, values, target)
             else:
                 width_kernels("bag_rows", values.shape[1]).merge(
                     *(address_of(codes), len(codes), self.shift, address_of(values)),
-                    *(*part.arguments, begun),
+                    *(*part.arguments, target),
                 )
 
 
@@ -173,7 +173,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         address_of(inverse),
     )
     if groups == 1:
-        return UniqueIds([_scratch.held[1][:count].copy()], inverse, shift)
+        return UniqueIds([_scratch.buffers[1][:count].copy()], inverse, shift)
     ends = [0, *itertools.accumulate(counts.tolist())]
     out, offsets = np.empty(count, np.int64), np.array(ends, np.int64)
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
@@ -210,15 +210,15 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
         parts: (ids int64 [n], rows float32 [n, dim]) of each push.
         scale: A factor on the sums, float32.
     """
-    joined = dedup(np.concatenate([ids for ids, _ in parts]), 1)
-    sums = np.empty((len(joined.unique[0]), parts[0][1].shape[1]), np.float32)
-    start, begun = 0, _not_begun([sums])
+    union = dedup(np.concatenate([ids for ids, _ in parts]), 1)
+    sums = np.empty((len(union.unique[0]), parts[0][1].shape[1]), np.float32)
+    start, target = 0, _not_begun([sums])
     for ids, rows in parts:
-        _add(joined.inverse[start : start + len(ids)], joined.shift, _plain(rows), begun)
+        _add(union.inverse[start : start + len(ids)], union.shift, _plain(rows), target)
         start += len(ids)
     if scale != 1:
         sums *= np.float32(scale)
-    return joined.unique[0], sums
+    return union.unique[0], sums
 
 
 def _are_rows(bags: Sequence[RowBags]) -> bool:
@@ -226,10 +226,10 @@ def _are_rows(bags: Sequence[RowBags]) -> bool:
     return len(bags) == 1 and bags[0].are_rows
 
 
-def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, begun: int) -> None:
-    """Add rows to sums; `begun`: of `_not_begun`."""
+def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> None:
+    """Add rows to sums; `target`: of `_not_begun`."""
     width_kernels("merge", rows.shape[1]).merge(
-        address_of(inverse), len(inverse), shift, address_of(rows), begun
+        address_of(inverse), len(inverse), shift, address_of(rows), target
     )
 
 
@@ -258,11 +258,11 @@ def _not_begun(sums: Sequence[Floats]) -> int:
 
 def _words(count: int) -> tuple[memoryview, int]:
     """So many int64 of this thread, and their address."""
-    held: tuple[memoryview, int] | None = getattr(_scratch, "words", None)
-    if held is None or len(held[0]) < count:
+    buffer: tuple[memoryview, int] | None = getattr(_scratch, "words", None)
+    if buffer is None or len(buffer[0]) < count:
         words = np.empty(max(count, _FEW), np.int64)
-        held = _scratch.words = words.data, address_of(words)
-    return held
+        buffer = _scratch.words = words.data, address_of(words)
+    return buffer
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
@@ -272,14 +272,14 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 
 def _scratch_for(n: int, mask: int) -> list[int]:
     """Addresses of this thread's buffers: index, unique, codes, hashes. They grow and stay."""
-    held = getattr(_scratch, "held", None)
-    if held is None or len(held[0]) <= mask or len(held[1]) < n:
-        held = [
+    buffers = getattr(_scratch, "buffers", None)
+    if buffers is None or len(buffers[0]) <= mask or len(buffers[1]) < n:
+        buffers = [
             np.empty(mask + 1, np.uint32),
             np.empty(mask + 1, np.int64),
             np.empty(mask + 1, np.uint32),
             np.empty(_BLOCK, np.uint64),
         ]
-        _scratch.held, _scratch.addresses = held, [address_of(array) for array in held]
+        _scratch.buffers, _scratch.addresses = buffers, [address_of(array) for array in buffers]
     addresses: list[int] = _scratch.addresses
     return addresses

@@ -78,20 +78,20 @@ def sparse_kernels(
     dim: int,
     every_row: bool,
     scores: int = 0,
-    counted: bool = False,
+    has_frequency: bool = False,
     precision: RowPrecision = "float32",
 ) -> ModuleType:
     """`push` for rows of `dim` weights under this rule; `rest` too if `every_row`.
 
     Args:
         scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
-        counted: One value more follows a row's state, its frequency: 1 in a new row.
+        has_frequency: One value more follows a row's state, its frequency: 1 in a new row.
         precision: Storage of rows.
     """
     text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
     rest = _source("rest.txt" if form.plain else "rest_packed.txt") if every_row else ""
     parts = row_parts(text, rule, form)
-    parts["first_row"] += _ONE_USE * counted
+    parts["first_row"] += _ONE_USE * has_frequency
     return compiled(
         rule,
         f"sparse_{rule.name}_{dim}",
@@ -102,7 +102,7 @@ def sparse_kernels(
             dim=dim,
             scores=scores,
             place=form.words,
-            stride=4 * (form.words + scores + counted),
+            stride=4 * (form.words + scores + has_frequency),
             load_scalars=text.load_scalars(),
             **parts,
         ),

@@ -71,64 +71,64 @@ _U = uint64
 
 
 @helper
-def position(hashed):
+def position(hash_):
     """Return a hash's position in the directory: 0 to below 3 << FIRST_LEVEL, as uint64.
 
     It rises with the segment and, within one, with the lowest bits.
     """
-    fraction = (hashed >> _U(56)) << _U(_LOW) | hashed & _U((1 << _LOW) - 1)  # of 2**31
+    fraction = (hash_ >> _U(56)) << _U(_LOW) | hash_ & _U((1 << _LOW) - 1)  # of 2**31
     return fraction * (fraction + _U(1 << 32))
 
 
 @helper
-def _home(hashed, mask):
+def _home(hash_, mask):
     """The line of a chunk where the search for a hash begins."""
-    return int64(hashed >> _U(_LOW)) & mask
+    return int64(hash_ >> _U(_LOW)) & mask
 
 
 @helper
-def _chunk_of(d, hashed):
-    part = position(hashed) >> _U(load_i64(d, SHIFT))
+def _chunk_of(d, hash_):
+    part = position(hash_) >> _U(load_i64(d, SHIFT))
     return int64(load_u32(load_i64(d, DIRECTORY), int64(part)))
 
 
 @helper
-def first_line(d, hashed):
+def first_line(d, hash_):
     """Address of the line where the search for a hash begins (of an enlarged chunk, may begin)."""
-    line = _home(hashed, CHUNK_LINES - 1)
-    return load_i64(d, LINES) + _chunk_of(d, hashed) * _CHUNK_BYTES + line * 64
+    line = _home(hash_, CHUNK_LINES - 1)
+    return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 
 
 @helper
-def second_line(d, hashed):
+def second_line(d, hash_):
     """Address of the line behind it."""
-    line = (_home(hashed, CHUNK_LINES - 1) + 1) & (CHUNK_LINES - 1)
-    return load_i64(d, LINES) + _chunk_of(d, hashed) * _CHUNK_BYTES + line * 64
+    line = (_home(hash_, CHUNK_LINES - 1) + 1) & (CHUNK_LINES - 1)
+    return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 
 
 @helper
 def prefetch_line(d, id_):
     """Hash an id and have its first line fetched."""
-    hashed = mix(uint64(id_))
-    prefetch(first_line(d, hashed))
-    return hashed
+    hash_ = mix(uint64(id_))
+    prefetch(first_line(d, hash_))
+    return hash_
 
 
 @helper
-def _hits(line, hashed):
+def _hits(line, hash_):
     """Bit k: entry k of the line has this hash."""
     return (
-        _U(load_u64(line, 0) == hashed)
-        | _U(load_u64(line, 1) == hashed) << _U(1)
-        | _U(load_u64(line, 2) == hashed) << _U(2)
-        | _U(load_u64(line, 3) == hashed) << _U(3)
+        _U(load_u64(line, 0) == hash_)
+        | _U(load_u64(line, 1) == hash_) << _U(1)
+        | _U(load_u64(line, 2) == hash_) << _U(2)
+        | _U(load_u64(line, 3) == hash_) << _U(3)
     )
 
 
 @helper
-def find_fast(line, hashed):
+def find_fast(line, hash_):
     """The slot if the hash stands in this line, else 0."""
-    hits = _hits(line, hashed)
+    hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
         slot = int64(load_u32(line, 8 + trailing_zeros(hits)))
@@ -136,9 +136,9 @@ def find_fast(line, hashed):
 
 
 @helper
-def touch_fast(line, hashed, step):
+def touch_fast(line, hash_, step):
     """The same, for a row that is pushed at this step."""
-    hits = _hits(line, hashed)
+    hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
         entry = trailing_zeros(hits)
@@ -167,36 +167,36 @@ def lines_of(d, chunk):
 
 
 @helper
-def _search(lines, mask, hashed):
+def _search(lines, mask, hash_):
     """(line, entry) of the hash among these lines, or of the free entry that ends its chain."""
-    place = _home(hashed, mask)
+    place = _home(hash_, mask)
     while True:
         line = lines + place * 64
         for entry in range(4):
             slot = load_u32(line, 8 + entry)
-            if slot == uint32(0) or load_u64(line, entry) == hashed:
+            if slot == uint32(0) or load_u64(line, entry) == hash_:
                 return line, entry
         place = (place + 1) & mask
 
 
 @helper
-def place_of(d, hashed):
+def place_of(d, hash_):
     """(line, entry) of the hash, or of the free entry that ends its chain."""
-    lines, mask = lines_of(d, _chunk_of(d, hashed))
-    return _search(lines, mask, hashed)
+    lines, mask = lines_of(d, _chunk_of(d, hash_))
+    return _search(lines, mask, hash_)
 
 
 @helper
-def find_slow(d, hashed):
+def find_slow(d, hash_):
     """The slot of the hash, or 0."""
-    line, entry = place_of(d, hashed)
+    line, entry = place_of(d, hash_)
     return int64(load_u32(line, 8 + entry))
 
 
 @helper
-def touch_slow(d, hashed, step):
+def touch_slow(d, hash_, step):
     """The slot of the hash, whose row is pushed at this step, or 0."""
-    line, entry = place_of(d, hashed)
+    line, entry = place_of(d, hash_)
     slot = int64(load_u32(line, 8 + entry))
     if slot != 0:
         store_u32(line, 12 + entry, uint32(step))
@@ -211,53 +211,53 @@ def _mark(d, slot, value):
 
 
 @helper
-def _add_live(d, hashed, more):
-    live, segment = load_i64(d, LIVE), int64(hashed >> _U(56))
+def _add_live(d, hash_, more):
+    live, segment = load_i64(d, LIVE), int64(hash_ >> _U(56))
     store_i64(live, segment, load_i64(live, segment) + more)
 
 
 @helper
-def _put(line, entry, hashed, slot, stamp):
-    store_u64(line, entry, hashed)
+def _put(line, entry, hash_, slot, stamp):
+    store_u64(line, entry, hash_)
     store_u32(line, 8 + entry, slot)
     store_u32(line, 12 + entry, stamp)
 
 
 @helper
-def insert(d, hashed, step):
+def insert(d, hash_, step):
     """A slot for a hash that is not there, pushed at this step. Its row holds whatever was there."""
-    record = _record(d, _chunk_of(d, hashed))
+    record = _record(d, _chunk_of(d, hash_))
     full = load_i64(d, FULL)
     while int64(load_u32(record, USED)) * 8 >= (int64(load_u32(record, MASK)) + 1) * full:
-        _make_room(d, hashed)
-        record = _record(d, _chunk_of(d, hashed))
+        _make_room(d, hash_)
+        record = _record(d, _chunk_of(d, hash_))
     slot = load_i64(d, FREE_ROW)
     if slot != 0:
         store_i64(d, FREE_ROW, int64(load_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0)))
     else:
         slot = load_i64(d, NEXT_SLOT)
         store_i64(d, NEXT_SLOT, slot + 1)
-    line, entry = place_of(d, hashed)
-    _put(line, entry, hashed, uint32(slot), uint32(step))
+    line, entry = place_of(d, hash_)
+    _put(line, entry, hash_, uint32(slot), uint32(step))
     store_u32(record, USED, uint32(load_u32(record, USED) + uint32(1)))
-    _add_live(d, hashed, 1)
+    _add_live(d, hash_, 1)
     _mark(d, slot, 0)
     return slot
 
 
 @helper
-def remove(d, hashed):
+def remove(d, hash_):
     """Forget a hash. Returns 1 if it was there; its row becomes free."""
-    chunk = _chunk_of(d, hashed)
+    chunk = _chunk_of(d, hash_)
     lines, mask = lines_of(d, chunk)
-    line, entry = _search(lines, mask, hashed)
+    line, entry = _search(lines, mask, hash_)
     slot = int64(load_u32(line, 8 + entry))
     if slot == 0:
         return 0
     _close_gap(lines, mask, (line - lines) // 64, entry)
     record = _record(d, chunk)
     store_u32(record, USED, uint32(load_u32(record, USED) - uint32(1)))
-    _add_live(d, hashed, -1)
+    _add_live(d, hash_, -1)
     store_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0, uint32(load_i64(d, FREE_ROW)))
     store_i64(d, FREE_ROW, slot)
     _mark(d, slot, REMOVED)
@@ -278,30 +278,30 @@ def _close_gap(lines, mask, gap, entry):
         line, to = lines + place * 64, lines + gap * 64
         if load_u32(line, 8 + other) == uint32(0):
             break
-        hashed = load_u64(line, other)
-        if ((place - _home(hashed, mask)) & mask) >= ((place - gap) & mask):
-            _put(to, entry, hashed, load_u32(line, 8 + other), load_u32(line, 12 + other))
+        hash_ = load_u64(line, other)
+        if ((place - _home(hash_, mask)) & mask) >= ((place - gap) & mask):
+            _put(to, entry, hash_, load_u32(line, 8 + other), load_u32(line, 12 + other))
             gap, entry = place, other
     store_u32(lines + gap * 64, 8 + entry, uint32(0))
 
 
 @helper
-def _make_room(d, hashed):
+def _make_room(d, hash_):
     """Split the full chunk of a hash, or enlarge it where hashes are so alike that splits help little.
 
     A snapshot's rows come ordered by hash, so that those of its beginning are alike: a few more splits, and
     a larger directory, serve the rows that follow.
     """
-    record = _record(d, _chunk_of(d, hashed))
+    record = _record(d, _chunk_of(d, hash_))
     chunks = load_i64(d, CHUNKS) - load_i64(d, EARLY_CHUNKS)
     rows = load_i64(d, NEXT_SLOT)
     splits = load_u32(record, MASK) == uint32(CHUNK_LINES - 1) and chunks * FEWEST_ROWS <= rows
     if splits and int64(load_u32(record, LEVEL)) == load_i64(d, SHIFT):
         splits = _double_directory(d)
     if splits:
-        _split(d, hashed)
+        _split(d, hash_)
     else:
-        _enlarge(d, hashed)
+        _enlarge(d, hash_)
 
 
 @helper
@@ -348,9 +348,9 @@ def begin(d):
 
 
 @helper
-def _split(d, hashed):
+def _split(d, hash_):
     """Move the upper half of the positions of a hash's chunk to a new chunk."""
-    chunk, scratch = _chunk_of(d, hashed), load_i64(d, SCRATCH)
+    chunk, scratch = _chunk_of(d, hash_), load_i64(d, SCRATCH)
     lines, record = lines_of(d, chunk)[0], _record(d, chunk)
     level = int64(load_u32(record, LEVEL)) - 1
     for word in range(_CHUNK_BYTES // 8):
@@ -358,22 +358,22 @@ def _split(d, hashed):
         store_u64(lines, word, _U(0))
     new = _take(d, 1, level)
     store_u32(record, LEVEL, uint32(level))
-    _point(d, int64(position(hashed) >> _U(level)) | 1, level, new)
-    moved = _spread(scratch, CHUNK_LINES, lines, lines_of(d, new)[0], level, CHUNK_LINES - 1)
-    store_u32(record, USED, uint32(load_u32(record, USED) - uint32(moved)))
-    store_u32(_record(d, new), USED, uint32(moved))
+    _point(d, int64(position(hash_) >> _U(level)) | 1, level, new)
+    upper_count = _spread(scratch, CHUNK_LINES, lines, lines_of(d, new)[0], level, CHUNK_LINES - 1)
+    store_u32(record, USED, uint32(load_u32(record, USED) - uint32(upper_count)))
+    store_u32(_record(d, new), USED, uint32(upper_count))
 
 
 @helper
-def _enlarge(d, hashed):
+def _enlarge(d, hash_):
     """Move a chunk to twice as many lines."""
-    old = _chunk_of(d, hashed)
+    old = _chunk_of(d, hash_)
     lines, mask = lines_of(d, old)
     record = _record(d, old)
     level = int64(load_u32(record, LEVEL))
     chunk = _take(d, (mask + 1) * 2 // CHUNK_LINES, level)
     to, wide = lines_of(d, chunk)
-    _point(d, int64(position(hashed) >> _U(level)), level, chunk)
+    _point(d, int64(position(hash_) >> _U(level)), level, chunk)
     _spread(lines, mask + 1, to, to, level, wide)
     store_u32(_record(d, chunk), USED, load_u32(record, USED))
     for word in range((mask + 1) * 8):  # sweeps go over all lines
@@ -386,15 +386,15 @@ def _spread(lines, count, lower, upper, level, mask):
 
     Returns how many went into the upper one.
     """
-    moved = 0
+    upper_count = 0
     for i in range(count):
         line = lines + i * 64
         for entry in range(4):
             slot = load_u32(line, 8 + entry)
             if slot != uint32(0):
-                hashed = load_u64(line, entry)
-                bit = int64(position(hashed) >> _U(level)) & 1
-                to, free = _search(lower + bit * (upper - lower), mask, hashed)
-                _put(to, free, hashed, slot, load_u32(line, 12 + entry))
-                moved += bit
-    return moved
+                hash_ = load_u64(line, entry)
+                bit = int64(position(hash_) >> _U(level)) & 1
+                to, free = _search(lower + bit * (upper - lower), mask, hash_)
+                _put(to, free, hash_, slot, load_u32(line, 12 + entry))
+                upper_count += bit
+    return upper_count

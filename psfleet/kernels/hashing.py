@@ -71,9 +71,9 @@ Ids = NDArray[np.int64]
 
 
 @helper
-def virtual_shard(hashed):
+def virtual_shard(hash_):
     """The virtual shard of an id with this hash."""
-    return int64(hashed >> uint64(_FIRST_BIT)) & (VIRTUAL_SHARDS - 1)
+    return int64(hash_ >> uint64(_FIRST_BIT)) & (VIRTUAL_SHARDS - 1)
 
 
 def routes(groups: int) -> NDArray[np.uint32]:
@@ -97,8 +97,8 @@ def virtual_shards(ids: Ids) -> NDArray[np.uint32]:
 
 def owned_by(ids: Ids, group: int, groups: int) -> NDArray[np.bool_]:
     """Return a mask of the ids that `group` holds."""
-    owned: NDArray[np.bool_] = routes(groups)[virtual_shards(ids)] == group
-    return owned
+    mask: NDArray[np.bool_] = routes(groups)[virtual_shards(ids)] == group
+    return mask
 
 
 CONSTANT, UNIFORM, NORMAL, TRUNCATED = 0, 1, 2, 3
@@ -114,15 +114,15 @@ def normal_of(bits):
 
 
 @helper
-def fill_row(out, hashed, dim, kind, low, span, stream):
-    """Write the `dim` first values of the row whose id has the hash `hashed` to the address `out`.
+def fill_row(out, hash_, dim, kind, low, span, stream):
+    """Write the `dim` first values of the row whose id has the hash `hash_` to the address `out`.
 
     Value k comes from the k-th number of a splitmix64 generator that is seeded by id and stream.
     Uniform: 24 bits to [low, low + span), in float32. Normal: mean `low`, deviation `span`.
     Truncated: the same, drawn again while it is further than two deviations from the mean.
     Constant: low.
     """
-    seed = mix(hashed ^ stream)
+    seed = mix(hash_ ^ stream)
     if kind == CONSTANT:
         for k in range(dim):
             store_f32(out, k, np.float32(low))

@@ -19,12 +19,12 @@ _FLOAT16_END = 65520.0  # from here on float16 rounds to infinity
 
 def encode(values: Floats, half: Half, scale: float = 1.0) -> Halves:
     """The bits of values * scale, rounded to the nearest, ties to even: uint16 in their shape."""
-    scaled = np.ascontiguousarray(values if scale == 1 else values * np.float32(scale)).reshape(-1)
-    out = np.empty(scaled.size, np.uint16)
+    flat = np.ascontiguousarray(values if scale == 1 else values * np.float32(scale)).reshape(-1)
+    out = np.empty(flat.size, np.uint16)
     if half == "bfloat16":
-        shorten(scaled, out)
+        shorten(flat, out)
     else:
-        static_kernels("halves").encode_float16(scaled, scaled.view(np.uint32), out)
+        static_kernels("halves").encode_float16(flat, flat.view(np.uint32), out)
     return out.reshape(values.shape)
 
 
@@ -73,11 +73,11 @@ def _patterns(half: Half) -> Floats:
 Words = NDArray[np.uint32]
 
 
-def unpack_rows(form: RowFormat, stored: Floats) -> Floats:
+def unpack_rows(form: RowFormat, words: Floats) -> Floats:
     """Stored rows [n, form.words or more] as float32 [n, form.width]."""
     if form.plain:
-        return stored[:, : form.width]
-    return np.concatenate([_unpacked(column, stored) for column in form.columns], axis=1)
+        return words[:, : form.width]
+    return np.concatenate([_unpacked(column, words) for column in form.columns], axis=1)
 
 
 def pack_rows(form: RowFormat, rows: Floats) -> Floats:
@@ -113,8 +113,8 @@ def draw_weights(
     return out
 
 
-def _unpacked(column: RowColumn, stored: Floats) -> Floats:
-    part = stored[:, column.word : column.word + column.words]
+def _unpacked(column: RowColumn, words: Floats) -> Floats:
+    part = words[:, column.word : column.word + column.words]
     if column.format == "float32":
         return part
     part = np.ascontiguousarray(part)
@@ -123,8 +123,8 @@ def _unpacked(column: RowColumn, stored: Floats) -> Floats:
         widen(part.view(np.uint16).reshape(-1), out)
         return out.reshape(len(part), 2 * column.words)[:, : column.count]
     codes = part[:, 1:].copy().view(np.int8)[:, : column.count]
-    scaled: Floats = codes.astype(np.float32) * part[:, :1]
-    return scaled
+    values: Floats = codes.astype(np.float32) * part[:, :1]
+    return values
 
 
 def _packed(column: RowColumn, values: Floats) -> Words:

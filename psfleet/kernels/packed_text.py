@@ -47,11 +47,11 @@ class RowFormat:
 
     def __init__(self, rule: Rule, dim: int, precision: RowPrecision) -> None:
         weights, _, state = precision.partition("/")
-        wanted = [(dim, weights)]
+        largest = [(dim, weights)]
         for slot in rule.slots:
             level = min(map(_FORMATS.index, (slot.smallest, state or "float32")))
-            wanted.append((1, "float32") if slot.per_unit else (dim, _FORMATS[level]))
-        self.columns = tuple(_columns(wanted))
+            largest.append((1, "float32") if slot.per_unit else (dim, _FORMATS[level]))
+        self.columns = tuple(_columns(largest))
         last = self.columns[-1]
         self.words, self.width = last.word + last.words, last.place + last.count
 
@@ -61,9 +61,9 @@ class RowFormat:
         return self.words == self.width
 
 
-def _columns(wanted: list[tuple[int, str]]) -> Iterator[RowColumn]:
+def _columns(limits: list[tuple[int, str]]) -> Iterator[RowColumn]:
     place = word = 0
-    for count, largest in wanted:
+    for count, largest in limits:
         smaller = _FORMATS[: _FORMATS.index(largest) + 1]
         column = RowColumn(min(smaller, key=lambda form: _words(form, count)), count, place, word)
         yield column
@@ -85,7 +85,7 @@ from psfleet.kernels.intrinsics import (load_packed_i8, load_packed_u16, load_pa
 
 # The weights of a packed row are bfloat16.
 _FIRST_ROW = """\
-fill_row(wide, hashed, DIM, kind, low, span, stream)
+fill_row(wide, hash_, DIM, kind, low, span, stream)
 for k in range(DIM):
     store_packed_u16(row, k, np.uint16(row_bits.nearest(load_wide(wide, k))))
 """
@@ -167,7 +167,7 @@ def _plain_parts(text: RuleSource) -> dict[str, str]:
     return {
         "row_helpers": "",
         "wide_at": "0",
-        "first_row": "fill_row(row, hashed, DIM, kind, low, span, stream)\n" + text.fill_slots(),
+        "first_row": "fill_row(row, hash_, DIM, kind, low, span, stream)\n" + text.fill_slots(),
         "update": "apply(DIM, gradient, lanes, row, turn, h)",
     }
 
@@ -188,20 +188,20 @@ wide = lanes + WIDE
 
 
 def _helpers(form: RowFormat) -> str:
-    read = "\n".join(_filled(_WIDEN, column) for column in form.columns)
-    write = "\n".join(_filled(_NARROW, column) for column in form.columns)
+    loads = "\n".join(_filled(_WIDEN, column) for column in form.columns)
+    stores = "\n".join(_filled(_NARROW, column) for column in form.columns)
     return f'''
 
 @helper
 def widen_row(row, wide):
     """A stored row as float32."""
-{indent(read, "    ")}
+{indent(loads, "    ")}
 
 
 @helper
 def narrow_row(row, wide, base):
     """Store a row that `widen_row` gave and the rule has updated."""
-{indent(write, "    ")}
+{indent(stores, "    ")}
 '''
 
 

@@ -46,9 +46,9 @@ def floor(value):
 
 
 @helper
-def random_base(hashed, stream, step):
-    """From which `noise` draws for one row. hashed: hash of its id; stream: of its table."""
-    return _W(mix(hashed ^ mix(stream + uint64(step) * uint64(GOLDEN))))
+def random_base(hash_, stream, step):
+    """From which `noise` draws for one row. hash_: hash of its id; stream: of its table."""
+    return _W(mix(hash_ ^ mix(stream + uint64(step) * uint64(GOLDEN))))
 
 
 @helper
@@ -65,8 +65,8 @@ def nearest(x):
     """The bfloat16 nearest to the float32 with bits x; ties to even."""
     even = (x >> _W(16)) & _W(1)
     quiet = (x >> _W(16)) | _W(0x40)
-    rounded = _W(x + _W(0x7FFF) + even) >> _W(16)
-    return _W(quiet if (x & _W(_MAGNITUDE)) > _W(_INFINITE) else rounded)
+    half = _W(x + _W(0x7FFF) + even) >> _W(16)
+    return _W(quiet if (x & _W(_MAGNITUDE)) > _W(_INFINITE) else half)
 
 
 @helper

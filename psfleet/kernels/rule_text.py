@@ -82,10 +82,10 @@ class RuleSource:
         self._count = str(self._constant or "n")
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
-        kept = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
-        self._per_unit = [slot.per_unit for slot in kept]
+        slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
+        self._per_unit = [slot.per_unit for slot in slots]
         self._advances = rule.advance() is not None
-        self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(kept)))]
+        self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(slots)))]
 
     def load_scalars(self) -> str:
         """An expression: the tuple h read from the address `scalars`."""
@@ -264,8 +264,8 @@ def sum_count(rule: Rule) -> int:
     measure = rule.measure()
     if measure is None:
         return 0
-    kept = 0 if rule.advance() else len(rule.slots) - max(rule.turns - 1, 0)
-    return result_count(measure, 3 + kept)
+    slots = 0 if rule.advance() else len(rule.slots) - max(rule.turns - 1, 0)
+    return result_count(measure, 3 + slots)
 
 
 def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:
@@ -330,12 +330,12 @@ def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
 
 
 def _decayed(weights: Floats, gradient: Floats, decay: DecaySpec) -> Floats:
-    decayed = gradient.copy()
+    total = gradient.copy()
     if decay.l2:
-        decayed += np.float32(decay.l2) * weights
+        total += np.float32(decay.l2) * weights
     if decay.l1:
-        decayed += np.float32(decay.l1) * np.sign(weights)
-    return decayed
+        total += np.float32(decay.l1) * np.sign(weights)
+    return total
 
 
 def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:

@@ -201,7 +201,7 @@ class Shrink:
 
     Attributes:
         table: Its key; 0: every sparse table.
-        number: Number as for Write; both are counted together.
+        number: Number as for WriteState; both are counted together.
     """
 
     table: int = 0

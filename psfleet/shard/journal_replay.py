@@ -42,11 +42,11 @@ def _take(shard: Shard, record: Record) -> None:
 
 
 def _close(shard: Shard, record: CloseRound) -> None:
-    number, held = shard.rounds.closed + 1, sorted(shard.rounds.held)
-    if record.round != number or record.members != tuple(held):
+    number, seats = shard.rounds.closed + 1, sorted(shard.rounds.held)
+    if record.round != number or record.members != tuple(seats):
         raise ProtocolError(
             f"round {record.round} closes with the pushes of workers {list(record.members)}, "
-            f"but round {number} holds those of {held}"
+            f"but round {number} holds those of {seats}"
         )
     update(shard.tables, shard.rounds.close())
     shard.workers.progress.update(record.progress)

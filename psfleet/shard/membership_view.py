@@ -55,7 +55,7 @@ class SeatView:
 
 @dataclass(frozen=True, slots=True)
 class PrepareView:
-    """A new view is coming. Answered with a Report.
+    """A new view is coming. Answered with a ViewReport.
 
     Attributes:
         ended: Incarnations that are to end: their pushes are not taken any more.

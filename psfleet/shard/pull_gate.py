@@ -114,8 +114,8 @@ class TickTimer:
         """
         if not every:
             self._told = now
-        passed = now - self._told
-        return passed if every and passed >= every else 0.0
+        seconds = now - self._told
+        return seconds if every and seconds >= every else 0.0
 
     def told(self, now: float) -> None:
         """The shard knows."""

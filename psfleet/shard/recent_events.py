@@ -68,9 +68,9 @@ def remembers_calls(*names: str) -> Callable[[type[T]], type[T]]:
 
 def _remembered(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        self.recent.add_call(name, (*arguments, *named.values()))
-        return method(self, *arguments, **named)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        self.recent.add_call(name, (*arguments, *keywords.values()))
+        return method(self, *arguments, **keywords)
 
     return call
 
@@ -83,7 +83,7 @@ def _words(value: object) -> str:
         return repr(value[:_LONGEST])
     if not dataclasses.is_dataclass(value):
         return ""
-    found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    short = {name: one for name, one in found.items() if isinstance(one, int | float | str)}
+    values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    short = {name: one for name, one in values.items() if isinstance(one, int | float | str)}
     fields = ", ".join(f"{name}={_words(one)}" for name, one in short.items())
     return f"{type(value).__name__}({fields})"

@@ -59,11 +59,11 @@ class Rounds:
                 f"worker {push.worker} pushed round {push.sequence}, "
                 f"but round {self.closed + 1} is open"
             )
-        held = self.held.get(push.worker)
-        if held is None:
+        earlier = self.held.get(push.worker)
+        if earlier is None:
             return True
         is_open = self.committed.get(push.worker, 0) < push.sequence
-        return push.withdrawn and is_open and bool(held.gradients)
+        return push.withdrawn and is_open and bool(earlier.gradients)
 
     def hold(self, push: Push) -> None:
         """Hold a new push for the open round, in place of one that its worker withdraws."""
@@ -112,8 +112,10 @@ class Rounds:
     def go_back(self) -> None:
         """Nothing of the open round counts: all workers begin anew and do it again."""
         self.held.clear()
-        for known in (self.committed, self.counted):
-            known.update({seat: min(number, self.closed) for seat, number in known.items()})
+        for last_rounds in (self.committed, self.counted):
+            last_rounds.update(
+                {seat: min(number, self.closed) for seat, number in last_rounds.items()}
+            )
 
     def begin(self, worker: int) -> None:
         """An incarnation begins on a shard that has no view: what the seat's earlier one left is void."""
@@ -122,17 +124,17 @@ class Rounds:
         self.rests.pop(worker, None)
 
     def install(
-        self, seats: Mapping[int, SeatView], before: Mapping[int, int], reached: int
+        self, seats: Mapping[int, SeatView], before: Mapping[int, int], last_closed: int
     ) -> None:
         """Be what a view says; `before`: the incarnation of each seat until now.
 
         A seat's push that is held counts if the view says so, as if it were committed; else it is
         dropped. Who rests follows from the numbers of the rests, and is thus equal on all servers.
         """
-        self.reached = reached
+        self.reached = last_closed
         for seat in [*self.held]:
             self._settle_held(seat, seats)
-        self.seats = {seat for seat, seated in seats.items() if seated.incarnation is not None}
+        self.seats = {seat for seat, view in seats.items() if view.incarnation is not None}
         for seat in self.seats:
             incarnation = seats[seat].incarnation
             assert incarnation is not None

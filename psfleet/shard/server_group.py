@@ -4,8 +4,8 @@ A worker calls each server that holds something of its step, so a table lies on 
 The group is part of the table's definition: where it begins and how many servers it has. In a smaller fleet
 it wraps round, and it has each server once.
 
-psfleet.shard.server_group says which servers hold a table, and what ids they own. Both deals are pure
-functions of the table and the number of servers, so no process has to ask another.
+Which servers hold a table, and what each of them owns, follows from the table and the number of servers, so
+no process has to ask another.
 """
 
 import dataclasses
@@ -69,8 +69,8 @@ def placed(spec: TableSpec, before: Iterable[TableSpec]) -> TableSpec:
         first = sum(other.servers or 0 for other in alike)
         return spec if spec.servers is None else dataclasses.replace(spec, first=first)
     count = spec.servers or min(max(-(-spec.size // SHARE), 1), VIRTUAL_SHARDS)
-    filled = sum(other.size for other in alike) // SHARE
-    return dataclasses.replace(spec, servers=count, first=filled)
+    first = sum(other.size for other in alike) // SHARE
+    return dataclasses.replace(spec, servers=count, first=first)
 
 
 def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:

@@ -56,7 +56,7 @@ class Shard:
 
     Attributes:
         journal: Gets every record before it takes effect; None: nothing is kept.
-        waits_for_room: A round is complete whose close could not be kept; the event Retry tries again.
+        waits_for_room: A round is complete whose close could not be kept; the event RetryRoom tries again.
         counters, staleness, recent: For displays and errors; not part of its state.
         replaying: Events are records of an earlier process, see psfleet.shard.journal_replay.
         moving: Rows are on their way to another number of servers: nothing may change them.
@@ -241,7 +241,7 @@ class Shard:
         What led here has taken effect already. So a close for which there is no room waits: an error
         would reach one caller only.
         """
-        kept = [] if self.cuts.under_way is None else self._cut_if_due()
+        instructions = [] if self.cuts.under_way is None else self._cut_if_due()
         self.waits_for_room = False
         while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
             members = tuple(sorted(self.rounds.held))
@@ -253,12 +253,12 @@ class Shard:
                 break
             update(self.tables, self.rounds.close())
             self.tables.budget.held = 0
-            kept += self._cut_if_due()
+            instructions += self._cut_if_due()
         if self._waiting:
             is_ready = self.consistency.is_ready
             ready = [call for call, pull in self._waiting.items() if is_ready(pull)]
-            kept += [self._serve(call, self._waiting.pop(call)) for call in ready]
-        return kept
+            instructions += [self._serve(call, self._waiting.pop(call)) for call in ready]
+        return instructions
 
     def _may_close(self) -> bool:
         settled = not self.replaying and self.workers.is_settled()  # in a replay records say it
@@ -281,9 +281,9 @@ class Shard:
             return False
         if self.moving:
             raise rows_move(self.index)
-        made = self.tables.make(spec, value, may_refuse=not self.replaying)
+        table = self.tables.make(spec, value, may_refuse=not self.replaying)
         self._record(CreateTable(spec, value, maker))
-        self.tables[spec.key] = made
+        self.tables[spec.key] = table
         if maker is not None:
             self.tables.makers[spec.key] = maker
         return True
@@ -412,14 +412,14 @@ class Shard:
         self._record(event)
         self.take_view(event)
         self.workers.frozen = False
-        ended = [
+        refusals = [
             SendError(waiting_call, self.workers.fenced(pull.worker, pull.incarnation))
             for waiting_call, pull in self._waiting.items()
             if self.workers.incarnations.get(pull.worker) != pull.incarnation
         ]
-        for refusal in ended:
+        for refusal in refusals:
             del self._waiting[refusal.call]
-        return [SendOutcome(call, number=self.rounds.remaining()), *ended, *self._advance()]
+        return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
 
     def take_view(self, event: InstallView) -> None:
         """Let a view take effect."""

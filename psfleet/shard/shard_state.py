@@ -95,8 +95,8 @@ class ConsistencyState:
 
     def _be_in(self, mode: ConsistencyMode, before: PullGate) -> None:
         self.declared = mode.agreed()
-        made = find_part(mode.pull_gate) if mode.pull_gate else PullGate
-        self.gate = made(self.declared, before.at, before.leading_steps)
+        kind = find_part(mode.pull_gate) if mode.pull_gate else PullGate
+        self.gate = kind(self.declared, before.at, before.leading_steps)
 
     # -- who runs ------------------------------------------------------------------------------
 
@@ -147,14 +147,14 @@ class ConsistencyState:
     def late(self, pull: Pull) -> DeadlineExceeded:
         """Return the error for a pull that has waited for too long."""
         if self.declared.pull_gate:
-            awaited = self.gate.awaited(pull, self.rounds.running())
+            seats = self.gate.awaited(pull, self.rounds.running())
             what = (
                 f"{self.gate.wait(pull)} on server {self.server} and was not caught up with in time"
             )
         else:
-            awaited = self.rounds.awaited()
+            seats = self.rounds.awaited()
             what = f"round {pull.commit} did not close in time on server {self.server}"
-        waiting = ", ".join(f"worker {seat}" for seat in awaited)
+        waiting = ", ".join(f"worker {seat}" for seat in seats)
         return DeadlineExceeded(f"{what}: it waits for {waiting}")
 
     # -- time ----------------------------------------------------------------------------------
@@ -197,5 +197,5 @@ class ShardState:
 
     def copied(self) -> "ShardState":
         """The same value, of which nothing changes later. Held pushes never change and are shared."""
-        held = {id(push): push for push in self.consistency.rounds.held.values()}
-        return copy.deepcopy(self, held)
+        pushes = {id(push): push for push in self.consistency.rounds.held.values()}
+        return copy.deepcopy(self, pushes)

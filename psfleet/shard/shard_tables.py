@@ -100,9 +100,12 @@ class ShardTables(dict[int, Table]):
     @property
     def device_limit(self) -> int | None:
         """Bytes that tables may take of memories that are not the host's; None: there is no limit."""
-        limits = [budget.limit for name, budget in self.budgets.items() if not KINDS[name].is_host]
-        known = [limit for limit in limits if limit is not None]
-        return sum(known) if known else None
+        limits = [
+            budget.limit
+            for name, budget in self.budgets.items()
+            if budget.limit is not None and not KINDS[name].is_host
+        ]
+        return sum(limits) if limits else None
 
     def sparse(self) -> Iterator[tuple[int, SparseTable]]:
         """The sparse ones."""
@@ -165,9 +168,9 @@ class ShardTables(dict[int, Table]):
                 f"the first value has {value.shape}"
             )
         budget.check(spec.name, kind.dense_bytes(spec, len(value)), "be made")
-        made = DenseTable(spec, value, kind.name)
-        budget.take(spec.name, made.bytes)
-        return made
+        table = DenseTable(spec, value, kind.name)
+        budget.take(spec.name, table.bytes)
+        return table
 
     def _budget_of(self, kind: MemoryKind) -> MemoryBudget:
         budget = self.budgets.get(kind.name)
@@ -292,13 +295,13 @@ class ShardTables(dict[int, Table]):
             table.tick(seconds)
 
 
-def _difference(there: TableSpec, asked: TableSpec) -> str:
+def _difference(there: TableSpec, spec: TableSpec) -> str:
     """In what two definitions differ: "its shape is (4,), not (5,)"."""
     pairs = (
-        (part.name, getattr(there, part.name), getattr(asked, part.name)) for part in fields(asked)
+        (part.name, getattr(there, part.name), getattr(spec, part.name)) for part in fields(spec)
     )
     return "; ".join(
-        f"its {name} is {held}, not {wanted}" for name, held, wanted in pairs if held != wanted
+        f"its {name} is {own}, not {other}" for name, own, other in pairs if own != other
     )
 
 
@@ -347,11 +350,11 @@ class DeltaBases:
         sparse = dict(tables.sparse())
         if marks is None or not all(sparse[key].scan.knows(mark) for key, mark in marks.items()):
             return None
-        changed: dict[int, NDArray[np.int64] | None] = dict.fromkeys(tables)
+        ids_by_table: dict[int, NDArray[np.int64] | None] = dict.fromkeys(tables)
         for key, mark in marks.items():
             changes = sparse[key].changed_since(mark)
-            changed[key] = ascending([changes.ids, changes.removed])
-        return changed
+            ids_by_table[key] = ascending([changes.ids, changes.removed])
+        return ids_by_table
 
     def forget(self, tables: Mapping[int, Table], base: int) -> None:
         """Cuts before `base` are not asked for any more; 0: nor is any."""

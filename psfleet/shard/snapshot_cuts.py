@@ -34,7 +34,7 @@ class PendingCut:
     since: int = 0
     remember: bool = False
 
-    def check_round(self, closed: int, other_mode: str | None, server: int) -> None:
+    def check_round(self, last_closed: int, other_mode: str | None, server: int) -> None:
         """Refuse a round that does not say any more where all servers cut.
 
         Args:
@@ -50,8 +50,8 @@ class PendingCut:
             raise ProtocolError(
                 f"{holds} the fleet now runs in mode {other_mode!r} on server {server}; take it again"
             )
-        if self.round < closed:
-            raise ProtocolError(f"{holds} round {closed} is closed on server {server}")
+        if self.round < last_closed:
+            raise ProtocolError(f"{holds} round {last_closed} is closed on server {server}")
 
 
 @dataclass
@@ -104,11 +104,13 @@ class CutState:
         now = self.under_way
         return self.last < number and (now is None or now.number != number)
 
-    def holds_rounds(self, closed: int) -> bool:
-        """Sync: whether the round after `closed` must not close yet."""
+    def holds_rounds(self, last_closed: int) -> bool:
+        """Sync: whether the round after `last_closed` must not close yet."""
         now = self.under_way
         return (
-            now is not None and now.members is None and (now.round is None or now.round <= closed)
+            now is not None
+            and now.members is None
+            and (now.round is None or now.round <= last_closed)
         )
 
     def check_behind(self, worker: int, sequence: int, server: int) -> None:
@@ -120,18 +122,20 @@ class CutState:
                 f"that server {server} has not made; send it again"
             )
 
-    def is_due(self, closed: int, sequences: Mapping[int, int], left: Iterable[int]) -> bool:
+    def is_due(
+        self, last_closed: int, sequences: Mapping[int, int], leavers: Iterable[int]
+    ) -> bool:
         """Return whether the shard is now at the position of the cut."""
         now = self.under_way
         if now is None:
             return False
         if now.members is None:
-            return now.round is not None and now.round <= closed
-        awaited = set(now.members) - set(left)
+            return now.round is not None and now.round <= last_closed
+        seats = set(now.members) - set(leavers)
         return all(
             # Beyond the mark it has taken a push that does not belong into the cut: it is never made here.
             seat in now.marks and now.addressed[seat] <= sequences.get(seat, 0) <= now.marks[seat]
-            for seat in awaited
+            for seat in seats
         )
 
     def made(self) -> int:

@@ -51,9 +51,9 @@ def quantile(histograms: Iterable[Mapping[int, int]], share: float) -> int | Non
     for histogram in histograms:
         for age, count in histogram.items():
             total[age] = total.get(age, 0) + count
-    left = share * sum(total.values())
+    rest = share * sum(total.values())
     for age in sorted(total):
-        left -= total[age]
-        if left <= 0:
+        rest -= total[age]
+        if rest <= 0:
             return age
     return None

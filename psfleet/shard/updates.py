@@ -115,32 +115,32 @@ Parts = Sequence[Gradient] | Sequence[PartState]
 
 
 def check_push_room(
-    tables: ShardTables, parts: Parts, held: Iterable[Push], written: bool = False
+    tables: ShardTables, parts: Parts, waiting: Iterable[Push], written: bool = False
 ) -> None:
     """Refuse rows for which a table has no room beside those of the pushes that are held.
 
     `written`: the rows are written, not pushed.
     """
-    for table, ids in _wanted(tables, parts, held):
+    for table, ids in _wanted(tables, parts, waiting):
         table.check_room(ids, written=written)
 
 
 def make_room(
     tables: ShardTables,
     push: Push,
-    held: Mapping[int, Push] | None,
+    waiting: Mapping[int, Push] | None,
     record: Callable[[Evict], None],
 ) -> None:
     """Let rows go that a push leaves no room for, each table's after `record` has it.
 
-    `held`: pushes of the open round by seat; None: the mode has no rounds.
+    `waiting`: pushes of the open round by seat; None: the mode has no rounds.
 
     Raises:
         UsageError: There is no room for the push.
     """
     others: list[Push] = []
-    if held is not None:
-        others = [other for other in held.values() if other.worker != push.worker]
+    if waiting is not None:
+        others = [other for other in waiting.values() if other.worker != push.worker]
         _reserve_room(tables, [*others, push])
     for key, ids in _find_surplus(tables, push.gradients, others):
         record(Evict(key, ids))
@@ -148,7 +148,9 @@ def make_room(
     check_push_room(tables, push.gradients, others)
 
 
-def _find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> list[tuple[int, Ids]]:
+def _find_surplus(
+    tables: ShardTables, parts: Parts, waiting: Sequence[Push]
+) -> list[tuple[int, Ids]]:
     """Find the rows to evict where memory is short, by table, of tables that may evict rows.
 
     Raises:
@@ -156,14 +158,14 @@ def _find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> li
     """
     if set(map(attrgetter("limit"), tables.budgets.values())) == {None}:
         return []
-    wanted = list(_wanted(tables, parts, held))
-    if not any(table.evicts for table, _ in wanted):
+    demands = list(_wanted(tables, parts, waiting))
+    if not any(table.evicts for table, _ in demands):
         return []  # then `check_room` says all that is to be said
-    surplus = [(table, ids, table.surplus(ids)) for table, ids in wanted]
-    for table, ids, gone in surplus:
-        if not len(gone):
+    surplus = [(table, ids, table.surplus(ids)) for table, ids in demands]
+    for table, ids, rows in surplus:
+        if not len(rows):
             table.check_room(ids)
-    return [(table.spec.key, gone) for table, _, gone in surplus if len(gone)]
+    return [(table.spec.key, rows) for table, _, rows in surplus if len(rows)]
 
 
 def _reserve_room(tables: ShardTables, pushes: Sequence[Push]) -> None:
@@ -175,29 +177,29 @@ def _reserve_room(tables: ShardTables, pushes: Sequence[Push]) -> None:
     budget = tables.budget
     if budget.limit is None:
         return
-    held = sum(
+    size = sum(
         gradient.values.nbytes + (0 if gradient.ids is None else gradient.ids.nbytes)
         for push in pushes
         for gradient in push.gradients
     )
-    left = max(budget.room() + budget.held, 0)
-    if held > left:
+    room = max(budget.room() + budget.held, 0)
+    if size > room:
         raise UsageError(
-            f"the pushes of round {pushes[-1].sequence} take {held} bytes while they wait for it, "
-            f"server {tables.index} has {left} left for them; give the server more memory"
+            f"the pushes of round {pushes[-1].sequence} take {size} bytes while they wait for it, "
+            f"server {tables.index} has {room} left for them; give the server more memory"
         )
-    budget.held = held
+    budget.held = size
 
 
 def _wanted(
-    tables: ShardTables, parts: Parts, held: Iterable[Push]
+    tables: ShardTables, parts: Parts, waiting: Iterable[Push]
 ) -> Iterator[tuple[SparseTable, list[Ids]]]:
     """The sparse tables of these parts, and all ids that their next update may name."""
     ids_by_table: dict[int, list[Ids]] = {}
     for part in parts:
         if part.ids is not None:
             ids_by_table.setdefault(part.table, []).append(part.ids)
-    for push in held:
+    for push in waiting:
         for gradient in push.gradients:
             if gradient.ids is not None and gradient.table in ids_by_table:
                 ids_by_table[gradient.table].append(gradient.ids)
@@ -216,12 +218,12 @@ class StaleGradients:
 
     def keep(self, worker: int, reads: Sequence[Read], values: Sequence[Floats]) -> None:
         """Remember what a worker is given; any thread may call."""
-        kept = {
+        copies = {
             read.table: (None, array.copy()) if read.ids is None else _by_id(read.ids, array)
             for read, array in zip(reads, values, strict=True)
         }
         with self._lock:
-            self._pulled.setdefault(worker, {}).update(kept)
+            self._pulled.setdefault(worker, {}).update(copies)
 
     def forget(self, worker: int) -> None:
         """The worker's incarnation is over, or a new one begins."""
@@ -233,46 +235,46 @@ class StaleGradients:
         correction = push.correction
         if correction is None or not staleness:
             return push
-        damped = float((1 + staleness) ** -correction.damping)
+        factor = float((1 + staleness) ** -correction.damping)
         gradients = tuple(
             gradient
             if tables[gradient.table].spec.name.startswith(OWN)
             else dataclasses.replace(
                 gradient,
                 values=self._compensated(push.worker, gradient, correction, tables),
-                learning_rate=gradient.learning_rate * damped,
+                learning_rate=gradient.learning_rate * factor,
             )
             for gradient in push.gradients
         )
         return dataclasses.replace(push, gradients=gradients)
 
     def _compensated(
-        self, worker: int, gradient: Gradient, asked: Correction, tables: ShardTables
+        self, worker: int, gradient: Gradient, correction: Correction, tables: ShardTables
     ) -> Floats:
         with self._lock:
-            kept = self._pulled.get(worker, {}).get(gradient.table)
-        if not asked.compensation or kept is None:
+            pull = self._pulled.get(worker, {}).get(gradient.table)
+        if not correction.compensation or pull is None:
             return gradient.values
         table = tables[gradient.table]
         if isinstance(table, DenseTable):
-            moved = np.empty(table.count, np.float32)
-            table.pull_into(moved)
-            moved -= kept[1]
-            return _with_delay(gradient.values, _at(moved, gradient.ids), asked.compensation)
+            change = np.empty(table.count, np.float32)
+            table.pull_into(change)
+            change -= pull[1]
+            return _with_delay(gradient.values, _at(change, gradient.ids), correction.compensation)
         assert gradient.ids is not None
-        there, places = _found(gradient.ids, kept[0])
+        there, places = _found(gradient.ids, pull[0])
         now = np.empty((len(gradient.ids), table.spec.dim), np.float32)
         table.pull_into(gradient.ids, now)
-        moved = np.where(there[:, None], now - kept[1][places], np.float32(0))
+        change = np.where(there[:, None], now - pull[1][places], np.float32(0))
         values = gradient.values.copy()  # shows and clicks behind the gradient stay
         dim = table.spec.dim
-        values[:, :dim] = _with_delay(values[:, :dim], moved, asked.compensation)
+        values[:, :dim] = _with_delay(values[:, :dim], change, correction.compensation)
         return values
 
 
-def _with_delay(gradient: Floats, moved: Floats, compensation: float) -> Floats:
-    corrected: Floats = gradient + np.float32(compensation) * gradient * gradient * moved
-    return corrected
+def _with_delay(gradient: Floats, change: Floats, compensation: float) -> Floats:
+    result: Floats = gradient + np.float32(compensation) * gradient * gradient * change
+    return result
 
 
 def _at(values: Floats, places: Ids | None) -> Floats:
@@ -285,9 +287,9 @@ def _by_id(ids: Ids, rows: Floats) -> tuple[Ids, Floats]:
     return ids[order], rows[order]
 
 
-def _found(ids: Ids, kept: Ids | None) -> tuple[NDArray[np.bool_], Ids]:
-    """Find the ids among the kept ones (ascending): a mask and their positions, 0 for those missing."""
-    if kept is None or not len(kept):
+def _found(ids: Ids, sorted_ids: Ids | None) -> tuple[NDArray[np.bool_], Ids]:
+    """Find ids among ascending ones: a mask and their positions, 0 for those missing."""
+    if sorted_ids is None or not len(sorted_ids):
         return np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int64)
-    places = np.minimum(np.searchsorted(kept, ids), len(kept) - 1)
-    return kept[places] == ids, places
+    places = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+    return sorted_ids[places] == ids, places

@@ -80,10 +80,10 @@ class Workers:
         """Refuse to let an incarnation join that is over, or that the view does not name."""
         if self.has_views():
             self.admit(worker, incarnation)
-        known = self.incarnations.get(worker, -1)
-        if incarnation < known:
+        present = self.incarnations.get(worker, -1)
+        if incarnation < present:
             raise Fenced(
-                f"incarnation {incarnation} of worker {worker} has ended; incarnation {known} has begun"
+                f"incarnation {incarnation} of worker {worker} has ended; incarnation {present} has begun"
             )
 
     def admit(self, worker: int, incarnation: int, *, leaves: bool = False) -> None:
@@ -124,8 +124,8 @@ class Workers:
         self._forget(worker)
 
     def _forget(self, worker: int) -> None:
-        for known in (self.positions, self.progress, self.addressed):
-            known.pop(worker, None)
+        for by_seat in (self.positions, self.progress, self.addressed):
+            by_seat.pop(worker, None)
 
     # -- how far they are ----------------------------------------------------------------------
 

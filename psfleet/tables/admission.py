@@ -119,16 +119,16 @@ class AdmissionFilter:
             return
         ids = ascending(parts)
         slots, unknown = self._index.locate(ids)
-        kept = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
-        new = ids[kept & (slots == 0)]
-        self._room.check(int(np.count_nonzero(kept)), new, unknown, written)
+        mask = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
+        new = ids[mask & (slots == 0)]
+        self._room.check(int(np.count_nonzero(mask)), new, unknown, written)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
         """See SparseTable.surplus; the table lets rows go."""
         ids = ascending(parts)
         slots, _ = self._index.locate(ids)
-        kept = self._rowed(ids, slots, step)
-        new = int(np.count_nonzero(kept & (slots == 0)))
+        mask = self._rowed(ids, slots, step)
+        new = int(np.count_nonzero(mask & (slots == 0)))
         short = new - self._room.affordable(new)
         if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
             return _NONE
@@ -141,30 +141,30 @@ class AdmissionFilter:
         if self._rule is None and self._room.surely_fit(len(ids)):
             return ids, gradients
         slots, unknown = self._index.locate(ids)
-        kept = self._rowed(ids, slots, step) if unknown else np.ones(len(ids), np.bool_)
-        new = ids[kept & (slots == 0)]
-        self._room.check(int(np.count_nonzero(kept)), new, unknown)
+        mask = self._rowed(ids, slots, step) if unknown else np.ones(len(ids), np.bool_)
+        new = ids[mask & (slots == 0)]
+        self._room.check(int(np.count_nonzero(mask)), new, unknown)
         if unknown and self._rule is not None and self._rule.candidates is not None:
             self._rule.pushed(np.ascontiguousarray(ids[slots == 0]), step + 1)
-        if not kept.all():
-            ids, gradients = ids[kept], gradients[kept]
+        if not mask.all():
+            ids, gradients = ids[mask], gradients[mask]
         if self._room.evicts and len(new) > self._room.places:
             self._ranking.use(ids, step + 1)
             self.make_places(len(new), step + 1, self._room.limit)
         return ids, gradients
 
-    def make_places(self, wanted: int, step: int, most: int) -> None:
-        """Let rows go so that with `wanted` more there are `most`, none of those pushed at `step`."""
-        leaving = rows_to_evict(len(self._index), wanted, most)
-        if self._room.evicts and leaving:
-            gone = self._ranking.first(step, leaving, least=1)
-            self._scan.drop(gone, step, EvictionCause.CAPACITY)
+    def make_places(self, more: int, step: int, most: int) -> None:
+        """Let rows go so that with `more` new ones there are `most`, none of those pushed at `step`."""
+        count = rows_to_evict(len(self._index), more, most)
+        if self._room.evicts and count:
+            ids = self._ranking.first(step, count, least=1)
+            self._scan.drop(ids, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
         """Return a mask of the ids that have a row after the next update, if that names them."""
         if self._rule is None:
             return np.ones(len(ids), np.bool_)
-        kept: NDArray[np.bool_] = slots != 0
-        unknown = np.flatnonzero(~kept)
-        kept[unknown] = self._rule.passing(np.ascontiguousarray(ids[unknown]), step + 1)
-        return kept
+        mask: NDArray[np.bool_] = slots != 0
+        unknown = np.flatnonzero(~mask)
+        mask[unknown] = self._rule.passing(np.ascontiguousarray(ids[unknown]), step + 1)
+        return mask

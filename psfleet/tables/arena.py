@@ -18,7 +18,7 @@ _runs = False
 
 
 def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> None:
-    """Have `populate(start, end)` called by a thread, after what was ordered before.
+    """Have `populate(start, end)` called by a thread, after what was requested before.
 
     One thread serves all tables, and ends when there is nothing to do: pages of two tables at once would
     leave no core to pushes where there are two. Does not wait until the thread runs, as
@@ -40,7 +40,7 @@ def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> 
 
 
 def _next() -> PageRequest | None:
-    """The next order; None ends the thread."""
+    """The next request; None ends the thread."""
     global _runs
     with _growth_lock:
         if _requests:
@@ -92,9 +92,9 @@ class Arena:
         self._page = mmap.PAGESIZE
         self._advise("MADV_NOHUGEPAGE")
 
-    def expect(self, used: int) -> None:
-        """Prepare for the first `used` bytes being in use. Call it before they are written."""
-        if used > _PAGE > self._page:
+    def expect(self, end: int) -> None:
+        """Prepare for the first `end` bytes being in use. Call it before they are written."""
+        if end > _PAGE > self._page:
             self._page = _PAGE
             self._advise("MADV_HUGEPAGE")
 
@@ -106,28 +106,28 @@ class Arena:
         self.expect(end)
         first = start // _PAGE * _PAGE
         size = min(-(-end // _PAGE) * _PAGE, self.size) - first
-        if first + size > self._made:  # what was ordered in advance counts already
+        if first + size > self._made:  # what was requested in advance counts already
             self._made = first + size
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
 
-    def taken(self, used: int) -> int:
-        """Memory that the arena takes when its first `used` bytes are in use: whole pages."""
-        used = max(used, self._made)
-        page = _PAGE if used > _PAGE else self._page
-        return -(-used // page) * page
+    def taken(self, end: int) -> int:
+        """Memory that the arena takes when its first `end` bytes are in use: whole pages."""
+        end = max(end, self._made)
+        page = _PAGE if end > _PAGE else self._page
+        return -(-end // page) * page
 
-    def keep_ahead(self, used: int, most: int = AHEAD) -> None:
-        """Have pages behind the first `used` bytes, `most` at most, made by a thread. They count as taken.
+    def keep_ahead(self, end: int, most: int = AHEAD) -> None:
+        """Have pages behind the first `end` bytes, `most` at most, made by a thread. They count as taken.
 
         Each by itself: the kernel holds a lock meanwhile that a push needs for its large arrays.
         """
-        if used < _SMALL:
+        if end < _SMALL:
             return
-        ahead = min(max(used // _PART, _PAGE), AHEAD, most) // _PAGE * _PAGE
-        if not ahead or used + ahead // 2 < self._made:
+        ahead = min(max(end // _PART, _PAGE), AHEAD, most) // _PAGE * _PAGE
+        if not ahead or end + ahead // 2 < self._made:
             return
-        start, self._made = max(used, self._made), used + ahead
-        for page in range(start // _PAGE * _PAGE, used + ahead, _PAGE):
+        start, self._made = max(end, self._made), end + ahead
+        for page in range(start // _PAGE * _PAGE, end + ahead, _PAGE):
             make_pages(self.populate, page, page + _PAGE)
 
     def _advise(self, name: str) -> None:

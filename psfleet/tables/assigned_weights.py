@@ -63,15 +63,15 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> No
     Raises:
         UsageError: The table is full; nothing was changed.
     """
-    spec, known = table.spec, table.rows(ids)
+    spec, rows = table.spec, table.rows(ids)
     fresh = [np.full_like(weights, slot.initial) for slot in spec.rule.slots]
     values = np.concatenate([weights, *fresh], axis=1)
     scores = np.zeros((len(ids), spec.scores), np.float32)
     scores[:, spec.pushed_scores :] = uses
     order = np.argsort(ids, kind="stable")
-    there = order[np.searchsorted(ids, known.ids, sorter=order)]
-    values[there, spec.dim :] = known.values[:, spec.dim :]
-    scores[there] = known.scores
+    there = order[np.searchsorted(ids, rows.ids, sorter=order)]
+    values[there, spec.dim :] = rows.values[:, spec.dim :]
+    scores[there] = rows.scores
     table.write(RowData(ids, values, np.full(len(ids), table.step), scores))
 
 

@@ -70,29 +70,29 @@ class MemoryBudget:
         finally:
             self.limit = limit
 
-    def check(self, table: str, total: int, wanted: str) -> None:
+    def check(self, table: str, total: int, action: str) -> None:
         """Refuse what does not fit.
 
         Raises:
-            UsageError: It names the table and what was `wanted`.
+            UsageError: It names the table and the action.
         """
         if not self.fits(table, total):
             raise UsageError(
-                f"table {table!r} was asked to {wanted}, for which it needs {_mib(total)} of {self.place}; "
+                f"table {table!r} was asked to {action}, for which it needs {_mib(total)} of {self.place}; "
                 f"this server may give it {_mib(max(self.room(table), 0))}. {self.advice}"
             )
 
 
-def tables_share(free: float, asked: int) -> float:
+def tables_share(free: float, most: int) -> float:
     """Bytes that tables may take of so many that are free.
 
     An eighth is left for the gradients, ids and sums of the calls under way.
 
     Args:
         free: Bytes.
-        asked: Bytes that they are allowed at most; 0: it is not said.
+        most: Bytes that they are allowed at most; 0: it is not said.
     """
-    return min(free * 7 / 8, asked or math.inf)
+    return min(free * 7 / 8, most or math.inf)
 
 
 def _mib(count: int) -> str:
@@ -191,18 +191,18 @@ class MemoryAccount:
                 high = middle - 1
         return max(low, min(most, self._index.free))
 
-    def check(self, named: int, new: Ids, unknown: int, written: bool = False) -> None:
-        """Refuse an update of `named` rows, of which these are new, if there is no room for it.
+    def check(self, count: int, new: Ids, unknown: int, written: bool = False) -> None:
+        """Refuse an update of `count` rows, of which these are new, if there is no room for it.
 
         Args:
             unknown: Number of ids that need a row or a place to wait.
             written: The rows are written, not pushed.
         """
         most, there = self._index.max_rows if written else self.limit, len(self._index)
-        if self.evicts and named > most:
+        if self.evicts and count > most:
             raise UsageError(
                 f"table {self._name!r} holds at most {most} rows on this server and was asked "
-                f"to set {named} at once; push fewer at a time or give it more room"
+                f"to set {count} at once; push fewer at a time or give it more room"
             )
         if not self.evicts and len(new) > max(most - there, 0):
             raise UsageError(
@@ -224,14 +224,14 @@ class MemoryAccount:
         """Memory that the table takes at most once `more` unknown ids have been pushed."""
         # Beyond the most rows, new ones take the places of others.
         rows = max(min(more, self._index.max_rows - len(self._index)), 0) if more else 0
-        taken = self._fixed + self._index.taken(rows)
+        total = self._fixed + self._index.taken(rows)
         if self._waiting is not None:
-            taken += self._waiting.index.taken(min(more, self._waiting.room))
-        return taken
+            total += self._waiting.index.taken(min(more, self._waiting.room))
+        return total
 
     def _at_most(self, more: int) -> int:
         """No less than `_taken`, in less time."""
-        taken = self._fixed + self._index.taken_at_most(more)
+        total = self._fixed + self._index.taken_at_most(more)
         if self._waiting is not None:
-            taken += self._waiting.index.taken_at_most(more)
-        return taken
+            total += self._waiting.index.taken_at_most(more)
+        return total

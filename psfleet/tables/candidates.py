@@ -1,4 +1,4 @@
-"""Expiry of rows that no push has named for long."""
+"""Ids that wait for a row; which rows a sweep looks at, and how many go from a full table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,12 +25,12 @@ def segments_due(step: int, ttl: int) -> tuple[int, int]:
     return turn * SEGMENT_COUNT // period, (turn + 1) * SEGMENT_COUNT // period
 
 
-def rows_to_evict(held: int, wanted: int, capacity: int) -> int:
-    """Return the number of rows to evict so that `wanted` more fit; 0 if they fit already.
+def rows_to_evict(rows: int, more: int, capacity: int) -> int:
+    """Return the number of rows to evict so that `more` new ones fit; 0 if they fit already.
 
     At least a sixteenth of the capacity goes, so that a full table is not looked over with each push.
     """
-    short = held + wanted - capacity
+    short = rows + more - capacity
     return max(short, capacity // _PART) if short > 0 else 0
 
 
@@ -71,9 +71,9 @@ class CandidateIds:
 
         A push with more new ids than are remembered: those that come last are forgotten.
         """
-        kept = self._make_places_for(ids, step)
-        slots = self.index.place(ids[kept], np.full(np.count_nonzero(kept), step))
-        self._set(slots, {name: column[kept] for name, column in values.items()})
+        mask = self._make_places_for(ids, step)
+        slots = self.index.place(ids[mask], np.full(np.count_nonzero(mask), step))
+        self._set(slots, {name: column[mask] for name, column in values.items()})
 
     def forget(self, ids: Ids) -> None:
         """These are no candidates any more."""
@@ -87,10 +87,10 @@ class CandidateIds:
     def write(self, candidates: CandidateData, step: int) -> None:
         """Set what is known of them, leaving other candidates alone; of too many the latest stay."""
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
-        ids, touched = candidates.ids[latest], candidates.touched[latest]
-        later = max(step, int(touched.max(initial=0))) + 1
+        ids, steps = candidates.ids[latest], candidates.touched[latest]
+        later = max(step, int(steps.max(initial=0))) + 1
         self._make_places(len(ids), later)
-        slots = self.index.place(ids, touched)
+        slots = self.index.place(ids, steps)
         self._set(slots, {name: column[latest] for name, column in candidates.values.items()})
 
     def _make_places_for(self, ids: Ids, step: int) -> NDArray[np.bool_]:
@@ -100,14 +100,14 @@ class CandidateIds:
         slots, unknown = self.index.touch(ids, step)
         self._make_places(unknown, step)
         room = self.capacity - len(self.index)
-        kept: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= room)
-        return kept
+        mask: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= room)
+        return mask
 
-    def _make_places(self, wanted: int, step: int) -> None:
+    def _make_places(self, more: int, step: int) -> None:
         """Forget those that were pushed the longest time ago, none of those pushed at this step."""
-        leaving = rows_to_evict(len(self.index), wanted, self.capacity)
-        if leaving:
-            self.index.remove(self.index.oldest(step, leaving, least=1))
+        count = rows_to_evict(len(self.index), more, self.capacity)
+        if count:
+            self.index.remove(self.index.oldest(step, count, least=1))
 
     def _values(self, slots: Ids) -> dict[str, NDArray[Any]]:
         words = self.index.gather(slots)
@@ -135,9 +135,9 @@ class CandidateCounts(CandidateIds):
         capacity: Number of candidates that are remembered.
     """
 
-    def __init__(self, needed: int, capacity: int) -> None:
+    def __init__(self, threshold: int, capacity: int) -> None:
         super().__init__(CountFilterEntry.candidate, capacity)
-        self._needed = needed
+        self._needed = threshold
 
     def passing(self, ids: Ids) -> NDArray[np.bool_]:
         """Return a mask of the ids to which the next push would give a row; changes nothing."""

@@ -49,8 +49,8 @@ class ChangeLog:
         self._rows.append((self.version, table, ids.copy()))
         self._count += len(ids)
         while self._count > self._limit:
-            self._floor, _, gone = self._rows.popleft()
-            self._count -= len(gone)
+            self._floor, _, oldest = self._rows.popleft()
+            self._count -= len(oldest)
             if self._floor > self._asked:
                 self._stop()
 
@@ -77,7 +77,7 @@ class ChangeLog:
             if at <= version:
                 break
             parts.setdefault(table, []).append(ids)
-        changed: dict[int, Ids | None] = {
+        ids_by_table: dict[int, Ids | None] = {
             table: dedup(np.concatenate(several), 1).unique[0] for table, several in parts.items()
         }
-        return changed | {key: None for key, at in self._tables.items() if at > version}
+        return ids_by_table | {key: None for key, at in self._tables.items() if at > version}

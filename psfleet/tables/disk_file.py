@@ -102,16 +102,16 @@ class DiskArena(Arena):
         self._context = ctypes.c_long()
         self._work = np.zeros(0, np.uint8)
 
-    def grow(self, used: int) -> None:
-        """Have the first `used` bytes of the file on the disk.
+    def grow(self, end: int) -> None:
+        """Have the first `end` bytes of the file on the disk.
 
         Raises:
             UsageError: It has no room; nothing was changed.
         """
-        if used <= self.made:
+        if end <= self.made:
             return
-        ahead = min(max(used // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - used)
-        for size in (used + ahead, used):
+        ahead = min(max(end // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - end)
+        for size in (end + ahead, end):
             size = -(-size // PAGE) * PAGE
             try:
                 os.posix_fallocate(self._file, self.made, size - self.made)
@@ -122,7 +122,7 @@ class DiskArena(Arena):
                 self.made = size
                 return
         raise UsageError(
-            f"the rows on disk in {self._folder!r} cannot grow to {used / 2**20:,.1f} MiB: {why}. Make room "
+            f"the rows on disk in {self._folder!r} cannot grow to {end / 2**20:,.1f} MiB: {why}. Make room "
             "there, use more servers, or let rows go (entry=CapacityEntry())"
         )
 
@@ -139,8 +139,8 @@ class DiskArena(Arena):
         else:
             pages = 0
         where = self._context.value, self._direct, int(writes)
-        done = self._kernels.transfer(*where, offsets, sizes, places, work, pages)
-        return bool(done == len(offsets))
+        count = self._kernels.transfer(*where, offsets, sizes, places, work, pages)
+        return bool(count == len(offsets))
 
     def _begin(self) -> None:
         """Have what requests need; they are made one by one if there are too many in the system."""
@@ -151,36 +151,36 @@ class DiskArena(Arena):
         work = address_of(self._work)
         self._places = work, -(-(work + words) // PAGE) * PAGE
         if kernels.SETUP >= 0:
-            made = _libc.syscall(kernels.SETUP, kernels.AT_ONCE, ctypes.byref(self._context))
-            if made == 0:
+            status = _libc.syscall(kernels.SETUP, kernels.AT_ONCE, ctypes.byref(self._context))
+            if status == 0:
                 end = kernels.SETUP + 1  # io_destroy
                 weakref.finalize(self, _libc.syscall, end, ctypes.c_long(self._context.value))
 
     def drop(self) -> bool:
         """Write what was changed by address, and keep no page of the file in memory. -> if it could."""
-        done: bool = _libc.sync_file_range(self._file, 0, self.made, _WRITTEN) == 0
+        success: bool = _libc.sync_file_range(self._file, 0, self.made, _WRITTEN) == 0
         self.unmap()
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-        return done
+        return success
 
     def unmap(self) -> None:
         """Let go of the pages that were read or changed by address; the system still has to write them."""
         _libc.madvise(self.address + self._near, self.made, _DONTNEED)
 
-    def forget(self, used: int) -> None:
-        """Give back the memory behind the first `used` bytes of it."""
-        start = -(-used // (1 << 21)) * (1 << 21)
+    def forget(self, end: int) -> None:
+        """Give back the memory behind the first `end` bytes of it."""
+        start = -(-end // (1 << 21)) * (1 << 21)
         if start < self._near:
             _libc.madvise(self.address + start, self._near - start, _DONTNEED)
         self._made = min(self._made, start)
 
     @override
-    def taken(self, used: int) -> int:
-        return min(super().taken(used), LEAST)
+    def taken(self, end: int) -> int:
+        return min(super().taken(end), LEAST)
 
-    def near_taken(self, used: int) -> int:
-        """Memory that the first `used` bytes take."""
-        return super().taken(used)
+    def near_taken(self, end: int) -> int:
+        """Memory that the first `end` bytes take."""
+        return super().taken(end)
 
 
 class MappedRowMemory(HostRowMemory):

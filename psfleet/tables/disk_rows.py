@@ -150,8 +150,8 @@ class DiskRowMemory(HostRowMemory):
     def _used(self, more: int = 0) -> list[int]:
         slots, chunks, parts = int(self._words[NEXT_SLOT]), int(self._words[CHUNKS]), self._parts
         if more:
-            grown = FIRST_CHUNKS + (len(self) + more) * ROW_BYTES // (CHUNK_LINES * 64)
-            chunks = max(chunks, grown)
+            least = FIRST_CHUNKS + (len(self) + more) * ROW_BYTES // (CHUNK_LINES * 64)
+            chunks = max(chunks, least)
             slots, parts = slots + more, max(parts, 4 * chunks)
         return self._sizes(slots, chunks, parts)
 
@@ -166,9 +166,9 @@ class DiskRowMemory(HostRowMemory):
         if blocks <= len(self._held):
             return
         self._disk.grow(blocks * self._block * self._row)
-        made = self._disk.made // (self._block * self._row)
-        self._owners.grow(made * self._block * 8)
-        new = made - len(self._held)
+        total = self._disk.made // (self._block * self._row)
+        self._owners.grow(total * self._block * 8)
+        new = total - len(self._held)
         self._held = np.append(self._held, np.zeros(new, np.int64))
         self._there = np.append(self._there, np.zeros(new * self._block, np.uint8))
 
@@ -219,8 +219,8 @@ class DiskRowMemory(HostRowMemory):
             view.keep(ids)
         start = time.perf_counter()
         slots, places = np.empty((2, len(ids)), np.int64)
-        known = self._uses, self._there, self._held, self._ids, slots, places
-        count = self._moves.fetch(self.address, ids, self._far, *known)
+        arrays = self._uses, self._there, self._held, self._ids, slots, places
+        count = self._moves.fetch(self.address, ids, self._far, *arrays)
         self._check(self._disk.transfer(False, slots[:count] * self._row, places[:count]))
         self._count_file(-count)
         self._traffic.read += count
@@ -277,8 +277,8 @@ class DiskRowMemory(HostRowMemory):
         places = address_of(pages) + first * size
         self._check(self._disk.transfer(True, blocks[first] * size, places, sizes))
         slots = self._far + self._slots(blocks)[: len(ids)]
-        known = self._uses, self._there, self._held, self._ids
-        self._moves.settle(self.address, ids, slots, self._far, *known)
+        arrays = self._uses, self._there, self._held, self._ids
+        self._moves.settle(self.address, ids, slots, self._far, *arrays)
         self._owners.unmap()
         self._traffic.written += len(ids)
 
@@ -300,8 +300,8 @@ class DiskRowMemory(HostRowMemory):
         window = window[self._held[window] > 0]
         most = max(_SPARE * _SPARE, (1 << 20) // size)
         blocks = window[np.argsort(self._held[window], kind="stable")[:most]]
-        needed = -(-np.cumsum(self._held[blocks]) // self._block)
-        gains = (np.arange(1, len(blocks) + 1) - needed)[needed < len(free)]
+        counts = -(-np.cumsum(self._held[blocks]) // self._block)
+        gains = (np.arange(1, len(blocks) + 1) - counts)[counts < len(free)]
         if not len(gains) or gains.max() <= 0:
             self._hand = (self._hand + _WINDOW) % len(self._held)
             return
@@ -313,10 +313,10 @@ class DiskRowMemory(HostRowMemory):
         slots = self._slots(blocks)
         there = self._there[slots] != 0
         rows = pages.view(np.float32).reshape(len(slots), -1)[there]
-        self._write(free[: needed[count - 1]], self._ids[self._far + slots[there]], rows)
+        self._write(free[: counts[count - 1]], self._ids[self._far + slots[there]], rows)
 
-    def _check(self, done: bool) -> None:
-        if not done:
+    def _check(self, success: bool) -> None:
+        if not success:
             end_for(
                 f"the disk of {self._own.folder!r} does not keep the rows of table {self._table!r}"
             )
@@ -340,12 +340,12 @@ class DiskRowMemory(HostRowMemory):
         there = np.unique(slots[in_file]) - self._far
         # Free slots in memory are linked through their rows. The links of others go to row 0, which is none.
         free, self._d[STRIDE] = self._words[FREE_ROW], 0
-        gone = super().remove(ids[in_file])
+        count = super().remove(ids[in_file])
         self._d[[FREE_ROW, STRIDE]] = free, self._row
         self._there[there] = 0
         np.subtract.at(self._held, there // self._block, 1)
         self._count_file(-len(there))
-        return gone + super().remove(ids[~in_file])
+        return count + super().remove(ids[~in_file])
 
     @override
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
@@ -370,15 +370,15 @@ class DiskRowMemory(HostRowMemory):
 
         A row that moves meanwhile was kept before, so that it may be in two parts, or in none.
         """
-        ids, slots, touched = super().listed(first, last, step)
+        ids, slots, steps = super().listed(first, last, step)
         near = slots < self._far
         blocks = len(self._held)
         part = slice(*(at * blocks // SEGMENT_COUNT * self._block for at in (first, last)))
         there = self._far + part.start + np.flatnonzero(self._there[part])
         also = self.recall(self._ids[there], step)
-        pairs = zip((ids[near], slots[near], touched[near]), also, strict=True)
-        ids, slots, touched = map(np.concatenate, pairs)
-        return ids, slots, touched
+        pairs = zip((ids[near], slots[near], steps[near]), also, strict=True)
+        ids, slots, steps = map(np.concatenate, pairs)
+        return ids, slots, steps
 
     @override
     def gather(self, slots: Ids) -> Floats:
@@ -396,8 +396,8 @@ class DiskRowMemory(HostRowMemory):
             pages = _whole_pages(size)
             where = np.array([[start], [address_of(pages)], [size]], np.int64)
             self._check(self._disk.transfer(False, *where))
-            read = pages[first * self._row - start :][: (end - first) * self._row]
-            rows[in_file] = read.view(np.float32).reshape(end - first, -1)[places - first]
+            part = pages[first * self._row - start :][: (end - first) * self._row]
+            rows[in_file] = part.view(np.float32).reshape(end - first, -1)[places - first]
         else:
             to = address_of(rows) + in_file * self._row
             self._check(self._disk.transfer(False, places * self._row, to))

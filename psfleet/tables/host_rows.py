@@ -148,16 +148,16 @@ class HostRowMemory(RowStore):
 
     @override
     def taken_at_most(self, more: int) -> int:
-        used = zip(self._arenas, self._used(more), strict=True)
-        return sum(arena.taken(size) for arena, size in used)
+        sizes = zip(self._arenas, self._used(more), strict=True)
+        return sum(arena.taken(size) for arena, size in sizes)
 
     def _used(self, more: int = 0) -> list[int]:
         """Return the bytes in use in each arena, or an upper bound once there are `more` slots."""
         slots, chunks, parts = self._words[NEXT_SLOT], self._words[CHUNKS], self._parts
         if more:
-            grown = slots + more
-            chunks = max(chunks, FIRST_CHUNKS + grown * ROW_BYTES // _CHUNK_BYTES)
-            slots, parts = grown, max(parts, 4 * chunks)
+            total = slots + more
+            chunks = max(chunks, FIRST_CHUNKS + total * ROW_BYTES // _CHUNK_BYTES)
+            slots, parts = total, max(parts, 4 * chunks)
         return self._sizes(slots, chunks, parts)
 
     @property
@@ -225,12 +225,12 @@ class HostRowMemory(RowStore):
         self.keep(ids)
         return int(self._removal.forget(self.address, address_of(ids), len(ids)))
 
-    def count(self, ids: Ids, step: int, needed: int) -> None:
-        """Rows are one uint32: add 1 to each, from 0; forget ids that have reached `needed`."""
+    def count(self, ids: Ids, step: int, threshold: int) -> None:
+        """Rows are one uint32: add 1 to each, from 0; forget ids that have reached `threshold`."""
         self.expect(len(ids))
-        passed = np.empty(len(ids), np.int64)
+        outcomes = np.empty(len(ids), np.int64)
         self._removal.count(
-            self.address, address_of(ids), len(ids), step, needed, address_of(passed)
+            self.address, address_of(ids), len(ids), step, threshold, address_of(outcomes)
         )
 
     @override
@@ -263,15 +263,14 @@ class HostRowMemory(RowStore):
 
     @override
     def recall(self, ids: Ids, step: int) -> Listed:
-        slots, touched = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        slots, steps = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         self._freezing.recall(
-            self.address, address_of(ids), len(ids), step, address_of(slots), address_of(touched)
+            self.address, address_of(ids), len(ids), step, address_of(slots), address_of(steps)
         )
-        return ids, slots, touched
+        return ids, slots, steps
 
     @override
     def scores(self, spec: TableSpec, place: int) -> StoreScores:
-
         return HostScores(spec, self, place)
 
     @override
@@ -313,12 +312,12 @@ def _reserve(
             rows //= 2
 
 
-def _share(left: int) -> int:
+def _share(space: int) -> int:
     """The most bytes for a table where so many are left.
 
     After n tables that take all they may, one in _SHARE + n is left for each: thousands fit.
     """
-    return left * left // ((_SHARE - 1) * _SPACE + left)
+    return space * space // ((_SHARE - 1) * _SPACE + space)
 
 
 def _space_left() -> int:

@@ -78,18 +78,18 @@ class ScoreRanking:
         """See EvictionRanking."""
         if count <= 0:
             return np.zeros(0, np.int64)
-        found = [scores.keys(step, least, _NO_KEY) for scores in self._scores]
-        keys = _joined(found)
+        parts = [scores.keys(step, least, _NO_KEY) for scores in self._scores]
+        keys = _joined(parts)
         edge = _NO_KEY
         if len(keys) > count:
             keys.partition(count - 1)
             edge = int(keys[count - 1])
-        ids, keys = self._listed(step, least, edge, found)
+        ids, keys = self._listed(step, least, edge, parts)
         if len(ids) <= count:
             return ids
         sooner, level = ids[keys < edge], ids[keys == edge]
-        left = count - len(sooner)
-        return np.append(sooner, level[np.argpartition(hash_ids(level), left - 1)[:left]])
+        rest = count - len(sooner)
+        return np.append(sooner, level[np.argpartition(hash_ids(level), rest - 1)[:rest]])
 
     def below(self, threshold: float, step: int) -> Ids:
         """Ids of the rows whose score is below the threshold."""
@@ -102,11 +102,11 @@ class ScoreRanking:
         for scores in self._scores:
             scores.use(ids, step)
 
-    def _listed(self, step: int, least: int, most: int, found: Sequence[Keys]) -> tuple[Ids, Keys]:
-        """Ids and keys of the rows with keys up to `most`; `found`: keys of these rows at least."""
+    def _listed(self, step: int, least: int, most: int, parts: Sequence[Keys]) -> tuple[Ids, Keys]:
+        """Ids and keys of the rows with keys up to `most`; `parts`: keys of these rows at least."""
         pairs = [
             scores.listed(step, least, most, int(np.count_nonzero(keys <= np.uint64(most))))
-            for scores, keys in zip(self._scores, found, strict=True)
+            for scores, keys in zip(self._scores, parts, strict=True)
         ]
         return _joined([ids for ids, _ in pairs]), _joined([keys for _, keys in pairs])
 
@@ -175,19 +175,19 @@ class RowLifetime:
 
     def shrink(self, threshold: float | None, unseen: int | None, step: int) -> int:
         """See SparseTable.shrink."""
-        gone = 0
+        count = 0
         if self._worth is not None:
-            gone = self._decay(self._worth, threshold, step)
+            count = self._decay(self._worth, threshold, step)
             unseen = self._worth.delete_after_unseen if unseen is None else unseen
         elif isinstance(self._ranking, ScoreRanking) and threshold is not None:
             below = self._ranking.below(threshold, step)
-            gone = self._scan.drop(below, step, EvictionCause.SHRUNK)
+            count = self._scan.drop(below, step, EvictionCause.SHRUNK)
         elif unseen is None and threshold is not None:
             unseen = int(threshold)
         if unseen is not None and 0 < unseen <= len(self._shrinks):
-            gone += self._sweep(EVERY, step, step - self._shrinks[-unseen], EvictionCause.SHRUNK)
+            count += self._sweep(EVERY, step, step - self._shrinks[-unseen], EvictionCause.SHRUNK)
         self._shrinks = (*self._shrinks, step)[-_SHRINKS:]
-        return gone
+        return count
 
     def age(self, step: int) -> None:
         """After an update: let rows go whose time has come, and keep stamps in range."""
@@ -212,8 +212,8 @@ class RowLifetime:
     def _decay(self, worth: ShowClickEntry, threshold: float | None, step: int) -> int:
         least = worth.delete_threshold if threshold is None else threshold
         factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
-        gone = self._index.decay(self._scores, factors, least)
-        return self._scan.drop(gone, step, EvictionCause.SHRUNK)
+        ids = self._index.decay(self._scores, factors, least)
+        return self._scan.drop(ids, step, EvictionCause.SHRUNK)
 
     def _sweep(self, segments: tuple[int, int], step: int, least: int, cause: EvictionCause) -> int:
         """Forget rows and waiting ids of these segments that are at least so many steps old."""

@@ -1,4 +1,4 @@
-"""The memory of the host, for tables."""
+"""The memory of each table: the host's, files or a device, as settings and definitions say."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,8 +70,8 @@ class DiskMemory(HostMemory):
     ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
         _load_kernels(spec, "disk_rows", *index_kernels(spec.entry is not None))
         if spec.every_row:
-            mapped = MappedRowMemory(spec, max_rows, host, own)
-            return mapped, HostRowUpdate(spec, mapped), host
+            memory = MappedRowMemory(spec, max_rows, host, own)
+            return memory, HostRowUpdate(spec, memory), host
         rows = DiskRowMemory(spec, max_rows, host, own)
         return rows, DiskRowUpdate(spec, rows), host
 

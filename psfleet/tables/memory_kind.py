@@ -1,4 +1,4 @@
-"""Memory of a dense table's values: in the host, or on a device behind the same interface."""
+"""Kinds of memory for tables, behind one interface; and dense values in that of the host."""
 
 import math
 from abc import ABC, abstractmethod
@@ -165,12 +165,12 @@ class MemoryKind(ABC):
 
     # -- how much of it ------------------------------------------------------------------------
 
-    def limit(self, asked: int) -> int | None:
+    def limit(self, most: int) -> int | None:
         """Bytes that tables may take in all, before there is any; None: as many as they like.
 
-        asked: By the setting; 0: it is not said.
+        most: By the setting; 0: it is not said.
         """
-        return asked or None
+        return most or None
 
     def budget(self) -> MemoryBudget:
         """Return the budget that the tables of a shard share, without its limit."""

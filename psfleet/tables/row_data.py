@@ -1,7 +1,7 @@
 """Values that a sparse table reads and writes as a whole: those of rows, and those of the table.
 
-What a new one holds of each row comes from row_data.py and packed_rows.py. docs/formats.md describes the
-columns for people. A change is a new version of the format (psfleet/checkpoint/manifest.py).
+docs/formats.md describes the columns for people. A change is a new version of the format
+(psfleet/checkpoint/manifest.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,7 +150,7 @@ def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
         return [ColumnGroup(dict.fromkeys(spec.slot_names, (np.float32, ())))]
     *stream, position = EVICTED
     types = zip(stream, (np.int64, np.int64, np.uint8), strict=True)
-    evicted = [
+    eviction_groups = [
         ColumnGroup({name: (dtype, ()) for name, dtype in types}),
         ColumnGroup({position: (np.int64, ())}, length=1),
     ]
@@ -158,7 +158,7 @@ def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
         row_group(spec),
         ColumnGroup({REMOVED: (np.int64, ())}, "if there are any"),
         *([] if spec.candidate is None else [candidate_group(spec)]),
-        *(evicted if spec.streams_evictions else []),
+        *(eviction_groups if spec.streams_evictions else []),
     ]
 
 
@@ -199,8 +199,8 @@ def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
     Raises:
         ShapeError: A column is missing.
     """
-    ids, rows, touched = (column_of(spec, columns, name) for name in (ROW_IDS, _ROWS, _TOUCHED))
-    return RowData(ids, rows, touched, columns.get(_SCORES, np.zeros((len(ids), 0), np.float32)))
+    ids, rows, steps = (column_of(spec, columns, name) for name in (ROW_IDS, _ROWS, _TOUCHED))
+    return RowData(ids, rows, steps, columns.get(_SCORES, np.zeros((len(ids), 0), np.float32)))
 
 
 # -- ids that wait for a row ---------------------------------------------------------------------
@@ -259,14 +259,14 @@ class PackedRows:
         self.scores = self._form.words
         self.width = self.scores + spec.scores
 
-    def unpack(self, ids: Ids, stored: Floats, touched: Ids) -> RowData:
-        """Stored rows [n, width] with all that is known of them."""
-        scores = np.ascontiguousarray(stored[:, self.scores :])
-        return RowData(ids, self.values(stored), touched, scores)
+    def unpack(self, ids: Ids, words: Floats, steps: Ids) -> RowData:
+        """Stored rows [n, width] and the steps of their last pushes, as they are outside."""
+        scores = np.ascontiguousarray(words[:, self.scores :])
+        return RowData(ids, self.values(words), steps, scores)
 
-    def values(self, stored: Floats) -> Floats:
+    def values(self, words: Floats) -> Floats:
         """Unpack stored rows [n, width] to weights and state [n, dim * (1 + slots)]."""
-        dim, columns, rows = self._spec.dim, self._form.columns, unpack_rows(self._form, stored)
+        dim, columns, rows = self._spec.dim, self._form.columns, unpack_rows(self._form, words)
         if all(column.count == dim for column in columns):
             return np.ascontiguousarray(rows)
         parts = [
@@ -291,10 +291,10 @@ class PackedRows:
             )
         columns = enumerate(self._form.columns)
         parts = [rows.values[:, i * dim : i * dim + column.count] for i, column in columns]
-        packed = pack_rows(self._form, np.concatenate(parts, axis=1, dtype=np.float32))
+        words = pack_rows(self._form, np.concatenate(parts, axis=1, dtype=np.float32))
         if not scores:
-            return packed
-        return np.concatenate([packed, rows.scores.astype(np.float32)], axis=1)
+            return words
+        return np.concatenate([words, rows.scores.astype(np.float32)], axis=1)
 
 
 def check_rows(table: str, ids: Ids, rows: Floats, width: int) -> None:

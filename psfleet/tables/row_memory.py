@@ -215,8 +215,8 @@ class RowMemory(ABC):
             return np.ascontiguousarray(ids)
         edge = np.partition(ages, len(ages) - count)[len(ages) - count]
         older, level = ids[ages > edge], ids[ages == edge]
-        left = count - len(older)
-        return np.append(older, level[np.argpartition(hash_ids(level), left - 1)[:left]])
+        rest = count - len(older)
+        return np.append(older, level[np.argpartition(hash_ids(level), rest - 1)[:rest]])
 
     def keep(self, ids: Ids) -> None:
         """Rows of these ids are about to change."""
@@ -327,10 +327,10 @@ class RowLimits(NamedTuple):
         row = 4 * row_width + ROW_BYTES
         limits = [capacity.rows, capacity.bytes // row if capacity.bytes else 0]
         limit = min([limit for limit in limits if limit], default=most * servers)
-        pushed = max(-(-limit // servers), 1)
-        largest = max(math.ceil(limit * largest_share(servers)), pushed)
+        share = max(-(-limit // servers), 1)
+        largest = max(math.ceil(limit * largest_share(servers)), share)
         more = _DEVIATIONS * math.isqrt(largest) if servers > 1 else 0
-        return cls(min(pushed, most), min(largest + more, most))
+        return cls(min(share, most), min(largest + more, most))
 
 
 @dataclass

@@ -86,8 +86,8 @@ class EvictionStream:
         first = self.next - self._held
         if since is not None and since[0] == self._sets:
             first = max(first, since[1])
-        kept = self.read(first, self._held)
-        values = (kept.ids, kept.steps, kept.causes, np.array([self.next], np.int64))
+        evictions = self.read(first, self._held)
+        values = (evictions.ids, evictions.steps, evictions.causes, np.array([self.next], np.int64))
         return dict(zip(EVICTED, values, strict=True))
 
     def set(self, columns: Mapping[str, Column]) -> None:
@@ -152,11 +152,11 @@ class ChangeHistory:
         self._trim()
 
     def _trim(self) -> None:
-        kept = min(self.marks + self.bounded, default=self.first + len(self._removed))
-        gone = kept - self.first
-        self._count -= sum(map(len, self._removed[:gone] + self._written[:gone]))
-        del self._removed[:gone], self._written[:gone]
-        self.first = kept
+        first = min(self.marks + self.bounded, default=self.first + len(self._removed))
+        count = first - self.first
+        self._count -= sum(map(len, self._removed[:count] + self._written[:count]))
+        del self._removed[:count], self._written[:count]
+        self.first = first
 
     def add(self, *, removed: Ids | None = None, written: Ids | None = None) -> None:
         """Rows were removed, or set."""
@@ -209,9 +209,9 @@ class RowScan:
         self._ids = None
         self._history.add(removed=ids)
         self.changed(ids)
-        gone = self._index.remove(ids)
-        self.dropped += gone
-        return gone
+        count = self._index.remove(ids)
+        self.dropped += count
+        return count
 
     def wrote(self, ids: Ids) -> None:
         """Rows were set otherwise than by an update."""
@@ -239,9 +239,9 @@ class RowScan:
 
     def mark(self, step: int, *, bounded: bool = False) -> HistoryPoint:
         """See SparseTable.mark."""
-        evicted = None if self._stream is None else self._stream.point
+        point = None if self._stream is None else self._stream.point
         event = self._history.mark(bounded=bounded)
-        return HistoryPoint(self._history.era, step, event, evicted, bounded)
+        return HistoryPoint(self._history.era, step, event, point, bounded)
 
     def knows(self, mark: HistoryPoint) -> bool:
         """Return whether `changed_since` can look back to a held mark; a bounded one may be given up."""
@@ -249,9 +249,9 @@ class RowScan:
 
     def changed_since(self, mark: HistoryPoint, step: int) -> TableChanges:
         """See SparseTable.changed_since."""
-        written, removed = self.set_since(mark)
+        writes, removals = self.set_since(mark)
         pushed = self.pushed_since(mark, step)
-        return TableChanges(ascending([pushed, written]), removed, mark.evicted)
+        return TableChanges(ascending([pushed, writes]), removals, mark.evicted)
 
     def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
         """See SparseTable.set_since."""

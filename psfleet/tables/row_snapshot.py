@@ -97,13 +97,13 @@ class FrozenRows:
 
     def pages(self) -> Iterator[Page]:
         """Every row once, in an order that means nothing."""
-        for ids, slots, touched in self._listed():
+        for ids, slots, steps in self._listed():
             for start in range(0, len(ids), PAGE):
                 part = slice(start, start + PAGE)
                 with self._lock:
-                    self._keep((ids[part], slots[part], touched[part]))
-                    kept, self._kept = self._kept, []
-                yield from _joined(kept)
+                    self._keep((ids[part], slots[part], steps[part]))
+                    pages, self._kept = self._kept, []
+                yield from _joined(pages)
         yield from _joined(self._kept)  # since the last page: there is nothing left to keep
 
     def _listed(self) -> Iterator[Listed]:
@@ -120,25 +120,25 @@ class FrozenRows:
                 rows = self._rows.listed(first, last, self._step())
             yield rows
 
-    def _keep(self, listed: Listed) -> None:
+    def _keep(self, rows: Listed) -> None:
         """Read the unread ones of these rows."""
-        ids, slots, touched = self._claim(listed)
+        ids, slots, steps = self._claim(rows)
         if len(ids):
             self._left -= len(ids)
-            self._kept.append((ids, self._rows.gather(slots), touched))
+            self._kept.append((ids, self._rows.gather(slots), steps))
 
-    def _claim(self, listed: Listed) -> Listed:
+    def _claim(self, rows: Listed) -> Listed:
         """Return the unclaimed ones."""
-        count = len(listed[0])
-        ids, slots, touched = (np.empty(count, np.int64) for _ in range(3))
+        count = len(rows[0])
+        ids, slots, steps = (np.empty(count, np.int64) for _ in range(3))
         size = self._kernels.claim(
             address_of(self._unread),
             self._size,
             count,
-            *map(address_of, listed),
-            *map(address_of, (ids, slots, touched)),
+            *map(address_of, rows),
+            *map(address_of, (ids, slots, steps)),
         )
-        return ids[:size], slots[:size], touched[:size]
+        return ids[:size], slots[:size], steps[:size]
 
 
 def _joined(pages: list[Page]) -> Iterator[Page]:
@@ -147,8 +147,8 @@ def _joined(pages: list[Page]) -> Iterator[Page]:
         group = [pages.pop()]
         while pages and sum(len(page[0]) for page in group) < PAGE:
             group.append(pages.pop())
-        ids, rows, touched = zip(*group, strict=True)
-        yield np.concatenate(ids), np.concatenate(rows), np.concatenate(touched)
+        ids, rows, steps = zip(*group, strict=True)
+        yield np.concatenate(ids), np.concatenate(rows), np.concatenate(steps)
 
 
 class FrozenArrays:
@@ -203,7 +203,7 @@ class FrozenSparseTable:
         clock: TableClock,
         rows: Sequence[FrozenRows],
         candidates: CandidateData,
-        removed: Ids | None,
+        removals: Ids | None,
         evictions: Mapping[str, NDArray[Any]],
         as_rows: Callable[[Ids, Floats, Ids], RowData],
     ) -> None:
@@ -211,7 +211,7 @@ class FrozenSparseTable:
         self.clock = clock
         self._rows = rows
         self._candidates = candidates
-        self._removed = removed
+        self._removed = removals
         self._evictions = evictions
         self._as_rows = as_rows
 

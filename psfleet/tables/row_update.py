@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 class DeviceValues(Protocol):
     """float32 [n, width] on a device."""
 
-    def __getitem__(self, kept: NDArray[np.bool_]) -> "DeviceValues":
+    def __getitem__(self, mask: NDArray[np.bool_]) -> "DeviceValues":
         """Some of the rows. What they were chosen from is of no use any more."""
 
     def to_host(self) -> Floats:

@@ -83,21 +83,21 @@ class SparseTable:
         self.step = 0
         self.device = device
         self.traffic = RowTraffic()
-        self._packed = packed = PackedRows(spec)
-        limits = RowLimits.of(spec, packed.width, servers, max_rows)
+        self._packed = layout = PackedRows(spec)
+        limits = RowLimits.of(spec, layout.width, servers, max_rows)
         budget, own = budget or MemoryBudget(), device_budget or MemoryBudget()
         index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
         self._index, self.paging = index, index.paging
-        self._ranking = ranking = eviction_ranking(spec, index, packed.scores)
+        self._ranking = ranking = eviction_ranking(spec, index, layout.scores)
         rule = admission_rule(spec, servers)
         self._waiting = waiting = None if rule is None else rule.candidates
-        asked = part_of(spec.entry, EvictionStreamEntry)
-        stream = None if asked is None else EvictionStream(spec.name, -(-asked.keep // servers))
+        entry = part_of(spec.entry, EvictionStreamEntry)
+        stream = None if entry is None else EvictionStream(spec.name, -(-entry.keep // servers))
         self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
         self.scan = scan = RowScan(index, spec.every_row, stream)
         self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget, limits.pushed)
         self._admission = AdmissionFilter(index, scan, self._room, rule, ranking)
-        self._lifetime = RowLifetime(spec, index, scan, waiting, packed.scores, ranking)
+        self._lifetime = RowLifetime(spec, index, scan, waiting, layout.scores, ranking)
         self._counts = spec.counts_frequency
         self._lock = threading.Lock()
 
@@ -325,10 +325,10 @@ class SparseTable:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
         ids = np.ascontiguousarray(ids, np.int64)
         with self._lock:
-            _, slots, touched = self._index.recall(ids, self.step)
-            known = slots != 0
-            rows = self._index.gather(slots[known])
-        return self._packed.unpack(ids[known], rows, touched[known])
+            _, slots, steps = self._index.recall(ids, self.step)
+            present = slots != 0
+            rows = self._index.gather(slots[present])
+        return self._packed.unpack(ids[present], rows, steps[present])
 
     def write(self, rows: RowData) -> None:
         """Set rows from what `rows` gave, adding unknown ids and leaving other rows alone.
@@ -338,16 +338,16 @@ class SparseTable:
         Raises:
             UsageError: The table is full; nothing was changed.
         """
-        ids, packed = np.ascontiguousarray(rows.ids, np.int64), self._packed.pack(rows)
-        touched = np.ascontiguousarray(rows.touched, np.int64)
+        ids, words = np.ascontiguousarray(rows.ids, np.int64), self._packed.pack(rows)
+        steps = np.ascontiguousarray(rows.touched, np.int64)
         index = self._index
         with self._lock:
             new = ids[index.locate(ids)[0] == 0]
             self._room.check(len(ids), new, len(new), written=True)
             if len(new) > index.max_rows - len(index):
-                later = max(self.step, int(touched.max(initial=0))) + 1
+                later = max(self.step, int(steps.max(initial=0))) + 1
                 self._admission.make_places(len(ids), later, index.max_rows)
-            index.put(ids, touched, packed)
+            index.put(ids, steps, words)
             self.scan.wrote(ids)
             self.traffic.restored += len(new)
             self._room.account()

@@ -71,20 +71,24 @@ MUTANTS = (
         "if event.view < self.view:",
         SHARD,
     ),
-    Mutant("if incarnation < known:", "if incarnation <= known:", SHARD),
+    Mutant("if incarnation < present:", "if incarnation <= present:", SHARD),
     Mutant(
         "return not self.frozen and self.promised <= self.view", "return not self.frozen", SHARD
     ),
     Mutant("if event.switch <= self.switches:", "if event.switch < self.switches:", SHARD),
     Mutant("return pull.commit <= self.rounds.closed", "return True", SHARD),
-    Mutant("if self.round < closed:", "if self.round + 1 < closed:", SHARD + " tests/snapshots"),
+    Mutant(
+        "if self.round < last_closed:",
+        "if self.round + 1 < last_closed:",
+        SHARD + " tests/snapshots",
+    ),
     Mutant(
         "sequence > now.marks.get(worker, sequence)",
         "sequence > now.marks.get(worker, sequence) + 1",
         SHARD + " tests/snapshots",
     ),
     Mutant(
-        "return now.round is not None and now.round <= closed",
+        "return now.round is not None and now.round <= last_closed",
         "return now.round is not None",
         SHARD + " tests/snapshots",
     ),
@@ -208,7 +212,7 @@ MUTANTS = (
     ),
     Mutant("if self.changes > self._switches:", "if self.changes >= self._switches:", STREAM),
     # -- tables --------------------------------------------------------------------------------------
-    Mutant("short = held + wanted - capacity", "short = held + wanted - capacity - 1", ROWS),
+    Mutant("short = rows + more - capacity", "short = rows + more - capacity - 1", ROWS),
     Mutant("first = max(position, self.next - self._held)", "first = position", ROWS),
     Mutant(
         "if since is not None and since[0] == self._sets:",
@@ -234,8 +238,8 @@ MUTANTS = (
     ),
     # -- followers -----------------------------------------------------------------------------------
     Mutant(
-        "changed[key] = ascending([changes.ids, changes.removed])",
-        "changed[key] = changes.ids",
+        "ids_by_table[key] = ascending([changes.ids, changes.removed])",
+        "ids_by_table[key] = changes.ids",
         "tests/serving/test_followers.py",
     ),
     Mutant(

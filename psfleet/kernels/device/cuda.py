@@ -36,10 +36,10 @@ _HELPERS = (  # kernels contain their functions
 
 @cache
 def cuda_kernels(
-    rule: Rule, l1: bool, l2: bool, dim: int, pushed: int = 0, kept: int = 0
+    rule: Rule, l1: bool, l2: bool, dim: int, push_scores: int = 0, row_scores: int = 0
 ) -> tuple[CudaSource, ModuleType]:
     """The CUDA kernels of a rule; dim 0: for dense arrays. See CudaUpdate."""
-    text = CudaSource(rule, l1, l2, dim, pushed, kept)
+    text = CudaSource(rule, l1, l2, dim, push_scores, row_scores)
     return text, load_kernels(f"cuda_{rule.name}_{dim}", text.module())
 
 
@@ -53,8 +53,8 @@ def load_kernels(stem: str, text: str) -> ModuleType:
     """The module with this text. What it compiles is kept on disk, for the next process as well."""
     helpers = "".join((_HERE / name).read_text() for name in _HELPERS)
     digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
-    kept = text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n")
-    return load_text(stem, f"{kept}\n# Compiled with helpers {digest}.\n")
+    cached_text = text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n")
+    return load_text(stem, f"{cached_text}\n# Compiled with helpers {digest}.\n")
 
 
 class CudaUpdate:
@@ -64,8 +64,8 @@ class CudaUpdate:
         rule, decay: The table's rule and decay.
         queue: That the updates join.
         dim: Width of the sparse table's rows; 0: of dense arrays.
-        pushed: So many values follow each gradient.
-        kept: So many follow each row.
+        push_scores: So many values follow each gradient.
+        row_scores: So many follow each row.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class CudaUpdate:
         decay: DecaySpec,
         queue: DeviceQueue,
         dim: int = 0,
-        pushed: int = 0,
-        kept: int = 0,
+        push_scores: int = 0,
+        row_scores: int = 0,
     ) -> None:
         self._rule = rule
         self._dim = dim
         self._text, self._kernels = cuda_kernels(
-            rule, bool(decay.l1), bool(decay.l2), dim, pushed, kept
+            rule, bool(decay.l1), bool(decay.l2), dim, push_scores, row_scores
         )
         self._queue = queue
         self._buffers = DeviceBuffers(queue)
@@ -98,9 +98,9 @@ class CudaUpdate:
             step: Number of updates that the table has had, this one included.
         """
         turns, turn = self._rule.turns, self._turn(step)
-        kept = [*values[: len(values) - turns], values[turn - turns]] if turns else values
+        arrays = [*values[: len(values) - turns], values[turn - turns]] if turns else values
         units = len(gradient) // width if width else 0
-        self._run(units, width, turn, gradient, list(kept), scalars)
+        self._run(units, width, turn, gradient, list(arrays), scalars)
 
     def rows(self, table: Any, rows: Any, gradient: Any, scalars: Floats, step: int) -> None:
         """Update rows of a sparse table in place.
@@ -108,7 +108,7 @@ class CudaUpdate:
         Args:
             table: float32, flat: rows of weights and state as the sparse table keeps them.
             rows: int64 [n]: the numbers of the rows, no row twice.
-            gradient: float32, flat: [n * (dim + pushed)].
+            gradient: float32, flat: [n * (dim + push_scores)].
             scalars, step: As for `dense`.
         """
         self._run(len(rows), self._dim, self._turn(step), gradient, [rows, table], scalars)

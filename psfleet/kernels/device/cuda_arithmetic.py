@@ -63,9 +63,9 @@ if SIMULATED:
         """The uint64 whose hash is x."""
         return hashing.ids_of(np.array([x], np.uint64)).view(np.uint64)[0]
 
-    def random_bits(hashed, stream, k):
+    def random_bits(hash_, stream, k):
         """Return random bits, as the function below."""
-        number = int(mix(hashed ^ stream)) + (int(k) + 1) * hashing.GOLDEN
+        number = int(mix(hash_ ^ stream)) + (int(k) + 1) * hashing.GOLDEN
         return int(mix(number % 2**64)) >> 40
 
 else:
@@ -77,9 +77,9 @@ else:
     unmix = device_function(hashing.unmix.py_func)
 
     @device_function
-    def random_bits(hashed, stream, k):
+    def random_bits(hash_, stream, k):
         """The upper 24 bits of number k of the generator that hash and stream seed."""
-        seed = mix(hashed ^ stream)
+        seed = mix(hash_ ^ stream)
         return int64(mix(seed + uint64(k + 1) * uint64(hashing.GOLDEN)) >> uint64(40))
 
     @device_function

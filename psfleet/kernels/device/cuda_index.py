@@ -26,29 +26,29 @@ SEGMENT = uint64(56)  # bits below those that choose the segment
 
 
 @device_function
-def entry_of(keys, bases, masks, hashed):
+def entry_of(keys, bases, masks, hash_):
     """The entry of the hash, or the free one that ends its chain."""
     entry = int64(0)
-    if hashed != NONE:
-        segment = int64(hashed >> SEGMENT)
-        place = int64(hashed & masks[segment])
-        while keys[bases[segment] + place] != NONE and keys[bases[segment] + place] != hashed:
+    if hash_ != NONE:
+        segment = int64(hash_ >> SEGMENT)
+        place = int64(hash_ & masks[segment])
+        while keys[bases[segment] + place] != NONE and keys[bases[segment] + place] != hash_:
             place = int64(uint64(place + 1) & masks[segment])
         entry = bases[segment] + place
     return entry
 
 
 @device_function
-def claimed(keys, bases, masks, hashed):
+def claimed(keys, bases, masks, hash_):
     """The entry of the hash, its own from now on."""
     entry = int64(0)
-    if hashed != NONE:
-        segment = int64(hashed >> SEGMENT)
-        place = int64(hashed & masks[segment])
-        there = cuda.atomic.cas(keys, bases[segment] + place, NONE, hashed)
-        while there != NONE and there != hashed:
+    if hash_ != NONE:
+        segment = int64(hash_ >> SEGMENT)
+        place = int64(hash_ & masks[segment])
+        there = cuda.atomic.cas(keys, bases[segment] + place, NONE, hash_)
+        while there != NONE and there != hash_:
             place = int64(uint64(place + 1) & masks[segment])
-            there = cuda.atomic.cas(keys, bases[segment] + place, NONE, hashed)
+            there = cuda.atomic.cas(keys, bases[segment] + place, NONE, hash_)
         entry = bases[segment] + place
     return entry
 
@@ -62,7 +62,21 @@ def age_of(step, stamp):
 
 @cuda.jit
 def find(
-    keys, slots, stamps, bases, masks, ids, n, now, step, steps, many, touches, found, touched, new
+    keys,
+    slots,
+    stamps,
+    bases,
+    masks,
+    ids,
+    n,
+    now,
+    step,
+    steps,
+    many,
+    touches,
+    row_slots,
+    last_steps,
+    new,
 ):
     """Write each id's slot and the step of its last push; both 0 for an unknown one.
 
@@ -70,16 +84,16 @@ def find(
     new: int64 [segments]: the unknown ids are added to these.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-        hashed = mix(ids[i])
-        entry = entry_of(keys, bases, masks, hashed)
+        hash_ = mix(ids[i])
+        entry = entry_of(keys, bases, masks, hash_)
         slot = int64(slots[entry])
         if slot == 0 or slot == DEAD:
-            found[i] = 0
-            touched[i] = 0
-            cuda.atomic.add(new, int64(hashed >> SEGMENT), 1)
+            row_slots[i] = 0
+            last_steps[i] = 0
+            cuda.atomic.add(new, int64(hash_ >> SEGMENT), 1)
         else:
-            found[i] = slot
-            touched[i] = now - age_of(now, stamps[entry])
+            row_slots[i] = slot
+            last_steps[i] = now - age_of(now, stamps[entry])
             if touches:
                 stamps[entry] = uint32((steps[i] if many else step) & 0xFFFFFFFF)
 
@@ -97,43 +111,43 @@ def add(
     steps,
     many,
     free,
-    freed,
+    free_count,
     unused,
-    found,
+    row_slots,
     fresh,
-    taken,
+    counter,
 ):
-    """Give a slot to each id that `find` has not found: one of the `freed` last ones, then unused ones.
+    """Give a slot to each id that `find` has not found: one of the `free_count` last ones, then unused ones.
 
-    fresh: uint8 [n]: which ids these are. taken: int64 [1], 0.
+    fresh: uint8 [n]: which ids these are. counter: int64 [1], 0.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         fresh[i] = 0
-        if found[i] == 0:
+        if row_slots[i] == 0:
             entry = claimed(keys, bases, masks, mix(ids[i]))
-            number = int64(cuda.atomic.add(taken, 0, 1))
-            slot = unused + number - freed
-            if number < freed:
-                slot = int64(free[freed - 1 - number])
+            number = int64(cuda.atomic.add(counter, 0, 1))
+            slot = unused + number - free_count
+            if number < free_count:
+                slot = int64(free[free_count - 1 - number])
             slots[entry] = uint32(slot)
             stamps[entry] = uint32((steps[i] if many else step) & 0xFFFFFFFF)
-            found[i] = slot
+            row_slots[i] = slot
             fresh[i] = 1
 
 
 @cuda.jit
-def forget(keys, slots, stamps, bases, masks, ids, n, free, freed, gone):
-    """Remove ids, also if one is named twice; their slots go behind the `freed` ones.
+def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter):
+    """Remove ids, also if one is named twice; their slots go behind the `free_count` ones.
 
-    gone: int64 [1], 0; then how many there were.
+    counter: int64 [1], 0; then how many there were.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-        hashed = mix(ids[i])
-        entry = entry_of(keys, bases, masks, hashed)
+        hash_ = mix(ids[i])
+        entry = entry_of(keys, bases, masks, hash_)
         if slots[entry] != 0:
             slot = cuda.atomic.exch(slots, entry, uint32(DEAD))
             if slot != 0 and slot != DEAD:
-                free[freed + int64(cuda.atomic.add(gone, 0, 1))] = slot
+                free[free_count + int64(cuda.atomic.add(counter, 0, 1))] = slot
 
 
 @cuda.jit
@@ -183,8 +197,8 @@ def histogram(slots, stamps, entries, step, shift, bins, counts):
 def restamp(stamps, entries, old, new):
     """The step goes from `old` to `new`: rows keep the step at which they were pushed."""
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
-        pushed = old - age_of(old, stamps[entry])
-        stamp = new - min(max(new - pushed, 0), OLDEST)
+        push_step = old - age_of(old, stamps[entry])
+        stamp = new - min(max(new - push_step, 0), OLDEST)
         stamps[entry] = uint32(stamp & 0xFFFFFFFF)
 
 
@@ -201,8 +215,8 @@ def decay(
             clicks = float32(rounded_double_product(float64(rows[at + 1]), factor))
             rows[at] = shows
             rows[at + 1] = clicks
-            unclicked = rounded_double_product(worth, float64(shows) - float64(clicks))
-            value = unclicked + rounded_double_product(click_worth, float64(clicks))
+            show_worth = rounded_double_product(worth, float64(shows) - float64(clicks))
+            value = show_worth + rounded_double_product(click_worth, float64(clicks))
             if value < least:
                 hashes[int64(cuda.atomic.add(count, 0, 1))] = keys[entry]
 

@@ -75,23 +75,23 @@ def narrow_codes(rows, codes, stride, slots, ids, n, word, count, wide, width, p
 
 
 @cuda.jit
-def begin(halves, stride, ids, found, fresh, n, dim, low, span, stream):
+def begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
     """Give each fresh row its first weights. n: values in all."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim
         if fresh[i] != 0:
             value = first_value(mix(ids[i]), k, low, span, stream)
-            halves[2 * found[i] * stride + k] = uint16(nearest(bits_of(value)))
+            halves[2 * slots[i] * stride + k] = uint16(nearest(bits_of(value)))
 
 
 @cuda.jit
-def weights(halves, stride, ids, found, n, dim, low, span, stream, out):
+def weights(halves, stride, ids, slots, n, dim, low, span, stream, out):
     """out[i] = the weights of ids[i], or its first values. n: values in all."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim
-        short = uint32(halves[2 * int64(found[i]) * stride + k])
-        if found[i] == 0:
+        short = uint32(halves[2 * int64(slots[i]) * stride + k])
+        if slots[i] == 0:
             short = uint32(nearest(bits_of(first_value(mix(ids[i]), k, low, span, stream))))
         out[one] = float_of(uint32(short << HALF))

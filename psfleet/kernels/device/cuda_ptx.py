@@ -77,10 +77,10 @@ def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
 
 def compile_table_ptx() -> dict[tuple[str, str], str]:
     """The same of each kernel of a sparse table that no rule has a part in, by its module and name."""
-    named = {"index": _INDEX_KERNELS, "rows": _ROW_KERNELS, "packed": _PACKED_KERNELS}
+    modules = {"index": _INDEX_KERNELS, "rows": _ROW_KERNELS, "packed": _PACKED_KERNELS}
     return {
         (name, kernel): ptx
-        for name, kernels in named.items()
+        for name, kernels in modules.items()
         for kernel, ptx in _compiled(table_kernels(f"cuda_{name}"), kernels).items()
     }
 
@@ -91,7 +91,9 @@ def compile_eviction_ptx(policy: EvictionPolicy) -> dict[str, str]:
 
 
 def _compiled(module: ModuleType, kernels: dict[str, tuple[Any, ...]]) -> dict[str, str]:
-    return {name: _ptx(getattr(module, name), void(*given)) for name, given in kernels.items()}
+    return {
+        name: _ptx(getattr(module, name), void(*arguments)) for name, arguments in kernels.items()
+    }
 
 
 def _ptx(kernel: Any, signature: Any) -> str:
@@ -106,10 +108,10 @@ def _signatures(rule: Rule, dim: int) -> dict[str, Any]:
     text, _ = cuda_kernels(rule, True, True, dim)
     values = [int64[::1], _FLAT] if dim else [_FLAT] * len(text.arguments)
     h = types.UniTuple(float32, len(rule.scalars(0.1, 1)) + 2)
-    found = {"update": void(int64, int64, int64, _FLAT, *values, _EXTRA, h)}
+    signatures = {"update": void(int64, int64, int64, _FLAT, *values, _EXTRA, h)}
     if text.sums:
-        found["lanes"] = void(int64, int64, int64, _FLAT, *values, _SUMS, h)
-        found["fold"] = void(int64, _SUMS, _TOTALS)
+        signatures["lanes"] = void(int64, int64, int64, _FLAT, *values, _SUMS, h)
+        signatures["fold"] = void(int64, _SUMS, _TOTALS)
     if text.extra_width:
-        found["combine"] = void(int64, int64, int64, *values, _TOTALS, _EXTRA, h)
-    return found
+        signatures["combine"] = void(int64, int64, int64, *values, _TOTALS, _EXTRA, h)
+    return signatures

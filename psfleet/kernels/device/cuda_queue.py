@@ -140,10 +140,10 @@ class Staging:
                 part = values[start : start + count]
                 half = halves[start // count % 2]
                 self.operations.finish(half.done)
-                staged = half.array(len(part), values.dtype)
-                copy_over(staged, part)
+                buffer = half.array(len(part), values.dtype)
+                copy_over(buffer, part)
                 there = target if len(part) == len(values) else target[start : start + len(part)]
-                self.operations.write(there, staged, stream)
+                self.operations.write(there, buffer, stream)
                 self.operations.record(half.done, stream)
         finally:
             self._idle.put(halves)
@@ -159,9 +159,9 @@ class Staging:
                 if start < len(out):
                     length = min(count, len(out) - start)
                     half = halves[start // count % 2]
-                    staged = half.array(length, out.dtype)
+                    buffer = half.array(length, out.dtype)
                     there = source if length == len(out) else source[start : start + length]
-                    self.operations.read(there, staged, stream)
+                    self.operations.read(there, buffer, stream)
                     self.operations.record(half.done, stream)
                 if start:
                     half, part = halves[(start // count - 1) % 2], out[start - count : start]
@@ -272,8 +272,8 @@ class DeviceBuffers:
 
     def get(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """The memory of this name, which has always the same dtype, in this shape; not set to anything."""
-        given, there = self._given.get(name, (None, None))
-        if given == shape:
+        last_shape, there = self._given.get(name, (None, None))
+        if last_shape == shape:
             return there
         size = math.prod(shape)
         if name not in self._held or len(self._held[name]) < size:

@@ -49,8 +49,8 @@ _own = {
 def _of_device(function: Any) -> Any:
     """A function of `rounding` that calls those of a device."""
     plain = function.py_func
-    made = FunctionType(plain.__code__, {**plain.__globals__, **_own}, plain.__name__)
-    return device_function(_unwarned(made) if SIMULATED else made)
+    copy = FunctionType(plain.__code__, {**plain.__globals__, **_own}, plain.__name__)
+    return device_function(_unwarned(copy) if SIMULATED else copy)
 
 
 def _unwarned(function: Any) -> Any:

@@ -17,10 +17,10 @@ STEP = float32(2.0**-24)
 
 
 @device_function
-def first_value(hashed, k, low, span, stream):
+def first_value(hash_, k, low, span, stream):
     """Value k of a new row: as `fill_row` of psfleet.kernels.hashing, constant or uniform."""
-    drawn = rounded_product(float32(random_bits(hashed, stream, k)), STEP)
-    return low + rounded_product(drawn, span)
+    fraction = rounded_product(float32(random_bits(hash_, stream, k)), STEP)
+    return low + rounded_product(fraction, span)
 
 
 @cuda.jit
@@ -40,19 +40,19 @@ def scatter(rows, stride, slots, n, width, values):
 
 
 @cuda.jit
-def weights(rows, stride, ids, found, n, dim, low, span, stream, out):
+def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
     """out[i] = the weights of ids[i], or its first values. n: values in all."""
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // dim
         k = place - i * dim
-        if found[i] != 0:
-            out[place] = rows[found[i] * stride + k]
+        if slots[i] != 0:
+            out[place] = rows[slots[i] * stride + k]
         else:
             out[place] = first_value(mix(ids[i]), k, low, span, stream)
 
 
 @cuda.jit
-def begin(rows, stride, ids, found, fresh, n, dim, low, span, stream, state):
+def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
     """Give each fresh row its first values. state: float32 [stride], what stands behind the weights."""
     for place in range(cuda.grid(1), n * stride, cuda.gridsize(1)):
         i = place // stride
@@ -61,7 +61,7 @@ def begin(rows, stride, ids, found, fresh, n, dim, low, span, stream, state):
             value = state[k]
             if k < dim:
                 value = first_value(mix(ids[i]), k, low, span, stream)
-            rows[found[i] * stride + k] = value
+            rows[slots[i] * stride + k] = value
 
 
 @cuda.jit

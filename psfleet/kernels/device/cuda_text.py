@@ -1,9 +1,9 @@
 """The same rules as CUDA kernels: text in which a thread updates one weight.
 
 Dense kernels take one array for the weights and one for each state slot; sparse ones take the
-table's rows as one flat array and the row numbers that the gradients belong to. `pushed` values follow
-each gradient and `kept` ones each row; they are not touched here. Sums over a unit have the order of the
-CPU kernels (see rule_text), so both end with the same values.
+table's rows as one flat array and the row numbers that the gradients belong to. `push_scores` values
+follow each gradient and `row_scores` ones each row; they are not touched here. Sums over a unit have
+the order of the CPU kernels (see rule_text), so both end with the same values.
 """
 
 import ast
@@ -42,10 +42,10 @@ class CudaSource:
     """
 
     def __init__(
-        self, rule: Rule, l1: bool, l2: bool, dim: int, pushed: int = 0, kept: int = 0
+        self, rule: Rule, l1: bool, l2: bool, dim: int, push_scores: int = 0, row_scores: int = 0
     ) -> None:
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
-        self._pushed, self._kept = pushed, kept
+        self._push_scores, self._row_scores = push_scores, row_scores
         self._numbers = len(rule.scalars(0.1, 1))
         self._slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         combine = rule.combine()
@@ -79,7 +79,7 @@ class CudaSource:
     def stride(self) -> int:
         """Sparse: float32 in a row."""
         state = sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
-        return self._dim + state + self._kept
+        return self._dim + state + self._row_scores
 
     def _place(self, slot: int, unit: str, i: str) -> str:
         """Return the text of the place of weight `i`'s slot in a unit; slot -1 is the weight itself."""
@@ -96,7 +96,7 @@ class CudaSource:
         """Statements that load w, g and the slots; `saved`: the unit's own ones from `extra`."""
         lines = [
             f"w = {self._place(-1, 'unit', 'i')}",
-            f"g = gradient[unit * (n + {self._pushed}) + i]",
+            f"g = gradient[unit * (n + {self._push_scores}) + i]",
         ]
         if self._l2:
             lines.append(f"g = g + rounded_product(h[{self._numbers}], w)")
@@ -127,9 +127,9 @@ class CudaSource:
         return f"g, = {direction.__name__}(w, {self._slot_names()}h)"
 
     def _update(self) -> str:
-        extended = f"numbers = h[:{self._numbers}]"
+        statement = f"numbers = h[:{self._numbers}]"
         if self.extras:
-            extended += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
+            statement += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
         load, names = self._load(saved=True), self._slot_names()
         stores = [f"{self._place(-1, 'unit', 'i')} = w", *self._store_slots()]
         if self._advances:
@@ -142,7 +142,7 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
         unit = place // n
         i = place - unit * n
 {indent(load, " " * 8)}
-        {extended}
+        {statement}
         w, {names}= {self._rule.scalar().__name__}(w, g, {names}numbers)
 {indent(chr(10).join(stores), " " * 8)}
 """
@@ -150,11 +150,11 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
     def _lanes(self) -> str:
         measure, advance = self._rule.measure(), self._rule.advance()
         assert measure is not None
-        seen, load = self._slot_names(), self._load(saved=False)
+        slots, load = self._slot_names(), self._load(saved=False)
         if advance is not None:
-            load += f"\n{seen}= {advance.__name__}(w, g, {seen}h)\n"
+            load += f"\n{slots}= {advance.__name__}(w, g, {slots}h)\n"
             load += "\n".join([*self._store_slots(), self._directed()])
-            seen = ""
+            slots = ""
         terms = "".join(f"a{k}, " for k in range(self.sums))
         start = "\n".join(f"s{k} = ZERO" for k in range(self.sums))
         add = "\n".join(f"s{k} += a{k}" for k in range(self.sums))
@@ -171,7 +171,7 @@ def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
 {indent(start, " " * 8)}
         for i in range(first + lane, min(first + {CHUNK}, n), {LANES}):
 {indent(load, " " * 12)}
-            {terms}= {measure.__name__}(w, g, {seen}h)
+            {terms}= {measure.__name__}(w, g, {slots}h)
 {indent(add, " " * 12)}
 {indent(store, " " * 8)}
 """

@@ -52,12 +52,12 @@ def widen(values, starts, lengths, bags, out):
 @kernel(int64(int64, int64, int64))
 def narrow(values, count, out):
     """out = the values, int64, as int32. Returns 0, or another number if some do not fit."""
-    lost = np.int64(0)
+    overflow = np.int64(0)
     for k in range(count):
         value = read_i64(values, k)
         store_u32(out, k, np.uint32(value))
-        lost |= value ^ np.int64(np.int32(value))
-    return lost
+        overflow |= value ^ np.int64(np.int32(value))
+    return overflow
 
 
 @kernel(void(int64, int64, int64, int64, int64))

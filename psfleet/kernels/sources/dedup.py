@@ -39,8 +39,8 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
             prefetch_write(index + (int64(load_u64(hashes, j)) & mask) * 4)
         for j in range(size):
             id_ = read_i64(block, j)
-            hashed = load_u64(hashes, j)
-            place = int64(hashed) & mask
+            hash_ = load_u64(hashes, j)
+            place = int64(hash_) & mask
             while True:
                 number = int64(load_u32(index, place)) - 1
                 if number < 0:
@@ -48,7 +48,7 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
                     count += 1
                     store_u32(index, place, uint32(count))
                     store_i64(unique, number, id_)
-                    shard = virtual_shard(hashed)
+                    shard = virtual_shard(hash_)
                     group = int64(load_u32(routes, shard))
                     within = load_i64(counts, group)
                     store_i64(counts, group, within + 1)

@@ -28,7 +28,7 @@ from psfleet.kernels.intrinsics import (
 
 AHEAD = 24
 PAGE = 4096
-FREE, IDLE, MOST = 0, 1, 8  # of `used`: no row, a row that is not in use, and the most that counts
+FREE, IDLE, MOST = 0, 1, 8  # of `uses`: no row, a row that is not in use, and the most that counts
 FOUND, UNKNOWN, HAND = range(3)  # places of `counts`
 READ, WRITE, AT_ONCE = 0, 1, 128  # operations of `transfer`, and how many there are at a time
 REQUEST, EVENT = 64, 32  # bytes of the kernel's iocb and io_event
@@ -45,22 +45,22 @@ write_at = types.ExternalFunction("pwrite", int64(int32, int64, int64, int64))
 
 
 @kernel(int64(int64, int64, int64, int64, BYTES, NUMBERS, NUMBERS))
-def look(d, ids, n, far, used, cold, counts):
+def look(d, ids, n, far, uses, cold, counts):
     """Count a use of the rows of these ids. Write the ids of those in slots from `far` on. -> how many."""
     away, there, unknown = 0, 0, 0
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
-        hashed = mix(uint64(read_i64(ids, i)))
-        slot = find_fast(first_line(d, hashed), hashed)
+        hash_ = mix(uint64(read_i64(ids, i)))
+        slot = find_fast(first_line(d, hash_), hash_)
         if slot == 0:
-            slot = find_slow(d, hashed)
+            slot = find_slow(d, hash_)
         if slot >= far:
             cold[away] = read_i64(ids, i)
             away += 1
         elif slot != 0:
             there += 1
-            used[slot] = min(max(used[slot], IDLE) + 1, MOST)
+            uses[slot] = min(max(uses[slot], IDLE) + 1, MOST)
         else:
             unknown += 1
     counts[FOUND] += there
@@ -69,7 +69,7 @@ def look(d, ids, n, far, used, cold, counts):
 
 
 @kernel(int64(int64, NUMBERS, int64, BYTES, BYTES, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
-def fetch(d, ids, far, used, there, live, owners, slots, places):
+def fetch(d, ids, far, uses, there, live, owners, slots, places):
     """Give rows that are in slots from `far` on slots before that. -> how many.
 
     Write from which slots they have to be read, and to which addresses.
@@ -90,7 +90,7 @@ def fetch(d, ids, far, used, there, live, owners, slots, places):
             near = load_i64(d, NEXT_SLOT)
             store_i64(d, NEXT_SLOT, near + 1)
         store_u32(line, 8 + entry, uint32(near))
-        owners[near], used[near] = ids[i], IDLE
+        owners[near], uses[near] = ids[i], IDLE
         there[slot - far] = 0
         live[(slot - far) // rows_of_block] -= 1
         slots[n], places[n] = slot - far, rows + near * stride
@@ -99,7 +99,7 @@ def fetch(d, ids, far, used, there, live, owners, slots, places):
 
 
 @kernel(void(int64, NUMBERS, NUMBERS, int64, BYTES, BYTES, NUMBERS, NUMBERS))
-def settle(d, ids, slots, far, used, there, live, owners):
+def settle(d, ids, slots, far, uses, there, live, owners):
     """Give the rows of these ids other slots, from `far` on; those that they had are free."""
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     rows_of_block = len(there) // len(live)
@@ -112,7 +112,7 @@ def settle(d, ids, slots, far, used, there, live, owners):
         if old < far:
             store_u32(rows + old * stride, 0, uint32(load_i64(d, FREE_ROW)))
             store_i64(d, FREE_ROW, old)
-            used[old] = FREE
+            uses[old] = FREE
         else:
             there[old - far] = 0
             live[(old - far) // rows_of_block] -= 1
@@ -122,21 +122,21 @@ def settle(d, ids, slots, far, used, there, live, owners):
 
 
 @kernel(int64(int64, BYTES, int64, NUMBERS, NUMBERS))
-def sweep(d, used, wanted, slots, counts):
+def sweep(d, uses, most, slots, counts):
     """Write slots before NEXT_SLOT whose rows are not in use. -> how many.
 
     CLOCK: the hand takes a use of each row that it passes, and a row without one goes.
     """
-    end, hand, n, passed = load_i64(d, NEXT_SLOT), counts[HAND], 0, 0
-    while n < wanted and passed < (MOST + 1) * end:
+    end, hand, n, steps = load_i64(d, NEXT_SLOT), counts[HAND], 0, 0
+    while n < most and steps < (MOST + 1) * end:
         hand = hand + 1 if hand + 1 < end else 1
-        passed += 1
-        if used[hand] == IDLE:
-            used[hand] = FREE
+        steps += 1
+        if uses[hand] == IDLE:
+            uses[hand] = FREE
             slots[n] = hand
             n += 1
-        elif used[hand] != FREE:
-            used[hand] -= 1
+        elif uses[hand] != FREE:
+            uses[hand] -= 1
     counts[HAND] = hand
     return n
 
@@ -187,50 +187,50 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
     events, idle = request_addresses + AT_ONCE * 8, request_addresses + AT_ONCE * (8 + EVENT)
     for k in range(AT_ONCE):
         store_i64(idle, k, k)
-    free, sent, done = AT_ONCE, 0, 0
-    while done < n:
-        ordered = 0
-        while free > 0 and sent < n:
+    free, next_range, complete = AT_ONCE, 0, 0
+    while complete < n:
+        batch = 0
+        while free > 0 and next_range < n:
             free -= 1
             k = load_i64(idle, free)
-            first, last = offsets[sent], offsets[sent] + sizes[sent]
-            place = places[sent]
+            first, last = offsets[next_range], offsets[next_range] + sizes[next_range]
+            place = places[next_range]
             if pages != 0:
                 first, last, place = first & -PAGE, last + PAGE - 1 & -PAGE, pages + k * room
             request = requests + k * REQUEST
-            number = sent * AT_ONCE + k
+            number = next_range * AT_ONCE + k
             if ask(context, request, file, operation, number, place, last - first, first) == 0:
-                return done
-            store_i64(request_addresses, ordered, request)
-            store_i64(events, 4 * ordered, number)
-            store_i64(events, 4 * ordered + 2, last - first)
-            ordered += 1
-            sent += 1
-        count = ordered
+                return complete
+            store_i64(request_addresses, batch, request)
+            store_i64(events, 4 * batch, number)
+            store_i64(events, 4 * batch + 2, last - first)
+            batch += 1
+            next_range += 1
+        count = batch
         if context != 0:
             at = 0
-            while at < ordered:
-                taken = call_kernel(SUBMIT, context, ordered - at, request_addresses + 8 * at, 0, 0)
-                if taken <= 0:
-                    return done
-                at += taken
-            least = min(sent - done, AT_ONCE // 2)
+            while at < batch:
+                entries = call_kernel(SUBMIT, context, batch - at, request_addresses + 8 * at, 0, 0)
+                if entries <= 0:
+                    return complete
+                at += entries
+            least = min(next_range - complete, AT_ONCE // 2)
             count = call_kernel(EVENTS, context, least, AT_ONCE, events, 0)
             if count < 0 and load_u32(error_place(), 0) == INTERRUPTED:
                 continue
             if count <= 0:
-                return done
+                return complete
         for e in range(count):
             number = load_i64(events, 4 * e)
             i, k = number // AT_ONCE, number % AT_ONCE
             start = offsets[i] & (PAGE - 1) if pages != 0 else 0
             if load_i64(events, 4 * e + 2) < start + sizes[i]:
-                return done
+                return complete
             if pages != 0:
                 source = pages + k * room + start
                 for word in range(sizes[i] >> 2):
                     store_u32(places[i], word, load_u32(source, word))
             store_i64(idle, free, k)
             free += 1
-            done += 1
-    return done
+            complete += 1
+    return complete

@@ -10,7 +10,7 @@ AHEAD = 24
 
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
-def recall(d, ids, n, step, slots, touched):
+def recall(d, ids, n, step, slots, last_steps):
     """Write each id's slot and the step of its last push; both 0 for an unknown one."""
     for i in range(n):
         if i + AHEAD < n:
@@ -18,7 +18,9 @@ def recall(d, ids, n, step, slots, touched):
         line, entry = place_of(d, mix(uint64(read_i64(ids, i))))
         slot = int64(load_u32(line, 8 + entry))
         store_i64(slots, i, slot)
-        store_i64(touched, i, step - age_of(step, load_u32(line, 12 + entry)) if slot != 0 else 0)
+        store_i64(
+            last_steps, i, step - age_of(step, load_u32(line, 12 + entry)) if slot != 0 else 0
+        )
 
 
 @kernel(int64(int64, int64, int64))
@@ -35,7 +37,7 @@ def choose(bits, n, slots):
 
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
-def claim(bits, size, n, ids, slots, touched, to_ids, to_slots, to_touched):
+def claim(bits, size, n, ids, slots, last_steps, to_ids, to_slots, to_steps):
     """Clear the bit of each slot below `size`; write out those whose bit was set. -> how many."""
     count = 0
     for i in range(n):
@@ -48,6 +50,6 @@ def claim(bits, size, n, ids, slots, touched, to_ids, to_slots, to_touched):
         store_u64(bits, slot >> 6, word ^ bit)
         store_i64(to_ids, count, read_i64(ids, i))
         store_i64(to_slots, count, slot)
-        store_i64(to_touched, count, read_i64(touched, i))
+        store_i64(to_steps, count, read_i64(last_steps, i))
         count += 1
     return count

@@ -14,9 +14,9 @@ def encode_bfloat16(bits, out):
     for i in range(len(bits)):
         x = bits[i]
         even = (x >> uint32(16)) & uint32(1)
-        rounded = (x + uint32(0x7FFF) + even) >> uint32(16)
+        half = (x + uint32(0x7FFF) + even) >> uint32(16)
         quiet = (x >> uint32(16)) | uint32(0x40)
-        out[i] = uint16(quiet if (x & uint32(0x7FFFFFFF)) > uint32(0x7F800000) else rounded)
+        out[i] = uint16(quiet if (x & uint32(0x7FFFFFFF)) > uint32(0x7F800000) else half)
 
 
 @kernel(void(F32, U32, uint16[::1]))

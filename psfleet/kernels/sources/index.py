@@ -63,10 +63,10 @@ def locate(d, ids, n, slots):
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
-        hashed = mix(uint64(read_i64(ids, i)))
-        slot = find_fast(first_line(d, hashed), hashed)
+        hash_ = mix(uint64(read_i64(ids, i)))
+        slot = find_fast(first_line(d, hash_), hash_)
         if slot == 0:
-            slot = find_slow(d, hashed)
+            slot = find_slow(d, hash_)
         if slot == 0:
             unknown += 1
         store_i64(slots, i, slot)
@@ -80,10 +80,10 @@ def touch(d, ids, n, step, slots):
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
-        hashed = mix(uint64(read_i64(ids, i)))
-        slot = touch_fast(first_line(d, hashed), hashed, step)
+        hash_ = mix(uint64(read_i64(ids, i)))
+        slot = touch_fast(first_line(d, hash_), hash_, step)
         if slot == 0:
-            slot = touch_slow(d, hashed, step)
+            slot = touch_slow(d, hash_, step)
         if slot == 0:
             unknown += 1
         store_i64(slots, i, slot)
@@ -96,11 +96,11 @@ def place(d, ids, n, steps, slots):
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
-        hashed = mix(uint64(read_i64(ids, i)))
+        hash_ = mix(uint64(read_i64(ids, i)))
         step = read_i64(steps, i)
-        slot = touch_slow(d, hashed, step)
+        slot = touch_slow(d, hash_, step)
         if slot == 0:
-            slot = insert(d, hashed, step)
+            slot = insert(d, hash_, step)
         store_i64(slots, i, slot)
 
 
@@ -122,12 +122,12 @@ def collect(d, first, last, step, least, most, ids, slots, ages):
         lines, mask = lines_of(d, chunk)
         for number in range((mask + 1) * 4):
             line, entry = entry_at(lines, number)
-            slot, hashed = int64(load_u32(line, 8 + entry)), load_u64(line, entry)
-            if slot == 0 or hashed < low or hashed > high:
+            slot, hash_ = int64(load_u32(line, 8 + entry)), load_u64(line, entry)
+            if slot == 0 or hash_ < low or hash_ > high:
                 continue
             age = age_of(step, load_u32(line, 12 + entry))
             if age >= least and age <= most:
-                store_i64(ids, count, int64(unmix(hashed)))
+                store_i64(ids, count, int64(unmix(hash_)))
                 store_i64(slots, count, slot)
                 store_i64(ages, count, age)
                 count += 1
@@ -153,8 +153,8 @@ def restamp(d, old, new):
     """
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
         line, entry = entry_at(load_i64(d, LINES), number)
-        pushed = old - age_of(old, load_u32(line, 12 + entry))
-        store_u32(line, 12 + entry, uint32(new - min(max(new - pushed, 0), OLDEST)))
+        push_step = old - age_of(old, load_u32(line, 12 + entry))
+        store_u32(line, 12 + entry, uint32(new - min(max(new - push_step, 0), OLDEST)))
 
 
 @kernel(void(int64, int64, int64, int64, int64))

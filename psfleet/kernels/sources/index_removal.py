@@ -38,8 +38,8 @@ def entry_at(lines, number):
 
 
 @kernel(int64(int64, int64, int64, int64, int64, int64))
-def count(d, ids, n, step, needed, passed):
-    """Count one more for each id. passed[i]: whether it has `needed` now; it is forgotten then.
+def count(d, ids, n, step, threshold, outcomes):
+    """Count one more for each id. outcomes[i]: whether it has `threshold` now; it is forgotten then.
 
     A row is one uint32, the count. -> how many have passed.
     """
@@ -47,20 +47,20 @@ def count(d, ids, n, step, needed, passed):
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
-        hashed = mix(uint64(read_i64(ids, i)))
-        slot = touch_slow(d, hashed, step)
+        hash_ = mix(uint64(read_i64(ids, i)))
+        slot = touch_slow(d, hash_, step)
         row = load_i64(d, ROWS) + slot * load_i64(d, STRIDE)
-        seen = int64(0) if slot == 0 else int64(load_u32(row, 0))
-        if seen + 1 >= needed:
+        pushes = int64(0) if slot == 0 else int64(load_u32(row, 0))
+        if pushes + 1 >= threshold:
             if slot != 0:
-                remove(d, hashed)
+                remove(d, hash_)
             total += 1
-            store_i64(passed, i, 1)
+            store_i64(outcomes, i, 1)
             continue
         if slot == 0:
-            row = load_i64(d, ROWS) + insert(d, hashed, step) * load_i64(d, STRIDE)
-        store_u32(row, 0, uint32(seen + 1))
-        store_i64(passed, i, 0)
+            row = load_i64(d, ROWS) + insert(d, hash_, step) * load_i64(d, STRIDE)
+        store_u32(row, 0, uint32(pushes + 1))
+        store_i64(outcomes, i, 0)
     return total
 
 

@@ -37,8 +37,8 @@ def search(key, keys, slots, direct):
 def place_of(key, keys, slots, direct):
     """The place of a key; -1: it has none."""
     if direct:  # each key is alone in its slot
-        known = uint64(key) < uint64(len(slots))
-        return int64(slots[int64(key)]) - 1 if known else int64(-1)
+        exists = uint64(key) < uint64(len(slots))
+        return int64(slots[int64(key)]) - 1 if exists else int64(-1)
     return int64(slots[search(key, keys, slots, direct)]) - 1
 
 
@@ -97,14 +97,14 @@ def index(keys, slots, direct, count):
 
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1]))
-def remove(ids, keys, slots, direct, count, moved):
+def remove(ids, keys, slots, direct, count, places):
     """Remove ids; the last place moves to the one that becomes free. Returns how many there are then.
 
-    moved: for each id its place, to which the then last one has moved, or -1 if it was not there.
+    places: for each id its place, to which the then last one has moved, or -1 if it was not there.
     """
     for i in range(len(ids)):
         place = place_of(ids[i], keys, slots, direct)
-        moved[i] = place
+        places[i] = place
         if place < 0:
             continue
         slot = search(ids[i], keys, slots, direct)

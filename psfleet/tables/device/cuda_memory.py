@@ -40,9 +40,9 @@ class CudaMemory(MemoryKind):
             "last bits differ on a GPU"
         )
 
-    def limit(self, asked: int) -> int | None:
+    def limit(self, most: int) -> int | None:
         """See MemoryKind; under a simulator there is as much as is asked for."""
-        limit = tables_share(_free_and_total()[0], asked)
+        limit = tables_share(_free_and_total()[0], most)
         return int(limit) if math.isfinite(limit) else None
 
     @override
@@ -90,15 +90,15 @@ def _free_and_total() -> tuple[float, float]:
     return free, total
 
 
-def check_device_memory(table: str, wanted: int) -> None:
+def check_device_memory(table: str, size: int) -> None:
     """Refuse a table that is larger than what the GPU has left.
 
     Raises:
         UsageError: It is.
     """
     free, total = _free_and_total()
-    if wanted > free:
+    if size > free:
         raise UsageError(
-            f"table {table!r} needs {wanted >> 20:,} MiB of the GPU's memory, of which "
+            f"table {table!r} needs {size >> 20:,} MiB of the GPU's memory, of which "
             f"{int(free) >> 20:,} of {int(total) >> 20:,} MiB are free; use device='cpu' or more servers"
         )

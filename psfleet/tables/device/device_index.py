@@ -53,8 +53,8 @@ class DeviceIndex:
 
     def bytes_with(self, rows: int) -> int:
         """Return the most bytes that it takes with so many rows, and while it is rebuilt for them."""
-        grown = sum(arena.taken(_most_entries(rows)) for arena in self._arenas)
-        return grown + _ENTRY_BYTES * int(self._group_sizes().max())
+        size = sum(arena.taken(_most_entries(rows)) for arena in self._arenas)
+        return size + _ENTRY_BYTES * int(self._group_sizes().max())
 
     def _shape(self, sizes: Ids) -> None:
         """Have segments of these sizes, and memory for them."""
@@ -74,14 +74,14 @@ class DeviceIndex:
 
     # -- ids -----------------------------------------------------------------------------------
 
-    def find(self, ids: Any, now: int, steps: Ids | None, found: Any, touched: Any) -> None:
+    def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
         """Write the slots of ids and when they were last pushed; they count as pushed at `steps` now.
 
         Args:
             ids: uint64 [n] on the device.
             now: The table's step.
             steps: For each id, or one for all; None: they keep theirs.
-            found, touched: int64 [n] on the device.
+            slots, last_steps: int64 [n] on the device.
         """
         self._queue.launch(
             cuda_index.find,
@@ -92,8 +92,8 @@ class DeviceIndex:
             now,
             *self._stamps(steps),
             int(steps is not None),
-            found,
-            touched,
+            slots,
+            last_steps,
             self._buffers.zeros("new", SEGMENT_COUNT),
         )
 
@@ -111,7 +111,7 @@ class DeviceIndex:
         """Return the number of ids of each segment that the last `find` has not found: int64 [segments]."""
         return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
-    def add(self, ids: Any, steps: Ids, slots: FreeSlots, found: Any, fresh: Any) -> None:
+    def add(self, ids: Any, steps: Ids, slots: FreeSlots, row_slots: Any, fresh: Any) -> None:
         """Give slots to the ids that the last `find` has not found. Call `make_room` before."""
         self._queue.launch(
             cuda_index.add,
@@ -121,16 +121,16 @@ class DeviceIndex:
             len(ids),
             *self._stamps(steps),
             *slots,
-            found,
+            row_slots,
             fresh,
             self._buffers.zeros("count", 1),
         )
 
-    def forget(self, ids: Any, free: Any, freed: int) -> int:
-        """Remove ids; their slots go to free[freed:]. Returns how many were there."""
+    def forget(self, ids: Any, free: Any, free_count: int) -> int:
+        """Remove ids; their slots go to free[free_count:]. Returns how many were there."""
         count = self._buffers.zeros("count", 1)
         self._queue.launch(
-            cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, freed, count
+            cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, free_count, count
         )
         return self._counted()
 
@@ -228,8 +228,8 @@ class DeviceIndex:
         self._queue.launch(
             cuda_index.unmarked, self._size, *self._entries[:2], self._size, marks, out, ids, count
         )
-        found = self._counted()
-        return out[:found], ids[:found]
+        size = self._counted()
+        return out[:size], ids[:size]
 
     # -- eviction ------------------------------------------------------------------------------
 
@@ -255,8 +255,8 @@ class DeviceIndex:
             *limits,
             *(hashes, keys, self._buffers.zeros("count", 1)),
         )
-        found = self._counted()
-        return hashes[:found], keys[:found]
+        count = self._counted()
+        return hashes[:count], keys[:count]
 
     def use(self, kernels: ModuleType, rows: tuple[Any, int, int], ids: Any, step: int) -> None:
         """An update names these ids, on the device, no id twice. Arguments as for `rank`."""

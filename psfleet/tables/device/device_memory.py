@@ -146,20 +146,20 @@ class _DeviceRange:
 
     def array(self, count: int, dtype: np.dtype[Any]) -> Any:
         """The first elements as an array, which keeps this range."""
-        described = {
+        interface = {
             "shape": (count,),
             "typestr": dtype.str,
             "data": (self._address, False),
             "version": 3,
         }
-        return cuda.from_cuda_array_interface(described, owner=self)
+        return cuda.from_cuda_array_interface(interface, owner=self)
 
 
-def _release(address: int, size: int, mapped: list[tuple[int, int]]) -> None:
+def _release(address: int, size: int, segments: list[tuple[int, int]]) -> None:
     """Give back a range when no kernel uses it any more."""
     cuda.synchronize()
     binding, driver = cuda_driver.binding, cuda_driver.driver
-    for place, length in mapped:
+    for place, length in segments:
         driver.cuMemUnmap(binding.CUdeviceptr(place), length)
     driver.cuMemAddressFree(binding.CUdeviceptr(address), size)
 
@@ -214,8 +214,8 @@ class DeviceDenseMemory:
     def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
         """See DenseMemory."""
         if len(gradient):
-            arrived = self._gradients.fill("gradient", gradient)
-            self._update.dense(self._planes, arrived, self._width, scalars, step)
+            copy = self._gradients.fill("gradient", gradient)
+            self._update.dense(self._planes, copy, self._width, scalars, step)
 
     def pull_into(self, out: Floats) -> None:
         """See DenseMemory."""

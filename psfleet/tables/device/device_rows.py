@@ -122,12 +122,12 @@ class DeviceRowMemory(RowStore):
     def _grow(self, slots: int) -> None:
         """Have so many slots, the first one included."""
         if slots > self._slots:
-            grown = self._grown(slots)
-            self._rows.grow(grown * self.width)
-            self._freed_slots.grow(grown)
+            size = self._grown(slots)
+            self._rows.grow(size * self.width)
+            self._freed_slots.grow(size)
             if self._marks is not None:
-                self._marks.grow(grown)
-            self._slots = grown
+                self._marks.grow(size)
+            self._slots = size
 
     # -- ids -----------------------------------------------------------------------------------
 
@@ -138,9 +138,9 @@ class DeviceRowMemory(RowStore):
     def find(self, ids: Any, steps: Ids | None = None, now: int = 0) -> tuple[Any, Any]:
         """Slots and steps of the last push of ids on the device, there too. See DeviceIndex.find."""
         slots = self._buffers.get("found", ids.shape, np.int64)
-        touched = self._buffers.get("touched", ids.shape, np.int64)
-        self._index.find(ids, now, steps, slots, touched)
-        return slots, touched
+        last_steps = self._buffers.get("touched", ids.shape, np.int64)
+        self._index.find(ids, now, steps, slots, last_steps)
+        return slots, last_steps
 
     def unknown(self) -> int:
         """Return the number of ids that the last `find` has not found."""
@@ -185,14 +185,14 @@ class DeviceRowMemory(RowStore):
     @override
     def remove(self, ids: Ids) -> int:
         self.keep(ids)
-        gone = self._index.forget(self.send(ids), self._freed_slots.array, self._freed)
-        self._live, self._freed = self._live - gone, self._freed + gone
-        return gone
+        count = self._index.forget(self.send(ids), self._freed_slots.array, self._freed)
+        self._live, self._freed = self._live - count, self._freed + count
+        return count
 
     @override
     def recall(self, ids: Ids, step: int) -> Listed:
-        slots, touched = self.find(self.send(ids), now=step)
-        return ids, self.queue.read(slots), self.queue.read(touched)
+        slots, last_steps = self.find(self.send(ids), now=step)
+        return ids, self.queue.read(slots), self.queue.read(last_steps)
 
     @override
     def restamp(self, old: int, new: int) -> None:
@@ -217,7 +217,6 @@ class DeviceRowMemory(RowStore):
 
     @override
     def scores(self, spec: TableSpec, place: int) -> StoreScores:
-
         return DeviceScores(spec, self, place)
 
     def rank(
@@ -264,11 +263,11 @@ class DeviceRowMemory(RowStore):
         """Set the first values of rows: float32 [n, at most width]."""
         for start in range(0, len(slots), _PAGE):
             part = self._buffers.fill("slots", slots[start : start + _PAGE])
-            given = self._buffers.fill("values", values[start : start + _PAGE].reshape(-1))
+            rows = self._buffers.fill("values", values[start : start + _PAGE].reshape(-1))
             self.queue.launch(
                 cuda_rows.scatter,
-                len(given),
-                *(self.rows, self.width, part, len(given), values.shape[1], given),
+                len(rows),
+                *(self.rows, self.width, part, len(rows), values.shape[1], rows),
             )
 
 

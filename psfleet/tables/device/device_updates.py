@@ -37,9 +37,9 @@ class MergedRows:
         self._buffers = buffers
         self._queue = queue
 
-    def __getitem__(self, kept: NDArray[np.bool_]) -> "MergedRows":
+    def __getitem__(self, mask: NDArray[np.bool_]) -> "MergedRows":
         """See DeviceValues."""
-        places = self._buffers.fill("kept", np.flatnonzero(kept))
+        places = self._buffers.fill("kept", np.flatnonzero(mask))
         values = self._buffers.get("gradients", (len(places) * self._width,), np.float32)
         self._queue.launch(
             cuda_rows.gather, len(values), self.values, self._width, places, len(values), values
@@ -68,8 +68,8 @@ class DeviceRowUpdate:
             spec.decay,
             self._queue,
             spec.dim,
-            pushed=spec.pushed_scores,
-            kept=spec.scores if self._form.plain else 0,
+            push_scores=spec.pushed_scores,
+            row_scores=spec.scores if self._form.plain else 0,
         )
         self._buffers = DeviceBuffers(self._queue)
         kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
@@ -82,11 +82,11 @@ class DeviceRowUpdate:
         if not len(ids):
             return 0
         memory, dim = self._memory, self._spec.dim
-        given = memory.send(ids)
-        slots, _ = memory.find(given)
+        device_ids = memory.send(ids)
+        slots, _ = memory.find(device_ids)
         new = memory.unknown()
         weights = self._buffers.get("weights", (len(ids) * dim,), np.float32)
-        self._read_weights(given, slots, weights)
+        self._read_weights(device_ids, slots, weights)
         self._queue.read_into(weights, out)
         if self._on_host and new:
             unknown = self._queue.read(slots) == 0
@@ -95,13 +95,13 @@ class DeviceRowUpdate:
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, MergedRows]:
         """See RowUpdate."""
-        joined = dedup(np.concatenate([ids for ids, _ in parts]), 1)
-        ids, width = joined.unique[0], self._spec.push_width
+        union = dedup(np.concatenate([ids for ids, _ in parts]), 1)
+        ids, width = union.unique[0], self._spec.push_width
         sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
         self._queue.zero(sums)
         start = 0
         for one, rows in parts:
-            codes = self._buffers.fill("codes", joined.inverse[start : start + len(one)])
+            codes = self._buffers.fill("codes", union.inverse[start : start + len(one)])
             values = self._buffers.fill("gradients", rows.reshape(-1))
             self._queue.launch(
                 cuda_rows.merge, len(values), codes, len(values), width, values, sums
@@ -116,16 +116,16 @@ class DeviceRowUpdate:
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
         """See RowUpdate."""
         memory, spec = self._memory, self._spec
-        given = memory.send(ids)
-        slots, fresh = memory.add(given, np.array([step]))
+        device_ids = memory.send(ids)
+        slots, fresh = memory.add(device_ids, np.array([step]))
         if fresh is not None:
-            self._begin(ids, given, slots, fresh)
+            self._begin(ids, device_ids, slots, fresh)
         if isinstance(gradients, MergedRows):
             values = gradients.values
         else:
             assert isinstance(gradients, np.ndarray)
             values = self._buffers.fill("gradients", gradients.reshape(-1))
-        self._apply(slots, given, values, scalars, step)
+        self._apply(slots, device_ids, values, scalars, step)
         self._queue.launch(
             cuda_rows.add_scores,
             len(ids) * spec.pushed_scores,
@@ -146,28 +146,28 @@ class DeviceRowUpdate:
                 slots, ids[start : start + _PAGE], gradients[: len(slots) * width], scalars, step
             )
 
-    def _begin(self, ids: Ids, given: Any, found: Any, fresh: Any) -> None:
+    def _begin(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
         """Give new rows their first values."""
         memory, dim = self._memory, self._spec.dim if self._form.plain else 0
         self._queue.launch(
             cuda_rows.begin,
             len(ids) * memory.width,
-            *(memory.rows, memory.width, given, found, fresh, len(ids), dim),
+            *(memory.rows, memory.width, device_ids, slots, fresh, len(ids), dim),
             *(*self._first, self._state),
         )
         if self._on_host:
             new = self._queue.read(fresh) != 0
-            self._set_weights(self._queue.read(found)[new], self._first_values(ids[new]))
+            self._set_weights(self._queue.read(slots)[new], self._first_values(ids[new]))
 
     # -- what differs between rows in float32 and packed ones -----------------------------------
 
-    def _read_weights(self, given: Any, found: Any, out: Any) -> None:
+    def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
         """The weights of these rows, or their first values: float32 [n * dim] on the device."""
         memory, first = self._memory, self._first
         self._queue.launch(
             cuda_rows.weights,
             len(out),
-            *(memory.rows, memory.width, given, found, len(out), self._spec.dim, *first, out),
+            *(memory.rows, memory.width, ids, slots, len(out), self._spec.dim, *first, out),
         )
 
     def _set_weights(self, slots: Ids, weights: Floats) -> None:
@@ -214,24 +214,24 @@ class DevicePackedUpdate(DeviceRowUpdate):
         *_, self._stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
 
     @override
-    def _read_weights(self, given: Any, found: Any, out: Any) -> None:
+    def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
         memory = self._memory
         self._queue.launch(
             cuda_packed.weights,
             len(out),
-            *(self._as(np.uint16), memory.width, given, found, len(out), self._spec.dim),
+            *(self._as(np.uint16), memory.width, ids, slots, len(out), self._spec.dim),
             *(*self._first, out),
         )
 
     @override
-    def _begin(self, ids: Ids, given: Any, found: Any, fresh: Any) -> None:
-        super()._begin(ids, given, found, fresh)
+    def _begin(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
+        super()._begin(ids, device_ids, slots, fresh)
         if not self._on_host:
             dim, width = self._spec.dim, self._memory.width
             self._queue.launch(
                 cuda_packed.begin,
                 len(ids) * dim,
-                *(self._as(np.uint16), width, given, found, fresh, len(ids) * dim, dim),
+                *(self._as(np.uint16), width, device_ids, slots, fresh, len(ids) * dim, dim),
                 *self._first,
             )
 
@@ -251,11 +251,11 @@ class DevicePackedUpdate(DeviceRowUpdate):
         per_row = self._spec.push_width
         for start in range(0, len(slots), _PAGE):
             part, own = slots[start : start + _PAGE], ids[start : start + _PAGE]
-            given = gradients[start * per_row : (start + len(part)) * per_row]
+            values = gradients[start * per_row : (start + len(part)) * per_row]
             wide = self._buffers.get("wide", (len(part) * width,), np.float32)
             for column in self._form.columns:
                 self._widen(column, part, wide)
-            self._update.rows(wide, _numbers()[: len(part)], given, scalars, step)
+            self._update.rows(wide, _numbers()[: len(part)], values, scalars, step)
             for column in self._form.columns:
                 self._narrow(column, part, own, wide, step)
 

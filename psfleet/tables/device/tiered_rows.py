@@ -128,8 +128,8 @@ class TieredRowMemory(RowMemory):
             missing = self.device.touch(ids, step)[1]  # those that are there are no longer old
             if self._room(missing) < missing:
                 self._spill(missing, step)
-        named = ids[self.on_host(ids)]
-        self._move(named[: self._room(len(named))], self.host, self.device, step)
+        cold = ids[self.on_host(ids)]
+        self._move(cold[: self._room(len(cold))], self.host, self.device, step)
         return self._beyond(ids)
 
     def _spill(self, least: int, step: int) -> None:
@@ -141,8 +141,8 @@ class TieredRowMemory(RowMemory):
 
     def _move(self, ids: Ids, source: RowStore, target: RowStore, step: int) -> None:
         for start in range(0, len(ids), _PAGE):
-            part, slots, touched = source.recall(ids[start : start + _PAGE], step)
-            target.put(part, touched, source.gather(slots))
+            part, slots, steps = source.recall(ids[start : start + _PAGE], step)
+            target.put(part, steps, source.gather(slots))
             source.remove(part)
 
     def on_host(self, ids: Ids) -> Mask:
@@ -188,9 +188,9 @@ class TieredRowMemory(RowMemory):
 
     @override
     def recall(self, ids: Ids, step: int) -> Listed:
-        _, slots, touched = self.device.recall(ids, step)
+        _, slots, steps = self.device.recall(ids, step)
         _, on_host, earlier = self.host.recall(ids, step)
-        return ids, slots - on_host, touched + earlier
+        return ids, slots - on_host, steps + earlier
 
     @override
     def restamp(self, old: int, new: int) -> None:
