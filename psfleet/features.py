@@ -126,102 +126,104 @@ def load_features(path: str | os.PathLike[str]) -> FeatureSet:
         raise ConfigError(f"{os.fspath(path)}: {error}") from None
 
 
-def _features(said: Mapping[str, Any]) -> FeatureSet:
-    unknown = sorted(said.keys() - {"tables", "inputs", "features"})
+def _features(document: Mapping[str, Any]) -> FeatureSet:
+    unknown = sorted(document.keys() - {"tables", "inputs", "features"})
     if unknown:
         raise ConfigError(
             f"[{unknown[0]}] is unknown; use [tables.NAME], [inputs.NAME] and [features.NAME]"
         )
-    tables = {name: _table(name, part) for name, part in _parts(said, "tables")}
-    inputs = [_input(name, part) for name, part in _parts(said, "inputs")]
-    features = [_feature(name, part, tables) for name, part in _parts(said, "features")]
+    tables = {name: _table(name, part) for name, part in _parts(document, "tables")}
+    inputs = [_input(name, part) for name, part in _parts(document, "inputs")]
+    features = [_feature(name, part, tables) for name, part in _parts(document, "features")]
     return FeatureSet([*inputs, *features])
 
 
-def _parts(said: Mapping[str, Any], kind: str) -> list[tuple[str, dict[str, Any]]]:
-    parts = said.get(kind, {})
+def _parts(document: Mapping[str, Any], kind: str) -> list[tuple[str, dict[str, Any]]]:
+    parts = document.get(kind, {})
     for name, part in parts.items() if isinstance(parts, dict) else [(kind, parts)]:
         if not isinstance(part, dict):
             raise ConfigError(f"{kind} has {name} = {part!r:.60}; it must be a table [{kind}.NAME]")
     return list(parts.items())
 
 
-def _table(name: str, said: dict[str, Any]) -> Table:
-    owner, given = f"table {name!r}", dict(said)
-    _refuse_unknown(owner, said, _keys(Table))
-    if "optimizer" in given:
-        given["optimizer"] = _made(f"the optimizer of {owner}", given["optimizer"], optimizer)
-    if "initializer" in given:
-        given["initializer"] = _made(
-            f"the initializer of {owner}", given["initializer"], initializer
+def _table(name: str, fields: dict[str, Any]) -> Table:
+    owner, arguments = f"table {name!r}", dict(fields)
+    _refuse_unknown(owner, fields, _keys(Table))
+    if "optimizer" in arguments:
+        arguments["optimizer"] = _made(
+            f"the optimizer of {owner}", arguments["optimizer"], optimizer
         )
-    if "entry" in given:
-        parts = given["entry"] if isinstance(given["entry"], list) else [given["entry"]]
+    if "initializer" in arguments:
+        arguments["initializer"] = _made(
+            f"the initializer of {owner}", arguments["initializer"], initializer
+        )
+    if "entry" in arguments:
+        parts = arguments["entry"] if isinstance(arguments["entry"], list) else [arguments["entry"]]
         entries = [_entry(f"the entry of {owner}", part) for part in parts]
-        given["entry"] = functools.reduce(operator.and_, entries) if entries else None
-    return _constructed(owner, Table, {"name": name, **given})
+        arguments["entry"] = functools.reduce(operator.and_, entries) if entries else None
+    return _constructed(owner, Table, {"name": name, **arguments})
 
 
-def _input(name: str, said: dict[str, Any]) -> Input:
+def _input(name: str, fields: dict[str, Any]) -> Input:
     owner = f"input {name!r}"
-    _refuse_unknown(owner, said, _keys(Input))
-    return _constructed(owner, Input, {"name": name, **_with_transforms(owner, said)})
+    _refuse_unknown(owner, fields, _keys(Input))
+    return _constructed(owner, Input, {"name": name, **_with_transforms(owner, fields)})
 
 
-def _with_transforms(owner: str, said: dict[str, Any]) -> dict[str, Any]:
-    if "transform" not in said:
-        return said
-    given = said["transform"]
-    parts = given if isinstance(given, list) else [given]
-    return {**said, "transform": [transform_of(owner, part) for part in parts]}
+def _with_transforms(owner: str, fields: dict[str, Any]) -> dict[str, Any]:
+    if "transform" not in fields:
+        return fields
+    transform = fields["transform"]
+    parts = transform if isinstance(transform, list) else [transform]
+    return {**fields, "transform": [transform_of(owner, part) for part in parts]}
 
 
-def _feature(name: str, said: dict[str, Any], tables: Mapping[str, Table]) -> Feature | Number:
+def _feature(name: str, fields: dict[str, Any], tables: Mapping[str, Table]) -> Feature | Number:
     owner = f"feature {name!r}"
-    _refuse_unknown(owner, said, _keys(Feature) if "table" in said else _keys(Number, Feature))
-    said = _with_transforms(owner, said)
-    if "table" not in said:
-        return _constructed(owner, Number, {"name": name, **said})
-    if said["table"] not in tables:
-        known = ", ".join(tables) or "none"
-        raise ConfigError(f"{owner}: table is {said['table']!r}; the file has {known}")
-    return _constructed(owner, Feature, {"name": name, **said, "table": tables[said["table"]]})
+    _refuse_unknown(owner, fields, _keys(Feature) if "table" in fields else _keys(Number, Feature))
+    fields = _with_transforms(owner, fields)
+    if "table" not in fields:
+        return _constructed(owner, Number, {"name": name, **fields})
+    if fields["table"] not in tables:
+        names = ", ".join(tables) or "none"
+        raise ConfigError(f"{owner}: table is {fields['table']!r}; the file has {names}")
+    return _constructed(owner, Feature, {"name": name, **fields, "table": tables[fields["table"]]})
 
 
-def _entry(owner: str, said: Any) -> Any:
+def _entry(owner: str, part: Any) -> Any:
     """A part of an entry; its policy may be one of psfleet.entry with hyperparameters."""
-    if isinstance(said, dict) and isinstance(said.get("policy"), dict):
-        said = {**said, "policy": _made(f"the policy in {owner}", said["policy"], entry)}
-    return _made(owner, said, entry)
+    if isinstance(part, dict) and isinstance(part.get("policy"), dict):
+        part = {**part, "policy": _made(f"the policy in {owner}", part["policy"], entry)}
+    return _made(owner, part, entry)
 
 
-def _made(owner: str, said: Any, module: ModuleType) -> Any:
+def _made(owner: str, fields: Any, module: ModuleType) -> Any:
     """Make the object of a class of the module for which `{ kind = NAME, ... }` stands."""
-    kind = said.get("kind") if isinstance(said, dict) else None
-    made: Any = getattr(module, str(kind)) if kind in module.__all__ else None
-    if not isinstance(made, type):
+    kind = fields.get("kind") if isinstance(fields, dict) else None
+    cls: Any = getattr(module, str(kind)) if kind in module.__all__ else None
+    if not isinstance(cls, type):
         raise ConfigError(
-            f"{owner} is {said!r:.80}; it must have the `kind` of a class of {module.__name__}"
+            f"{owner} is {fields!r:.80}; it must have the `kind` of a class of {module.__name__}"
         )
-    return _constructed(owner, made, {key: value for key, value in said.items() if key != "kind"})
+    return _constructed(owner, cls, {key: value for key, value in fields.items() if key != "kind"})
 
 
 def _keys(*kinds: type) -> list[str]:
     return [key for kind in kinds for key in inspect.signature(kind).parameters if key != "name"]
 
 
-def _refuse_unknown(owner: str, said: Mapping[str, Any], known: Iterable[str]) -> None:
-    known = list(dict.fromkeys(known))
-    for key in said:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"is {near[0]!r} meant?" if near else f"it may have {', '.join(known)}"
+def _refuse_unknown(owner: str, fields: Mapping[str, Any], names: Iterable[str]) -> None:
+    names = list(dict.fromkeys(names))
+    for key in fields:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"is {near[0]!r} meant?" if near else f"it may have {', '.join(names)}"
             raise ConfigError(f"{owner} has the unknown key {key!r}; {hint}")
 
 
-def _constructed(owner: str, kind: type[T], given: Mapping[str, Any]) -> T:
+def _constructed(owner: str, kind: type[T], arguments: Mapping[str, Any]) -> T:
     try:
-        return kind(**given)
+        return kind(**arguments)
     except UsageError:
         raise
     except TypeError as error:
@@ -240,17 +242,17 @@ def find_features(said: str) -> FeatureSet:
         ConfigError: There is none; the error quotes `said`.
     """
     in_module = ":" in said and not os.path.exists(said)
-    found = _imported(said) if in_module else load_features(said)
-    for table in found.tables.values():
+    features = _imported(said) if in_module else load_features(said)
+    for table in features.tables.values():
         if table.optimizer is not None:
             check_outside(f"table {table.name!r}", table.optimizer)
-    return found
+    return features
 
 
-def _imported(said: str) -> FeatureSet:
-    found = find_object(
-        said, "features", "name a TOML or JSON file, or MODULE:NAME of a FeatureSet"
+def _imported(name: str) -> FeatureSet:
+    value = find_object(
+        name, "features", "name a TOML or JSON file, or MODULE:NAME of a FeatureSet"
     )
-    if not isinstance(found, FeatureSet):
-        raise ConfigError(f"the features {said!r} are {found!r:.80}; they must be a FeatureSet")
-    return found
+    if not isinstance(value, FeatureSet):
+        raise ConfigError(f"the features {name!r} are {value!r:.80}; they must be a FeatureSet")
+    return value

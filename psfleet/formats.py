@@ -73,23 +73,25 @@ class Format:
         """
         return self.fields(json.loads(content))
 
-    def fields(self, said: Any) -> dict[str, Any]:
+    def fields(self, document: Any) -> dict[str, Any]:
         """Parse fields as `parse` does, of a document that is a part of another one."""
-        if not isinstance(said, dict) or said.get("format") != self.name:
-            found = said.get("format") if isinstance(said, dict) else said
-            raise Misfit(f"is damaged or no {self.name} of psfleet: its format is {found!r:.60}")
-        version = said.get("version")
+        if not isinstance(document, dict) or document.get("format") != self.name:
+            value = document.get("format") if isinstance(document, dict) else document
+            raise Misfit(f"is damaged or no {self.name} of psfleet: its format is {value!r:.60}")
+        version = document.get("version")
         if type(version) is not int or version not in self.versions:
             *others, last = map(str, self.versions)
-            known = f"{', '.join(others)} and {last}" if others else last
+            versions = f"{', '.join(others)} and {last}" if others else last
             raise Misfit(
                 f"has version {version!r:.60} of the format {self.name!r}, and this psfleet reads "
-                f"version {known}; {_ADVICE}"
+                f"version {versions}; {_ADVICE}"
             )
-        return {name: value for name, value in said.items() if name not in ("format", "version")}
+        return {
+            name: value for name, value in document.items() if name not in ("format", "version")
+        }
 
 
-def exact(said: Any, what: str, **kinds: Any) -> list[Any]:
+def exact(document: Any, what: str, **kinds: Any) -> list[Any]:
     """The values of exactly these fields, in their order.
 
     Args:
@@ -100,21 +102,21 @@ def exact(said: Any, what: str, **kinds: Any) -> list[Any]:
     Raises:
         Misfit: A field is unknown, missing or of another type.
     """
-    if not isinstance(said, dict):
-        raise Misfit(f"has {said!r:.60} as its {what}, which must be an object; {_ADVICE}")
-    for name in said:
+    if not isinstance(document, dict):
+        raise Misfit(f"has {document!r:.60} as its {what}, which must be an object; {_ADVICE}")
+    for name in document:
         if name not in kinds:
             raise Misfit(f"has the unknown field {name!r:.60} in its {what}; {_ADVICE}")
     for name, kind in kinds.items():
-        if name not in said:
+        if name not in document:
             raise Misfit(f"lacks the field {name!r} in its {what}; {_ADVICE}")
-        if not _fits(said[name], kind):
+        if not _fits(document[name], kind):
             words = getattr(kind, "__name__", str(kind))
             raise Misfit(
-                f"has {said[name]!r:.60} as {name} in its {what}, which must be of type {words}; "
+                f"has {document[name]!r:.60} as {name} in its {what}, which must be of type {words}; "
                 f"{_ADVICE}"
             )
-    return [said[name] for name in kinds]
+    return [document[name] for name in kinds]
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -272,18 +274,18 @@ MOVED = "moved.json"
 _RELOCATIONS_FORMAT = Format("moved servers")
 
 
-def write_relocations(where: Path, moved: Mapping[str, str]) -> None:
-    """Replace the file; `moved` has the new endpoint of each old one."""
-    _RELOCATIONS_FORMAT.write(where, moved=dict(moved))
+def write_relocations(where: Path, endpoints: Mapping[str, str]) -> None:
+    """Replace the file; `endpoints` has the new endpoint of each old one."""
+    _RELOCATIONS_FORMAT.write(where, moved=dict(endpoints))
 
 
 def read_relocations(where: Path) -> dict[str, str]:
     """The new endpoint of each old one; empty: no server has moved, or the file is damaged."""
     try:
-        (moved,) = _RELOCATIONS_FORMAT.read(where, moved=dict)
+        (endpoints,) = _RELOCATIONS_FORMAT.read(where, moved=dict)
     except (FileNotFoundError, FrameError):
         return {}
-    return {str(old): str(new) for old, new in moved.items()}
+    return {str(old): str(new) for old, new in endpoints.items()}
 
 
 SERVERS = "servers.json"
@@ -324,8 +326,8 @@ def environment_of(job: Any, **access: Any) -> Environment:
     Raises:
         ConfigError: It is neither, or no job is there.
     """
-    said = {name: value for name, value in access.items() if value is not None}
-    return dataclasses.replace(_found(job), **said)
+    settings = {name: value for name, value in access.items() if value is not None}
+    return dataclasses.replace(_found(job), **settings)
 
 
 def _found(job: Any) -> Environment:

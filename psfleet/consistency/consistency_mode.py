@@ -154,22 +154,22 @@ def register(mode: type[M]) -> type[M]:
                 f"servers know the setting {name!r} of the mode {_place(mode)}, whose default is {value!r}; "
                 "what they know are whole numbers"
             )
-    for known in MODES.values():
-        same = {known.name, known.number} & {mode.name, mode.number}
-        if same and _place(type(known)) != _place(mode):
+    for other in MODES.values():
+        same = {other.name, other.number} & {mode.name, mode.number}
+        if same and _place(type(other)) != _place(mode):
             raise ConfigError(
                 f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
-                f"{known.name!r} is {_place(type(known))} with the number {known.number}; give it others"
+                f"{other.name!r} is {_place(type(other))} with the number {other.number}; give it others"
             )
-    found: list[ConsistencyMode] = [*_others(mode), one]
-    found.sort(key=lambda one: one.number)
+    modes: list[ConsistencyMode] = [*_others(mode), one]
+    modes.sort(key=lambda one: one.number)
     MODES.clear()
-    MODES.update({one.name: one for one in found})
+    MODES.update({one.name: one for one in modes})
     return mode
 
 
 def _others(mode: type[ConsistencyMode]) -> list[ConsistencyMode]:
-    return [known for known in MODES.values() if _place(type(known)) != _place(mode)]
+    return [other for other in MODES.values() if _place(type(other)) != _place(mode)]
 
 
 def find_mode(name: str | None) -> ConsistencyMode:

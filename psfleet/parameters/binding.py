@@ -96,8 +96,8 @@ class BoundTables(ParameterClient):
             return self.lookup(parameter, seat.all_ids())
         if seat.value is None:
             # A step that asks for one value will ask for those that changed with it.
-            changed = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
-            self._fetch(changed if seat in changed else [seat], [])
+            stale = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
+            self._fetch(stale if seat in stale else [seat], [])
         assert seat.value is not None
         return seat.value
 
@@ -110,20 +110,20 @@ class BoundTables(ParameterClient):
             return rows
         return self._looked_up(seat, ids)[1]
 
-    def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
+    def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
         """Pool rows of a distributed parameter."""
-        held, values = self._looked_up(self._seats[id(parameter)], asked)
-        assert isinstance(held, PooledIds)
-        return held, values
+        source, values = self._looked_up(self._seats[id(parameter)], lookup)
+        assert isinstance(source, PooledIds)
+        return source, values
 
-    def _looked_up(self, seat: BoundTable, asked: Asked) -> tuple[Asked, Floats]:
+    def _looked_up(self, seat: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
         """Return the looked-up rows of a sparse table: those pulled in this step, or pulled now."""
-        for held in seat.rows:
-            if are_equal(held[0], asked):
-                return held
+        for pair in seat.rows:
+            if are_equal(pair[0], lookup):
+                return pair
         if len(seat.rows) >= _LOOKUPS:
             seat.rows.clear()
-        self._fetch([], [(seat, asked)])
+        self._fetch([], [(seat, lookup)])
         return seat.rows[-1]
 
     def prefetch(
@@ -132,14 +132,14 @@ class BoundTables(ParameterClient):
         """Bring what a step needs in one pull; with other workers about, all of it anew."""
         whole = {id(p): self._seats[id(p)] for p in dense}
         rows: list[tuple[BoundTable, Asked]] = []
-        for parameter, asked in sparse:
+        for parameter, lookup in sparse:
             seat = self._seats[id(parameter)]
-            if not isinstance(asked, PooledIds):
-                check_rows(parameter, asked)
+            if not isinstance(lookup, PooledIds):
+                check_rows(parameter, lookup)
             if seat.spec.kind == "dense":
                 whole[id(parameter)] = seat
             else:
-                rows.append((seat, asked))
+                rows.append((seat, lookup))
         for seat in [*whole.values(), *(s for s, _ in rows)]:
             if self.runtime.worker_num > 1 or seat.spec.kind == "sparse":
                 seat.forget()
@@ -156,12 +156,12 @@ class BoundTables(ParameterClient):
         if not self.runtime.reads_ahead:
             return
         seats = [self._seats[id(parameter)] for parameter in dense]
-        rows = [(self._seats[id(parameter)], asked) for parameter, asked in sparse]
+        rows = [(self._seats[id(parameter)], lookup) for parameter, lookup in sparse]
         if all(seat.spec.kind == "dense" for seat in seats) and all(
             seat.spec.kind == "sparse" for seat, _ in rows
         ):
             self.begin_pull(
-                [seat.key for seat in seats], [(seat.key, asked.copy()) for seat, asked in rows]
+                [seat.key for seat in seats], [(seat.key, lookup.copy()) for seat, lookup in rows]
             )
 
     def _fetch(
@@ -169,14 +169,14 @@ class BoundTables(ParameterClient):
     ) -> None:
         if not dense and not sparse:
             return
-        sparse = [(seat, asked.copy()) for seat, asked in sparse]
-        values, rows = self.pull([s.key for s in dense], [(s.key, asked) for s, asked in sparse])
+        sparse = [(seat, lookup.copy()) for seat, lookup in sparse]
+        values, rows = self.pull([s.key for s in dense], [(s.key, lookup) for s, lookup in sparse])
         for array in (*values, *rows):
             array.flags.writeable = False
         for seat, array in zip(dense, values, strict=True):
             seat.value = array
-        for (seat, asked), array in zip(sparse, rows, strict=True):
-            seat.rows.append((asked, array))
+        for (seat, lookup), array in zip(sparse, rows, strict=True):
+            seat.rows.append((lookup, array))
 
     @deferred()
     def push(
@@ -198,8 +198,8 @@ class BoundTables(ParameterClient):
 
     def send_along(self, seat: BoundTable, gradient: Floats, rate: float) -> None:
         """Let the next push bring a dense table's gradient: the mean, if there are several by then."""
-        known = self._along.get(seat.key)
-        total, count = (gradient, 1) if known is None else (known[1] + gradient, known[2] + 1)
+        before = self._along.get(seat.key)
+        total, count = (gradient, 1) if before is None else (before[1] + gradient, before[2] + 1)
         self._along[seat.key] = seat, total, count, rate
 
     # -- seats ---------------------------------------------------------------------------------

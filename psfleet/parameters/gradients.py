@@ -128,9 +128,9 @@ def zeroed(grad: Grad | None) -> Grad | None:
 def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
     """The array that a sparse gradient stands for; repeated ids are summed in order."""
     check_rows(parameter, grad.ids)
-    merged = merge_rows(grad)
+    unique = merge_rows(grad)
     dense = np.zeros(parameter.shape, np.float32)
-    dense[merged.ids] = merged.rows
+    dense[unique.ids] = unique.rows
     return dense
 
 

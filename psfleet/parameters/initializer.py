@@ -146,7 +146,10 @@ def resolve(
 
 
 def starting(
-    said: Initializer | InitializerSpec | None, shape: Sequence[int | None], seed: int, owner: str
+    initializer: Initializer | InitializerSpec | None,
+    shape: Sequence[int | None],
+    seed: int,
+    owner: str,
 ) -> tuple[InitializerSpec, int]:
     """Return a table's initializer, and the seed: the initializer's own one if it has one.
 
@@ -154,11 +157,11 @@ def starting(
         owner: Owner of the first values, for messages.
     """
     try:
-        found = resolve(said, shape)
+        spec = resolve(initializer, shape)
     except PsfleetError as error:
         raise type(error)(f"{owner}: {error}") from None
-    own = said.own_seed if isinstance(said, Initializer) else 0
-    return found, own or seed
+    own = initializer.own_seed if isinstance(initializer, Initializer) else 0
+    return spec, own or seed
 
 
 def _fans(shape: Sequence[int | None]) -> tuple[int, int]:

@@ -46,8 +46,8 @@ def _average(momentum: float) -> _Average:
 def promise(parameter: Parameter, momentum: float) -> None:
     """Let a parameter's value come from its table, which is made when it is first needed."""
     owner = _average(momentum)
-    promised = LazyBinding(lambda found: tables().seat(owner, found), early=True)
-    parameter.binding = parameter.binding or promised
+    binding = LazyBinding(lambda target: tables().seat(owner, target), early=True)
+    parameter.binding = parameter.binding or binding
 
 
 def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:

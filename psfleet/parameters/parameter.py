@@ -197,15 +197,15 @@ class Parameter:
             return self._shown(self._value[ids])
         return self._shown(initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name))
 
-    def pooled(self, asked: PooledIds) -> tuple[PooledIds, Floats]:
+    def pooled(self, lookup: PooledIds) -> tuple[PooledIds, Floats]:
         """Pool rows of a distributed parameter: float32 [bags, dim].
 
         Returns:
-            What the gradient may be of, which is `asked` or equal to it, and the values.
+            What the gradient may be of, which is `lookup` or equal to it, and the values.
         """
         if isinstance(self.binding, PoolingBinding):
-            return self.binding.pooled(self, asked)
-        return asked, asked.pool(self.lookup(asked.ids))
+            return self.binding.pooled(self, lookup)
+        return lookup, lookup.pool(self.lookup(lookup.ids))
 
     def _shown(self, master: Floats) -> Floats:
         """The values in the parameter's precision."""
@@ -214,8 +214,8 @@ class Parameter:
         if self.dtype == "bfloat16":
             bits = np.ascontiguousarray(master).view(np.uint32)
             even = (bits >> np.uint32(16)) & np.uint32(1)  # ties go to the even neighbour
-            rounded = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
-            return np.where(np.isfinite(master), rounded.view(np.float32), master)
+            nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+            return np.where(np.isfinite(master), nearest.view(np.float32), master)
         return master
 
 
@@ -273,7 +273,7 @@ class Binding(Protocol):
 class PoolingBinding(Binding, Protocol):
     """One that pools rows where they arrive."""
 
-    def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
+    def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
         """See `Parameter.pooled`."""
 
 

@@ -44,8 +44,10 @@ class ParameterClient:
         reads = self._reads(dense, rows)
         arrays = self._arrived(reads) or self.runtime.pull(reads)
         first = len(dense)
-        found = zip(rows, reads[first:], arrays[first:], strict=True)
-        return arrays[:first], [as_asked(asked, read, array) for (_, asked), read, array in found]
+        triples = zip(rows, reads[first:], arrays[first:], strict=True)
+        return arrays[:first], [
+            as_asked(lookup, read, array) for (_, lookup), read, array in triples
+        ]
 
     def begin_pull(self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]) -> None:
         """Begin the next `pull`; the push before it overtakes it. The ids must not change."""
@@ -55,8 +57,8 @@ class ParameterClient:
     def _reads(self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]) -> list[Read]:
         pools = self.runtime.pools
         reads = [*map(Read, dense)]
-        for key, asked in rows:
-            reads.append(read_of(key, asked, pools))
+        for key, lookup in rows:
+            reads.append(read_of(key, lookup, pools))
         return reads
 
     def send(self, gradients: Sequence[Gradient], samples: int, loss: float | None) -> None:
@@ -90,10 +92,10 @@ class ParameterClient:
         meets = runtime.worker_num > 1 and not joins_late
         if meets and runtime.worker_index > 0:
             runtime.barrier()
-        made = make(self)
+        tables = make(self)
         if meets and runtime.worker_index == 0:
             runtime.barrier()
-        return made
+        return tables
 
     def begin_rows(self, spec: TableSpec, ids: Ids, rows: Floats) -> None:
         """Write rows as if no push had touched them. Call it within `exclusively`."""
@@ -134,25 +136,25 @@ def slots_of(spec: TableSpec, ids: Ids, state: TableState | None = None) -> list
     slots = [np.full((len(ids), spec.dim), slot.initial, np.float32) for slot in spec.rule.slots]
     if state is not None and state.ids is not None:
         places = places_of(ids, state.ids)
-        for into, held in zip(slots, state.values[1:], strict=True):
-            into[places] = held
+        for into, values in zip(slots, state.values[1:], strict=True):
+            into[places] = values
     return slots
 
 
-def places_of(ids: Ids, wanted: Ids) -> Ids:
-    """Return the positions in `ids` of each of `wanted`; all of them are there."""
+def places_of(ids: Ids, targets: Ids) -> Ids:
+    """Return the positions in `ids` of each of `targets`; all of them are there."""
     order = np.argsort(ids)
-    places: Ids = order[np.searchsorted(ids, wanted, sorter=order)]
+    places: Ids = order[np.searchsorted(ids, targets, sorter=order)]
     return places
 
 
-def are_equal(asked: Asked, other: Asked) -> bool:
+def are_equal(lookup: Asked, other: Asked) -> bool:
     """Return whether two lookups read the same."""
-    if isinstance(asked, PooledIds):
-        return isinstance(other, PooledIds) and asked.matches(other)
+    if isinstance(lookup, PooledIds):
+        return isinstance(other, PooledIds) and lookup.matches(other)
     if isinstance(other, PooledIds):
         return False
-    return asked.shape == other.shape and np.array_equal(asked, other)
+    return lookup.shape == other.shape and np.array_equal(lookup, other)
 
 
 def _are_alike(some: Sequence[Read], others: Sequence[Read]) -> bool:

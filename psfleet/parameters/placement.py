@@ -54,8 +54,8 @@ def place(
         return Placement("dense")
     if not 1 <= parameter.shape[1] <= MAX_DIM or decay != DecaySpec():
         return Placement("dense")
-    needed = "touched" if lazy else reach(rule)
-    return Placement("dense") if needed == "all" else Placement("sparse", needed == "stored")
+    extent = "touched" if lazy else reach(rule)
+    return Placement("dense") if extent == "all" else Placement("sparse", extent == "stored")
 
 
 @lru_cache(maxsize=256)
@@ -68,7 +68,7 @@ def reach(rule: Rule) -> Reach:
     try:
         if _moves(rule, scalar, fresh, 1):
             return "all"
-        moves = [_moves(rule, scalar, used, step) for step, used in _used(rule, scalar, fresh)]
+        moves = [_moves(rule, scalar, values, step) for step, values in _used(rule, scalar, fresh)]
         return "stored" if any(moves) else "touched"
     except (ArithmeticError, ValueError, TypeError):
         return "all"
@@ -131,10 +131,10 @@ class LazyBinding:
         with self._settled([parameter]):
             return parameter.lookup(ids)
 
-    def pooled(self, parameter: Parameter, asked: PooledIds) -> tuple[PooledIds, Floats]:
+    def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
         """Pool the rows."""
         with self._settled([parameter]):
-            return parameter.pooled(asked)
+            return parameter.pooled(lookup)
 
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]

@@ -82,8 +82,8 @@ def rowwise_measure(w, g, moment, h):  # type: ignore[no-untyped-def]
     return (g * g,)
 
 
-def rowwise_combine(squared, count, h):  # type: ignore[no-untyped-def]
-    return (squared / count,)
+def rowwise_combine(squares, count, h):  # type: ignore[no-untyped-def]
+    return (squares / count,)
 
 
 def rowwise_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]

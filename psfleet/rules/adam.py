@@ -304,9 +304,9 @@ class RAdam(Rule):
         power = self.beta2**step
         whole = 2 / (1 - self.beta2) - 1
         length = whole - 2 * step * power / (1 - power)
-        rate, rectified, plain = learning_rate / (1 - self.beta1**step), 0.0, 1.0
+        rate, factor, plain = learning_rate / (1 - self.beta1**step), 0.0, 1.0
         if length > 5:
-            rectified = math.sqrt(
+            factor = math.sqrt(
                 (length - 4)
                 * (length - 2)
                 * whole
@@ -315,7 +315,7 @@ class RAdam(Rule):
             )
             plain = 0.0
         return (
-            rate * rectified,
+            rate * factor,
             rate * plain,
             self.beta1,
             1 - self.beta1,

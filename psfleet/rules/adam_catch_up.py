@@ -14,21 +14,21 @@ _ERROR = 1e-6  # of the learning rate: what the missed steps beyond `limit` may 
 
 
 def adam_catch_up(w, g, m, v, top, high, low, q1, q2, rate, h):  # type: ignore[no-untyped-def]
-    missed = ((h[7] - top) * h[10] + (h[8] - high)) * h[10] + (h[9] - low) - h[11]
-    if missed > h[13]:  # the same for a whole row: without it no row would be vectorised
-        steps = min(missed, h[12])
-        done = h[13]
-        while done < steps and v > h[13]:
+    gap = ((h[7] - top) * h[10] + (h[8] - high)) * h[10] + (h[9] - low) - h[11]
+    if gap > h[13]:  # the same for a whole row: without it no row would be vectorised
+        steps = min(gap, h[12])
+        count = h[13]
+        while count < steps and v > h[13]:
             m = h[1] * m
             v = h[3] * v
             q1 = h[1] * q1 + h[2]
             q2 = h[3] * q2 + h[4]
             root = math.sqrt(q2)
             w = w - rate * root / q1 * (m / (math.sqrt(v) + h[6] * root))
-            done = done + h[11]
-        if missed > steps:
-            m = math.pow(h[1], missed - steps) * m
-            v = math.pow(h[3], missed - steps) * v
+            count = count + h[11]
+        if gap > steps:
+            m = math.pow(h[1], gap - steps) * m
+            v = math.pow(h[3], gap - steps) * v
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
     w = w - h[0] * (m / (math.sqrt(v) + h[5]))

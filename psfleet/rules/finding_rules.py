@@ -48,7 +48,7 @@ def definition_of(rule: type["NamedDefinition"]) -> str:
 def _digest(rule: Any) -> str:
     home = rule.__module__.partition(".")[0]
     pending: list[Any] = [rule]
-    seen: set[Any] = {rule}
+    items: set[Any] = {rule}
     texts: set[str] = set()
     while pending:
         item = pending.pop()
@@ -56,8 +56,8 @@ def _digest(rule: Any) -> str:
         texts.add(ast.unparse(tree))
         for name, value in _named(tree, vars(sys.modules[item.__module__])):
             if isinstance(value, type | FunctionType):
-                if value.__module__.partition(".")[0] == home and value not in seen:
-                    seen.add(value)
+                if value.__module__.partition(".")[0] == home and value not in items:
+                    items.add(value)
                     pending.append(value)
             elif isinstance(value, bool | int | float | str | tuple):
                 texts.add(f"{name} = {value!r}")
@@ -81,9 +81,9 @@ def _tree(rule: type["NamedDefinition"], item: Any) -> ast.AST:
 
 def _named(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The global names that the syntax uses, with their values."""
-    for used in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
-        if used in names:
-            yield used, names[used]
+    for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
+        if name in names:
+            yield name, names[name]
 
 
 T = TypeVar("T", bound="NamedDefinition")
@@ -102,15 +102,15 @@ def register(rule: type["NamedDefinition"]) -> None:
     Raises:
         RuleError: The name is not one, or another rule has it.
     """
-    known = rule.known.get(rule.name)
+    other = rule.known.get(rule.name)
     if not _NAME.fullmatch(rule.name):
         raise RuleError(
             f"the {rule.word} {rule.__name__} has the name {rule.name!r}; a name has lower-case letters, "
             "digits and _, and begins with a letter"
         )
-    if known is not None and _place(known) != _place(rule):
+    if other is not None and _place(other) != _place(rule):
         raise RuleError(
-            f"the {rule.word} {_place(rule)} has the name {rule.name!r}, which is that of {_place(known)}; "
+            f"the {rule.word} {_place(rule)} has the name {rule.name!r}, which is that of {_place(other)}; "
             "give it another"
         )
     rule.known[rule.name] = rule
@@ -130,7 +130,7 @@ def own_rules() -> list[type["Rule"]]:
     return [rule for rule in RULES.values() if is_own(rule)]
 
 
-def find(known: dict[str, type[T]], word: str, name: str) -> type[T]:
+def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
     """The definition of this name.
 
     Args:
@@ -141,12 +141,12 @@ def find(known: dict[str, type[T]], word: str, name: str) -> type[T]:
     Raises:
         RuleError: There is none.
     """
-    if name not in known:
+    if name not in definitions:
         raise RuleError(
-            f"{word} {name!r} is unknown; use one of {', '.join(sorted(known))}, or name the module "
+            f"{word} {name!r} is unknown; use one of {', '.join(sorted(definitions))}, or name the module "
             "that defines it: psfleet-launch --rules MODULE, or PSFLEET_RULES"
         )
-    return known[name]
+    return definitions[name]
 
 
 def reference_of(rule: "NamedDefinition") -> str:
@@ -169,11 +169,11 @@ def make_rule(reference: str, hyperparameters: dict[str, float]) -> "Rule":
 
 
 def make(
-    known: dict[str, type[T]], word: str, reference: str, hyperparameters: dict[str, float]
+    definitions: dict[str, type[T]], word: str, reference: str, hyperparameters: dict[str, float]
 ) -> T:
-    """Make one of these definitions as `make_rule` does; `known` and `word` as for `find`."""
+    """Make one of these definitions as `make_rule` does; `definitions` and `word` as for `find`."""
     name, _, definition = reference.partition("@")
-    rule = find(known, word, name)
+    rule = find(definitions, word, name)
     own = definition_of(rule)
     if definition != own:
         raise RuleError(
@@ -244,14 +244,14 @@ class NamedDefinition:
     @classmethod
     def from_hyperparameters(cls, values: dict[str, float]) -> Self:
         """The definition with these fields, each brought back to the field's own type."""
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - set(known))
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - set(fields))
         if unknown:
             raise ConfigError(
                 f"{cls.word} {cls.name!r} has no hyperparameter {unknown[0]!r}; "
-                f"it has {', '.join(known) or 'none'}"
+                f"it has {', '.join(fields) or 'none'}"
             )
-        kinds: dict[str, Any] = {name: type(field.default) for name, field in known.items()}
+        kinds: dict[str, Any] = {name: type(field.default) for name, field in fields.items()}
         for name, value in values.items():  # a float's own range says more
             if kinds[name] is not float and not math.isfinite(value):
                 raise ConfigError(

@@ -23,8 +23,8 @@ _KERNELS_OWN = re.compile(
 
 def functions_of(rule: "Rule") -> Iterator[Callable[..., tuple[float, ...]]]:
     """The functions that go into the rule's kernels."""
-    found = (rule.scalar(), rule.advance(), rule.direction(), rule.measure(), rule.combine())
-    yield from (function for function in found if function is not None)
+    functions = (rule.scalar(), rule.advance(), rule.direction(), rule.measure(), rule.combine())
+    yield from (function for function in functions if function is not None)
 
 
 def check_functions(rule: "Rule") -> None:
@@ -53,16 +53,16 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
         return f"has no source that can be read ({error}); put it into a module that is a file"
     if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
         return "must be defined by a plain def, without decorators"
-    known = {argument.arg for argument in tree.args.args} | {"math", *_BUILT_IN}
-    known |= {
+    names = {argument.arg for argument in tree.args.args} | {"math", *_BUILT_IN}
+    names |= {
         n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }
     for node in _body(tree):
-        if isinstance(node, ast.Name) and node.id not in known:
+        if isinstance(node, ast.Name) and node.id not in names:
             return f"uses {node.id!r}; it may use its arguments, {', '.join(_BUILT_IN)} and math"
         if isinstance(node, ast.Attribute) and not (_is_math(node) and node.attr in _MATH):
-            wanted = ", ".join(f"math.{name}" for name in _MATH)
-            return f"uses {ast.unparse(node)!r}; of math it may use {wanted}"
+            choices = ", ".join(f"math.{name}" for name in _MATH)
+            return f"uses {ast.unparse(node)!r}; of math it may use {choices}"
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not numbers:
             return (
                 f"has the number {node.value!r}, which would widen its arithmetic to 64 bits; return "

@@ -111,8 +111,8 @@ class DGCMomentum(Rule):
         return (learning_rate, self.momentum, 1.0, *ahead)
 
 
-def asgd(w, g, total, kept, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
-    total = total - kept + g
+def asgd(w, g, total, previous, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    total = total - previous + g
     return w - h[0] * total, total, g
 
 

@@ -67,8 +67,8 @@ class Ftrl(Rule):
 
 
 def proximal_gd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
-    moved = w - h[0] * g
-    return (math.copysign(max(abs(moved) - h[1], h[3]), moved) / h[2],)
+    target = w - h[0] * g
+    return (math.copysign(max(abs(target) - h[1], h[3]), target) / h[2],)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class ProximalGD(Rule):
 
 def proximal_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     moment = moment + g * g
-    moved = w - h[0] * g / math.sqrt(max(moment, h[4]))
-    return math.copysign(max(abs(moved) - h[1], h[3]), moved) / h[2], moment
+    target = w - h[0] * g / math.sqrt(max(moment, h[4]))
+    return math.copysign(max(abs(target) - h[1], h[3]), target) / h[2], moment
 
 
 @dataclass(frozen=True)

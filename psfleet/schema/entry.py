@@ -73,12 +73,12 @@ class Entry:
 
     def values(self) -> dict[str, float]:
         """Return the numbers that `make_entry` needs beside the kind: by the names of its stored form."""
-        given: Any = astuple(self)  # type: ignore[call-overload]  # every part is a dataclass
-        numbers = [float(value) for value in given if not isinstance(value, str)]
+        fields: Any = astuple(self)  # type: ignore[call-overload]  # every part is a dataclass
+        numbers = [float(value) for value in fields if not isinstance(value, str)]
         return dict(zip(self.stored.numbers, numbers, strict=True))
 
     @classmethod
-    def read(cls, words: list[str], numbers: dict[str, Any], left: dict[str, float]) -> "Entry":
+    def read(cls, words: list[str], numbers: dict[str, Any], rest: dict[str, float]) -> "Entry":
         """The entry of a stored form; takes what else belongs to it from what is left of the values."""
         return cls(*words, *numbers.values())
 
@@ -247,8 +247,8 @@ class CapacityEntry(Entry):
         if self.full == "refuse" and not self.rows and not self.bytes:
             raise ConfigError("a CapacityEntry that refuses needs rows or bytes; both are 0")
         if isinstance(self.policy, str):
-            named = find(POLICIES, EvictionPolicy.word, self.policy)()
-            object.__setattr__(self, "policy", named)
+            policy = find(POLICIES, EvictionPolicy.word, self.policy)()
+            object.__setattr__(self, "policy", policy)
         self._check_policy()
 
     def _check_policy(self) -> None:
@@ -282,10 +282,10 @@ class CapacityEntry(Entry):
 
     @classmethod
     @override
-    def read(cls, words: list[str], numbers: dict[str, Any], left: dict[str, float]) -> Entry:
+    def read(cls, words: list[str], numbers: dict[str, Any], rest: dict[str, float]) -> Entry:
         full, reference, *_ = (*words, "lru")
-        given = {key: left.pop(key) for key in [*left] if key.startswith(_POLICY)}
-        hyperparameters = {key.removeprefix(_POLICY): value for key, value in given.items()}
+        own = {key: rest.pop(key) for key in [*rest] if key.startswith(_POLICY)}
+        hyperparameters = {key.removeprefix(_POLICY): value for key, value in own.items()}
         policy = make(POLICIES, EvictionPolicy.word, reference, hyperparameters)
         return cls(**numbers, full=cast(Any, full), policy=policy)
 
@@ -352,10 +352,10 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
     """
     if not kind:
         return None
-    left = dict(values)
-    parts = [_make_part(part, left) for part in kind.split("+")]
-    if left:
-        raise ConfigError(f"entry {kind!r} has no {sorted(left)}")
+    rest = dict(values)
+    parts = [_make_part(part, rest) for part in kind.split("+")]
+    if rest:
+        raise ConfigError(f"entry {kind!r} has no {sorted(rest)}")
     return functools.reduce(lambda a, b: a & b, parts)
 
 

@@ -47,30 +47,30 @@ def later(
 
     Its field in messages is `optional` if 0, False or "" is a value of it without being the default.
     """
-    stored = LaterField(name, kind, since, inside)
-    return dataclasses.field(default=default, compare=compare, metadata={"later": stored})
+    field = LaterField(name, kind, since, inside)
+    return dataclasses.field(default=default, compare=compare, metadata={"later": field})
 
 
 def later_fields(definition: Any) -> list[LaterField]:
     """Those of a definition's class, in order."""
-    return [stored for stored, _ in _attributes(definition)]
+    return [field for field, _ in _attributes(definition)]
 
 
 def later_values(definition: Any) -> dict[LaterField, Any]:
     """Return the fields to store: those that differ from their default, and the rest of their group."""
-    values = {stored: getattr(definition, of.name) for stored, of in _attributes(definition)}
-    keys = {stored.key for stored, of in _attributes(definition) if values[stored] != of.default}
-    return {stored: value for stored, value in values.items() if stored.key in keys}
+    values = {field: getattr(definition, of.name) for field, of in _attributes(definition)}
+    keys = {field.key for field, of in _attributes(definition) if values[field] != of.default}
+    return {field: value for field, value in values.items() if field.key in keys}
 
 
-def arguments(definition: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(definition: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constructor's arguments for stored values by name; the others are left alone."""
     return {
-        of.name: said[stored.name] for stored, of in _attributes(definition) if stored.name in said
+        of.name: values[field.name] for field, of in _attributes(definition) if field.name in values
     }
 
 
 def _attributes(definition: Any) -> Iterable[tuple[LaterField, dataclasses.Field[Any]]]:
     for of in dataclasses.fields(definition):
-        if (stored := of.metadata.get("later")) is not None:
-            yield stored, of
+        if (field := of.metadata.get("later")) is not None:
+            yield field, of

@@ -181,10 +181,10 @@ class TableSpec:
             raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
         check_functions(self.rule)
         self._check_precision()
-        wanted = {"shows", "clicks"}.intersection(self.policy.arguments)
-        if wanted and not self.pushed_scores:
+        scores = {"shows", "clicks"}.intersection(self.policy.arguments)
+        if scores and not self.pushed_scores:
             raise ConfigError(
-                f"table {self.name!r}: the eviction policy {self.policy.name!r} asks for {min(wanted)}, "
+                f"table {self.name!r}: the eviction policy {self.policy.name!r} asks for {min(scores)}, "
                 "which the table does not count; join its entry with a ShowClickEntry"
             )
         if not 0 <= self.seed < 2**63:

@@ -84,12 +84,12 @@ def kind_of(annotation: Any) -> Kind:
         return Kind("a dict", _only(lambda value: isinstance(value, Mapping)))
     if isinstance(origin, type) and issubclass(origin, Iterable):
         return _list(inner[0], as_list=issubclass(origin, Sequence))
-    demanded = origin or annotation
-    if isinstance(demanded, type) and not getattr(demanded, "_is_protocol", False):
-        article = "an" if demanded.__name__[0] in "AEIOL" else "a"
-        home = demanded.__module__.partition(".")[0]
+    cls = origin or annotation
+    if isinstance(cls, type) and not getattr(cls, "_is_protocol", False):
+        article = "an" if cls.__name__[0] in "AEIOL" else "a"
+        home = cls.__module__.partition(".")[0]
         of = "" if home in ("psfleet", "builtins", "os", "numpy") else f" of {home}"
-        return Kind(f"{article} {demanded.__name__}{of}", _instance(demanded))
+        return Kind(f"{article} {cls.__name__}{of}", _instance(cls))
     return ANYTHING
 
 
@@ -111,9 +111,9 @@ def _instance(kind: Any) -> Callable[[Any], Any]:
 
 def _number(value: Any) -> int | float:
     """A finite number, also of an array or a variable that holds it alone."""
-    held = getattr(value, "value", value)
-    if isinstance(held, np.ndarray | np.generic) and held.size == 1:
-        value = held.item()
+    content = getattr(value, "value", value)
+    if isinstance(content, np.ndarray | np.generic) and content.size == 1:
+        value = content.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError
     if isinstance(value, float) and not math.isfinite(value):
@@ -202,10 +202,10 @@ def _list(entry: Any, as_list: bool) -> Kind:
     """A list; `as_list`: with a length, so its entries are checked too and an array is one."""
     inner = kind_of(entry)
     takes_all = inner is ANYTHING
-    allowed: Any = (Sequence, np.ndarray, MappingView) if as_list else Iterable
+    classes: Any = (Sequence, np.ndarray, MappingView) if as_list else Iterable
 
     def take(value: Any) -> Any:
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, allowed):
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, classes):
             raise TypeError
         if isinstance(value, np.ndarray) and value.ndim != 1:
             raise TypeError

@@ -112,8 +112,8 @@ def check_fields(owner: str, item: Any) -> None:
     """Check the fields of a dataclass, and leave each in its own type."""
     hints = typing.get_type_hints(type(item), include_extras=True)
     for field in dataclasses.fields(item):
-        taken = check(owner, field.name, getattr(item, field.name), hints[field.name])
-        object.__setattr__(item, field.name, taken)
+        value = check(owner, field.name, getattr(item, field.name), hints[field.name])
+        object.__setattr__(item, field.name, value)
 
 
 def checked(thing: F) -> F:
@@ -126,9 +126,9 @@ def checked(thing: F) -> F:
         ConfigError: One is out of range.
     """
     if isinstance(thing, type):
-        for name, held in list(vars(thing).items()):
+        for name, member in list(vars(thing).items()):
             if not name.startswith("_") or name in ("__init__", "__call__"):
-                _check_method(thing, name, held)
+                _check_method(thing, name, member)
         return thing
     form = Form(thing)
 
@@ -136,9 +136,9 @@ def checked(thing: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if form.is_free:
             return thing(*args, **kwargs)
-        taken = form.taken(args, kwargs)
-        if taken is not None:
-            return thing(*taken[0], **taken[1])
+        arguments = form.taken(args, kwargs)
+        if arguments is not None:
+            return thing(*arguments[0], **arguments[1])
         bound = form.bind(args, kwargs)  # something is wrong, or it takes any number of arguments
         return thing(*bound.args, **bound.kwargs)
 
@@ -146,12 +146,12 @@ def checked(thing: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def _check_method(owner: type, name: str, held: Any) -> None:
-    inner = held.__func__ if isinstance(held, classmethod | staticmethod) else held
+def _check_method(owner: type, name: str, member: Any) -> None:
+    inner = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     if not isinstance(inner, types.FunctionType) or hasattr(inner, "__checked__"):
         return
     method: Any = checked(inner)
-    setattr(owner, name, method if inner is held else type(held)(method))
+    setattr(owner, name, method if inner is member else type(member)(method))
 
 
 class Form:
@@ -176,17 +176,19 @@ class Form:
     def annotations(self) -> dict[str, Any]:
         """Annotations of all arguments, those of an annotated `**kwargs` too."""
         hints = self._hints
-        found = {name: hints.get(name, Any) for name in self.names}
+        annotations = {name: hints.get(name, Any) for name in self.names}
         if typing.get_origin(more := hints.get(self._more)) is typing.Unpack:
-            (named,) = typing.get_args(more)
-            found |= typing.get_type_hints(named, include_extras=True)
-        return found
+            (fields,) = typing.get_args(more)
+            annotations |= typing.get_type_hints(fields, include_extras=True)
+        return annotations
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
         inner: Any = inspect.unwrap(self._function)
-        said = {name: hint for name, hint in inner.__annotations__.items() if name != "return"}
-        holder = types.SimpleNamespace(__annotations__=said)
+        annotations = {
+            name: hint for name, hint in inner.__annotations__.items() if name != "return"
+        }
+        holder = types.SimpleNamespace(__annotations__=annotations)
         return typing.get_type_hints(holder, inner.__globals__, include_extras=True)
 
     @functools.cached_property
@@ -215,16 +217,16 @@ class Form:
         for name in self._needed[len(args) :]:
             if name not in kwargs:
                 return None
-        values, named = [], {}
+        values, keywords = [], {}
         try:
             for name, value in zip(kinds, args, strict=False):
                 if name not in kwargs:
                     values.append(kinds[name].take(value))
             for name, value in kwargs.items():
-                named[name] = kinds[name].take(value)
+                keywords[name] = kinds[name].take(value)
         except (TypeError, ValueError, KeyError):
             return None
-        return (values, named) if len(values) == len(args) else None
+        return (values, keywords) if len(values) == len(args) else None
 
     @functools.cached_property
     def _others(self) -> Any:
@@ -259,8 +261,8 @@ class Form:
 
     def _near(self, name: str) -> list[str]:
         """The argument that is probably meant by a name that there is not."""
-        known = [*self.names]
-        return [] if name in known else difflib.get_close_matches(name, known, 1)
+        names = [*self.names]
+        return [] if name in names else difflib.get_close_matches(name, names, 1)
 
     def _annotation(self, owner: str, name: str) -> Any:
         if name not in self.annotations and self._others is None:
