@@ -118,11 +118,13 @@ class DenseTable:
     def freeze(self) -> FrozenDenseTable:
         """The slice as it is now, to be read while the table goes on; see psfleet.tables.row_snapshot."""
         with self._lock:
-            arrays = FrozenArrays(self._planes, self._lock)
+            arrays, step = FrozenArrays(self._planes, self._lock), self.step
             self._views.append(arrays)
-        return FrozenDenseTable(
-            self.spec, self.step, self.count, arrays, self._spread, self._views.remove
-        )
+        return FrozenDenseTable(self.spec, step, self.count, arrays, self._spread, self._forget)
+
+    def _forget(self, view: FrozenArrays) -> None:
+        with self._lock:  # else a change that goes through the views would pass one over
+            self._views.remove(view)
 
     def _keep(self) -> None:
         """The slice is about to change."""

@@ -82,8 +82,9 @@ class FrozenRows:
 
     def close(self) -> None:
         """The memory need not remember the moment any more. Safe to call twice."""
-        if self in self._rows.views:
-            self._rows.views.remove(self)
+        with self._lock:  # else a change that goes through the views would pass one over
+            if self in self._rows.views:
+                self._rows.views.remove(self)
 
     def keep(self, ids: Ids) -> None:
         """Rows of these ids are about to change or to go. The caller has the lock."""

@@ -1,5 +1,7 @@
 """A table that is read while it changes: what is read is what it was at the first moment."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -164,3 +166,28 @@ def test_a_dense_table_is_read_as_it_was() -> None:
     table.push(np.ones(50, np.float32), 0.1)
     assert [read(late)[name].tobytes() for name in spec.slot_names] == expected
     assert [array.tobytes() for array in table.state()] != expected
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_no_view_is_closed_while_a_change_keeps_rows(kind: str) -> None:
+    """A change goes through the views of a table. One that another thread closes meanwhile waits, else the
+    change would pass over the view behind it, which would then read what came later."""
+    table: DenseTable | SparseTable
+    if kind == "dense":
+        table = DenseTable(
+            TableSpec("d", "dense", (4,), make_rule("sgd", {})), np.ones(4, np.float32)
+        )
+    else:
+        table = SparseTable(PLAIN)
+        table.push(np.arange(9), np.ones((9, 5), np.float32), 0.1)
+    first, second = table.freeze(), table.freeze()
+    views = table._views if isinstance(table, DenseTable) else table._index.stores[0].views
+    closing = threading.Thread(target=first.close)
+    with table._lock:
+        closing.start()
+        closing.join(0.1)
+        assert len(views) == 2
+    closing.join()
+    assert len(views) == 1
+    second.close()
+    assert not views
