@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 cabe918629ab2bd0c779756970dd7a5ad62bf036f41802d8c8745ed2b8a419dc
+# From protos/psfleet/v1/frame.proto, SHA-256 7efeb2606c2bf3948a30b97d8da5e1573cd9ea3e5db17ef8cc969b2dd80c7642
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 bdd6afe0675d500b591df6656b802dcc1e77f3b5b9282e014221056ff86b95cb
+# From protos/psfleet/v1/shard.proto, SHA-256 926f2fec3e4cb36010e62cc981e606ec6a997ca2f109aa22f93208455714b25f
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
