@@ -27,7 +27,7 @@ def test_a_heartbeat_is_answered_with_what_is_wanted(tmp_path: Path) -> None:
         assert coordinator is not None
         runtime = ClusterRuntime(environment(tmp_path, "worker", 0), "async")
         replies: list[HeartbeatReply] = []
-        runtime.on_heartbeat(replies.append)
+        runtime._fleet.heartbeats.listeners.append(replies.append)
         until(lambda: replies)
         assert not replies[0].HasField("snapshot")
         coordinator.worker_requests = WorkerRequests((3, 4))

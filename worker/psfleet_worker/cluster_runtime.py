@@ -36,7 +36,6 @@ from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import Send
 from psfleet_worker.connection.server_stats import figures_of
-from psfleet_worker.connection.worker_heartbeat import Listener
 from psfleet_worker.data_client import DataClient, Pusher
 from psfleet_worker.observability.step_times import StepTimes
 from psfleet_worker.session.collectives import Collectives
@@ -387,10 +386,6 @@ class ClusterRuntime:
     def next_ranges(self) -> tuple[Range, ...]:
         """Positions of the step after the present one of `data_steps`, if they are known; else empty."""
         return self._worker_data.next_ranges
-
-    def on_heartbeat(self, listener: Listener) -> None:
-        """Let `listener` hear what the coordinator answers to liveness signals, in their thread."""
-        self._fleet.heartbeats.listeners.append(listener)
 
     # -- the rest ------------------------------------------------------------------------------
 

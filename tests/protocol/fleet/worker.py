@@ -320,7 +320,7 @@ class Worker:
                 cut=send.cut if send.cut[0] else None,
                 position=self.position(),
                 skipped=send.skipped(server),
-                addressed=send.addressed if send.skips and server == 0 else (),
+                addressed=() if server or min(send.addressed) == send.sequence else send.addressed,
             )
             for server in there
         }

@@ -177,11 +177,6 @@ class SendPush:
         """Return the number of pushes just before it that were not sent to the server."""
         return self.sequence - 1 - self.before[server]
 
-    @property
-    def skips(self) -> bool:
-        """It is not sent to all servers."""
-        return min(self.addressed) < self.sequence
-
 
 # -- snapshots ------------------------------------------------------------------------------------------
 
