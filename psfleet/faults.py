@@ -138,7 +138,8 @@ class CrashFaults:
             two steps of that, where it takes two), complete (before anybody is told);
             replay: before a record is taken again.
             Of a change of the members (server 0): freeze, install: before a server is told.
-                Of a move of rows: opened, sent, filled, adopted: a server, before it says that it is or has.
+                Of a move of rows: opened, sent, filled, prepared, adopted: a server, before it says that it
+                is or has; promised, decided: server 0, before and after the decision.
         With a standby: feed, fed (a primary, before and after a record is on its way), waiting,
             followed (before and after the standby's word); receive, took (the standby, around taking it).
         count: At which time, from 1.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import CheckpointError, ConfigError, FrameError, PsfleetError, RuleError
-from psfleet.platform.atomic_files import let_appear, read_small, reason
+from psfleet.platform.atomic_files import let_appear, read_small, reason, replace
 from psfleet.settings.declaration import from_variables, to_variables
 from psfleet.settings.declared_settings import FleetSettings, JobSettings, ProcessSettings
 from psfleet.settings.environment import Environment, check_endpoint, reader_environment
@@ -195,6 +195,9 @@ SCALE = "scale.json"
 SCALE_READY = "scale.ready"
 """The servers that the job is to have, which have started, for server 0."""
 
+SCALE_TAKEN = "scale.taken"
+"""The same file once server 0 has begun to carry it out."""
+
 SCALED = "scale.done"
 """Outcome of the last request: the servers that the job has now, or why it has the same as before."""
 
@@ -224,29 +227,63 @@ def write_scale_ready(folder: Path, number: int, endpoints: Sequence[str]) -> No
     _SCALE_READY.write(folder / SCALE_READY, number=number, endpoints=[*endpoints])
 
 
-def read_scale_ready(folder: Path) -> tuple[int, tuple[str, ...]]:
-    """Number and servers of the last request whose servers have started.
+def read_scale_ready(folder: Path, name: str = SCALE_READY) -> tuple[int, tuple[str, ...]]:
+    """Number and servers of the last request whose servers have started; `name`: SCALE_TAKEN, if it is begun.
 
     Raises:
         FileNotFoundError: There is none.
         FrameError: It is damaged or of another version.
     """
-    number, endpoints = _SCALE_READY.read(folder / SCALE_READY, number=int, endpoints=list)
+    number, endpoints = _SCALE_READY.read(folder / name, number=int, endpoints=list)
     return number, tuple(map(str, endpoints))
 
 
-def write_scaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:
-    """Decide a request: the job has these servers, or for that reason the same as before."""
-    _SCALED.write(folder / SCALED, number=number, endpoints=[*endpoints], why=why)
+@dataclass(frozen=True)
+class Scaled:
+    """The servers of a job after its last request for another number of them.
+
+    Attributes:
+        number: Number of the request; 0: there was none.
+        endpoints: Endpoints of the servers.
+        generation: Number of the request since which they hold the rows as they do; 0: since the start.
+        why: Reason why the request has changed nothing; empty: it was carried out.
+    """
+
+    number: int = 0
+    endpoints: tuple[str, ...] = ()
+    generation: int = 0
+    why: str = ""
 
 
-def read_scaled(folder: Path) -> tuple[int, tuple[str, ...], str]:
-    """Number of the last decided request (0: none), the servers since then, and why there is no change."""
+def write_scaled(folder: Path, scaled: Scaled) -> None:
+    """Decide a request. The file is on the disk when this returns."""
+    document = _SCALED.document(
+        number=scaled.number,
+        endpoints=[*scaled.endpoints],
+        generation=scaled.generation,
+        why=scaled.why,
+    )
+    replace(folder / SCALED, lambda draft: draft.write_text(json.dumps(document, indent=1)))
+
+
+def write_unscaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:
+    """Answer a request that changes nothing: the job has these servers, as before."""
+    write_scaled(folder, Scaled(number, tuple(endpoints), read_scaled(folder).generation, why))
+
+
+def read_scaled(folder: Path) -> Scaled:
+    """The last decided request.
+
+    Raises:
+        FrameError: The file is damaged or of another version.
+    """
     try:
-        number, endpoints, why = _SCALED.read(folder / SCALED, number=int, endpoints=list, why=str)
+        number, endpoints, generation, why = _SCALED.read(
+            folder / SCALED, number=int, endpoints=list, generation=int, why=str
+        )
     except FileNotFoundError:
-        return 0, (), ""
-    return number, tuple(map(str, endpoints)), why
+        return Scaled()
+    return Scaled(number, tuple(map(str, endpoints)), generation, why)
 
 
 _READY_FORMAT = Format("ready server")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from types import FrameType
+from typing import TypeGuard
 
 from psfleet.formats import SERVERS, write_running_job
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
@@ -110,7 +111,10 @@ class JobRunner:
     def _step(self) -> None:
         left = max(0.0, self._supervisor.deadline - time.monotonic())
         self._wait(min(_REFRESH, self._engine.pause, left))
-        for event in [*self._happened(), ClockTick()]:
+        events = self._happened()
+        if events and self._supervisor.phase is Phase.TRAINING:
+            self._scale()  # what has happened may be to servers that the job has by now, or has no more
+        for event in [*events, ClockTick()]:
             self._perform(self._supervisor.handle(event, time.monotonic()))
         if self._chaos is not None:
             self._make(self._chaos)
@@ -170,11 +174,14 @@ class JobRunner:
                     self._answering.add(member)
                     if not self._scaling.is_new(member):
                         self.endpoints[member.rank] = endpoint
-            if isinstance(event, ProcessExited | ServerReady) and self._scaling.is_new(
-                event.member
-            ):
-                self._scaling.take(event)
-        return [*stops, *self._show(events)]
+        theirs = [event for event in events if self._is_of_new_server(event)]
+        for event in theirs:
+            self._scaling.take(event)
+        return [*stops, *self._show([event for event in events if event not in theirs])]
+
+    def _is_of_new_server(self, event: Event | Shown) -> TypeGuard[ProcessExited | ServerReady]:
+        """Return whether it has happened to a server that is none of the job's yet."""
+        return isinstance(event, ProcessExited | ServerReady) and self._scaling.is_new(event.member)
 
     def _tell(self, item: Event | Shown | Action) -> None:
         for take in self.takers:
@@ -288,9 +295,10 @@ class JobRunner:
             return (
                 f"--engine {self._engine.name} starts no further servers; use one of this machine"
             )
-        if request.keeps_log or request.replicas:
+        if request.replicas or (request.keeps_log and self._engine.spans_machines):
+            what = "have standbys" if request.replicas else "keep logs on several machines"
             return (
-                "its servers keep logs or have standbys; end the job with SIGUSR1 and start it with "
+                f"its servers {what}; end the job with SIGUSR1 and start it with "
                 f"--servers {servers} --resume"
             )
         if self._chaos is not None:

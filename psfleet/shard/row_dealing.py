@@ -5,6 +5,7 @@ they were dealt. Ids and ranges belong to servers by `psfleet.shard.server_group
 ask another what is whose. Records that come twice, or in another order, make the same tables.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import CreateTable, PartState, RestorePart, WriteState
+from psfleet.shard.events import CreateTable, Journal, PartState, RestorePart, WriteState
 from psfleet.shard.server_group import dense_range, owners, servers_of
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
@@ -136,18 +137,23 @@ class DealtShard:
         shard: The server's shard, whose choices of memory they share.
         servers: Number of servers that there are to be.
 
+        journal: Gets records that make these tables; None: nothing is kept.
+
     Attributes:
         shard: They are its tables.
+        state: State that their server is to have beside them.
     """
 
-    def __init__(self, shard: Shard, servers: int) -> None:
+    def __init__(self, shard: Shard, servers: int, journal: Journal | None = None) -> None:
         self.shard = Shard(shard.index, servers)
+        self.shard.journal = journal
         tables = self.shard.tables
         tables.choice = shard.tables.choice
         tables.budget.limit, tables.budget.spare = (
             shard.tables.budget.limit,
             shard.tables.budget.spare,
         )
+        self.state = ShardState()
         self._clocks: dict[int, TableClock] = {}
 
     def take(self, record: Dealt) -> None:
@@ -169,21 +175,30 @@ class DealtShard:
                     )
                 self.shard.fill(RestorePart(table, clock, columns))
 
-    def replace(self, shard: Shard, state: ShardState | None) -> None:
-        """Let the shard hold these tables, as one of so many servers.
+    def keep_values(self) -> None:
+        """Give the journal the dense tables, which have come in ranges."""
+        for table in self.shard.tables.values():
+            if self.shard.journal is not None and isinstance(table, DenseTable):
+                with contextlib.closing(table.freeze()) as frozen:
+                    columns = {name: part for page in frozen.pages() for name, part in page.items()}
+                    self.shard.journal(RestorePart(table.spec.key, frozen.clock, columns))
 
-        Args:
-            shard: The shard for which they were made.
-            state: State of shard 0 beside its tables; None: the shard is shard 0.
-        """
+    def become(self, state: ShardState) -> None:
+        """Take the state of shard 0, which all are to have beside their tables."""
+        state.workers.refused.clear()
+        state.workers.addressed.clear()
+        self.state = state
+
+    def replace(self, shard: Shard) -> None:
+        """Let the shard for which these tables were made hold them, as one of so many servers."""
         tables = self.shard.tables
         tables.makers = shard.tables.makers
         shard.tables, shard.servers = tables, tables.servers
         shard.delta_bases, shard.last_cuts = DeltaBases(), DeltaBases(bounded=True)
         shard.stale_gradients = StaleGradients()
-        if state is not None:
-            shard.become(state)
-            shard.workers.view = shard.workers.promised = state.workers.view
-            shard.workers.refused.clear()
+        if shard.index:
+            shard.become(self.state)
+            shard.workers.view = shard.workers.promised = self.state.workers.view
+        shard.workers.refused.clear()
         shard.workers.addressed.clear()
         shard.workers.frozen = shard.moving = False

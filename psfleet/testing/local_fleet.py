@@ -106,6 +106,8 @@ class LocalFleet:
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[Any] = []
         self._move = 0
+        self._spawning = threading.Lock()
+        self._known: tuple[str, ...] = ()  # endpoints of new servers too
         self._folder = Path()
         self._end_check: EndCheck | None = None
         self._end: weakref.finalize[..., LocalFleet] | None = None
@@ -212,12 +214,11 @@ class LocalFleet:
         more = range(self.servers, servers)
         for index in more:  # another one may have had the place
             self.ready_file(index).unlink(missing_ok=True)
-        self.endpoints = (*self.endpoints, *map(self._asked, more))
+        self._known = (*self.endpoints, *map(self._asked, more))
         self.processes += [self.spawn(index) for index in more]
         more_endpoints = tuple(self._endpoint(index) for index in more)
-        endpoints = (*self.endpoints[: self.servers], *more_endpoints)[:servers]
-        self.endpoints = self.endpoints[: self.servers]
-        write_scale_ready(self._folder, self._move, endpoints)
+        self._known = (*self.endpoints, *more_endpoints)
+        write_scale_ready(self._folder, self._move, self._known[:servers])
         deadline = time.monotonic() + self.start_within
         while (self._folder / SCALE_READY).exists():  # until rows are sent ahead
             if time.monotonic() > deadline:
@@ -226,16 +227,17 @@ class LocalFleet:
 
     def settle(self) -> str:
         """End the servers that are not in the fleet after a move; why there was none, or nothing."""
-        number, endpoints, why = read_scaled(self._folder)
-        if number != self._move:
+        scaled = read_scaled(self._folder)
+        if scaled.number != self._move:
             raise UsageError("no move is over; let all workers come to a collective")
-        self.endpoints = endpoints or self.endpoints
+        self.endpoints = self._known = scaled.endpoints
         self.servers = len(self.endpoints)
-        for process in self.processes[self.servers :]:
-            process.terminate()
-            process.wait(10)
-        del self.processes[self.servers :]
-        return why
+        with self._spawning:
+            for process in self.processes[self.servers :]:
+                process.terminate()
+                process.wait(10)
+            del self.processes[self.servers :]
+        return scaled.why
 
     @contextlib.contextmanager
     def reviving(self) -> Iterator[None]:
@@ -244,11 +246,16 @@ class LocalFleet:
 
         def revive() -> None:
             while not over.wait(_LOOK):
-                for index, process in enumerate(self.processes):
-                    if process.poll() == -signal.SIGKILL:
-                        self.deaths.append(self._deadly.pop(index, "killed"))
-                        self.processes[index] = self.spawn(index)
-                        self.restarts += 1
+                with self._spawning:
+                    revive_all()
+
+        def revive_all() -> None:
+            there = max(self.servers, len(read_scaled(self._folder).endpoints))
+            for index, process in enumerate(self.processes[:there]):
+                if process.poll() == -signal.SIGKILL:
+                    self.deaths.append(self._deadly.pop(index, "killed"))
+                    self.processes[index] = self.spawn(index)
+                    self.restarts += 1
 
         thread = threading.Thread(target=revive, name="reviving")
         thread.start()
@@ -298,7 +305,8 @@ class LocalFleet:
 
     def _variables(self, index: int, standby: int, follows: bool) -> dict[str, str]:
         """Return the environment variables of a server."""
-        endpoints = self.endpoints or [*map(self._asked, range(self.servers))]
+        known = self.endpoints if index < self.servers else self._known
+        endpoints = known or [*map(self._asked, range(self.servers))]
         # What this process has settled for its own gRPC is not for the servers.
         others = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
         return {

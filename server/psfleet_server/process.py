@@ -31,6 +31,7 @@ from psfleet.wire.connections.channel import server_options
 from psfleet.wire.v1.membership_pb2 import HeartbeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
+from psfleet_server.durability.generations import decided, job_folder, remove_earlier
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import Journal, go_on_from, open_log
 from psfleet_server.engine.memory_budget import spare, table_limit
@@ -86,6 +87,9 @@ class Server:
                 f"the role is {environment.role!r}; a server process needs the role "
                 "server (PSFLEET_ROLE)"
             )
+        self._generation = 0
+        if environment.keeps_log:
+            environment, self._generation = decided(environment)
         self.environment = environment
         self.endpoint = environment.listen or environment.servers[environment.rank]
         self.recovered = 0
@@ -94,7 +98,6 @@ class Server:
         self._access = Access.of(environment)
         self._load_path = load_path
         self._tell = (liveness or LivenessPipe()).tell
-        self._log: ServerLog | None = None
         self._lingers = self._stopped = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
@@ -103,7 +106,7 @@ class Server:
         self.host.parts.tell = self.host.worker_reports.tell = self._tell
         self.host.tracing = self.host.feed.tracing = open_tracing(environment)
         if environment.snapshot_folder:
-            folder = Path(environment.snapshot_folder).parent
+            folder = job_folder(environment)
             self.host.mode_requests = ModeRequestFile(folder)
             self.host.scale_file = ScaleRequestFile(folder)
         self._snapshots = None if coordinator is None else self._make_runner()
@@ -197,8 +200,8 @@ class Server:
         except BaseException:
             endpoint.release(self.endpoint)
             raise
-        if self._log is not None:
-            self._log.waits = False
+        if self.host.journal is not None:
+            self.host.journal.log.waits = False
         self._start_threads()
         server.start()
         self._server = server
@@ -213,7 +216,7 @@ class Server:
         """Add the services that need this server's endpoint, once it is known."""
         server.add_generic_rpc_handlers(handlers(self.host))
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
-        moves = RowMoves(self.host, self._access)
+        moves = RowMoves(self.host, self._access, self._open_log, self._generation)
         server.add_generic_rpc_handlers([scaling_handler(self.host, moves)])
         metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._connection_limit)
         server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
@@ -244,8 +247,8 @@ class Server:
     def _begin(self) -> None:
         """Become ready: from what the standby has, from the log, from a checkpoint or empty."""
         if self.standby is not None:
-            if self._log is not None:
-                self._log.waits = True
+            if self.host.journal is not None:
+                self.host.journal.log.waits = True
             self.term = self.standby.term
             self._lingers = self._shard.rounds.is_over()
         else:
@@ -255,6 +258,9 @@ class Server:
             feeds_standby(self.host)
         if self.host.coordinator is not None:
             with self.host.mutating():
+                self._scaling.recover(
+                    self.host.coordinator.scaling, self.environment.servers, self._generation
+                )
                 self.host.coordinator.rebooted(0, self.host.boot)
                 self.host.coordinator.start()
         if self._snapshots is not None and self.environment.resume:
@@ -267,11 +273,21 @@ class Server:
         self._shard.tables.choice = MemoryChoice.of_settings(self.environment)
         budget, memory = self._shard.tables.budget, self.environment.memory
         budget.limit, budget.spare = table_limit(memory), spare(memory)
-        self._log = open_log(self.environment, self._tell)
-        if self._log is not None:
-            self._log.tracing = self.host.tracing
-            folder = Path(self.environment.snapshot_folder)
-            self.host.journal = Journal(self._log, self._shard, self.host.coordinator, folder)
+        if self.environment.keeps_log:
+            remove_earlier(self.environment)
+        log = self._open_log(self._generation)
+        if log is not None:
+            log.tracing = self.host.tracing
+            self.host.journal = Journal(
+                log,
+                self._shard,
+                self.host.coordinator,
+                Path(self.environment.snapshot_folder),
+                begins=not self._generation,
+            )
+
+    def _open_log(self, generation: int, servers: int = 0) -> ServerLog | None:
+        return open_log(self.environment, self._tell, generation, servers)
 
     def _recover(self) -> None:
         self._prepare()
@@ -309,7 +325,7 @@ class Server:
         return ServerScaling(
             self.host,
             self._access,
-            Path(folder).parent if folder else None,
+            job_folder(self.environment) if folder else None,
             lambda: self.views.endpoints,
             self._moved,
         )
@@ -386,8 +402,8 @@ class Server:
         self.host.parts.stop()
         self._pool.shutdown()
         say_what_is_held(self._shard)
-        if self._log is not None:
-            self._log.close()
+        if self.host.journal is not None:
+            self.host.journal.log.close()
         if self.host.tracing is not None:
             self.host.tracing.close()
         endpoint.release(self.endpoint)

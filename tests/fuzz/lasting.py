@@ -1,6 +1,5 @@
 """Parts of a server that go on where a real one would end."""
 
-from psfleet.wire.server_state import read_state
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 
@@ -18,7 +17,6 @@ class Staying(RowMoves):
     def _check(self) -> None:
         pass  # it has a standby
 
-    def adopt(self, number: int, state: bytes) -> None:
+    def adopt(self, number: int) -> None:
         """See RowMoves."""
-        read_state(memoryview(state))
         self.abandon(number)

@@ -1,5 +1,6 @@
 """psfleet scale: a running job gets another number of servers."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -94,15 +95,64 @@ def test_a_new_server_that_is_killed(
 
 
 @pytest.mark.timeout(300)
-def test_jobs_that_keep_their_servers(
+def test_a_job_with_logs(
     launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A job whose servers keep logs refuses, and trains on."""
+    """Servers that keep logs move their rows too: afterwards the launcher starts a new one and server 0 again
+    when they die, and the rows in the end have the bits of a job without any of that."""
     job = start(launch, tmp_path, "--durability", "log")
-    assert main(["scale", "j", "--servers", "3", *logs]) == 2
-    assert "keep logs" in capsys.readouterr().err
+    for servers in (3, 1, 2):
+        assert main(["scale", "j", "--servers", str(servers), "--wait", "120", *logs]) == 0
+        os.kill(job.pid_of("server", servers - 1), signal.SIGKILL)
+        job.until_logged(f"serverlog.{servers - 1}", "back after")
+    capsys.readouterr()
     go_on(tmp_path)
-    assert job.ends(120)[0] == 0
+    code, out, err = job.ends(120)
+    assert code == 0, err
+    assert err.count("it goes on from its log") == 3
+    assert (tmp_path / "servers.0").read_text() == "2"
+    (tmp_path / "runs.1").unlink()
+    plain = start(launch, tmp_path)
+    assert digest(plain.ends(120)[1]) == digest(out)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("end", "servers"), [(signal.SIGKILL, 2), (signal.SIGUSR1, 3)])
+def test_a_launcher_that_ends(
+    launch: Launch,
+    tmp_path: Path,
+    logs: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    end: signal.Signals,
+    servers: int,
+) -> None:
+    """A job whose launcher is killed after a move ends with all servers. Another one goes on from its last
+    snapshot, of before the move or after it; its number of servers makes no difference to the bits."""
+    job = start(launch, tmp_path, "--durability", "log", "--snapshot-every", "1 rounds")
+    job.until(lambda: bool(_snapshots(tmp_path)), "a snapshot")
+    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+    capsys.readouterr()
+    job.process.send_signal(end)
+    job.process.wait()
+    job.until(lambda: not job.family(), "the end of all processes")
+    job.ends()
+    path, files = _snapshots(tmp_path)[-1]
+    assert files == servers
+    go_on(tmp_path)
+    found = set()
+    for count in (2, 3):
+        number = ("--servers", str(count), "--workers", "2", "--no-progress", "--job", f"k{count}")
+        again = launch(*number, "--resume", str(path), SCRIPT, "12", str(tmp_path), "")
+        code, out, err = again.ends(120)
+        assert code == 0, err
+        found.add(digest(out))
+    assert len(found) == 1
+
+
+def _snapshots(folder: Path) -> list[tuple[Path, int]]:
+    """The complete snapshots in order, and of how many servers they are."""
+    found = sorted(folder.glob("psfleet-logs/j/snapshots/*/manifest.json"))
+    return [(path.parent, len(json.loads(path.read_text())["files"])) for path in found]
 
 
 @pytest.mark.timeout(300)

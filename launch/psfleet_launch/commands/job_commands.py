@@ -226,15 +226,17 @@ def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
     folder = job_folder(log_dir, job)
     _check_running(folder)
     number = write_scale(folder, servers)
-    outcome = _awaited(lambda: read_scaled(folder), lambda reply: reply[0] >= number, folder, wait)
+    outcome = _awaited(
+        lambda: read_scaled(folder), lambda reply: reply.number >= number, folder, wait
+    )
     if outcome is None:
         raise ConfigError(
             f"the workers of {job!r} have come to no collective within {wait:g} s; the wish for {servers} "
             "servers stays, and they follow it at their next one"
         )
-    if not outcome[1]:
-        raise ConfigError(f"job {job!r} has as many servers as before: {outcome[2]}")
-    click.echo(f"job {job} has {len(outcome[1])} servers")
+    if outcome.why:
+        raise ConfigError(f"job {job!r} has as many servers as before: {outcome.why}")
+    click.echo(f"job {job} has {len(outcome.endpoints)} servers")
     return 0
 
 

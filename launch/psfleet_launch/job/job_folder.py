@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psfleet.errors import ConfigError
-from psfleet.formats import DONE, MOVED, REQUEST, SCALE, SCALE_READY, SCALED, SERVERS
+from psfleet.formats import DONE, MOVED, REQUEST, SCALE, SCALE_READY, SCALE_TAKEN, SCALED, SERVERS
 from psfleet.platform.sockets import make_private_folder
 
 HISTORY = "history.jsonl"
@@ -112,6 +112,7 @@ def _clear(folder: Path) -> None:
         *folder.glob(DONE),
         *folder.glob(SCALE),
         *folder.glob(SCALE_READY),
+        *folder.glob(SCALE_TAKEN),
         *folder.glob(SCALED),
     ):
         old.unlink()

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from psfleet.errors import FrameError
-from psfleet.formats import SCALE_READY, read_scale, read_scaled, write_scale_ready, write_scaled
+from psfleet.formats import (
+    SCALE_READY,
+    SCALE_TAKEN,
+    read_scale,
+    read_scaled,
+    write_scale_ready,
+    write_unscaled,
+)
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import Event, ProcessExited, ServerReady
 
@@ -90,9 +97,9 @@ class ScalingRequests:
             return ScalingStep()
         self._number = number
         if refused := self._refusal(servers):
-            return self._refused(refused)
+            return self._refused(refused, present)
         if servers == len(present):
-            write_scaled(self._folder, number, present)
+            write_unscaled(self._folder, number, present)
             return ScalingStep()
         self._under_way = True
         self._new = {Member("server", rank): "" for rank in range(len(present), servers)}
@@ -100,8 +107,8 @@ class ScalingRequests:
             self._tell(present[:servers])
         return ScalingStep(start=tuple(self._new))
 
-    def _refused(self, why: str) -> ScalingStep:
-        write_scaled(self._folder, self._number, (), why)
+    def _refused(self, why: str, present: Sequence[str]) -> ScalingStep:
+        write_unscaled(self._folder, self._number, present, why)
         return ScalingStep(said=f"the number of servers stays as it is: {why}")
 
     def _tell(self, endpoints: Sequence[str]) -> None:
@@ -111,21 +118,24 @@ class ScalingRequests:
     def _wait_for_servers(self, present: Sequence[str]) -> ScalingStep:
         if self._ended:
             member, *_ = self._ended
-            refused = self._refused(f"{member} ended before it was ready; look at its log")
-            return self._over(refused)
+            why = f"{member} ended before it was ready; look at its log"
+            return self._over(self._refused(why, present))
         if all(self._new.values()):
             self._tell([*present, *self._new.values()])
         return ScalingStep()
 
     def _wait_for_decision(self) -> ScalingStep:
         try:
-            number, endpoints, why = read_scaled(self._folder)
+            scaled = read_scaled(self._folder)
         except FrameError as error:
             return self._over(ScalingStep(said=str(error)))
-        if number != self._number:
+        if scaled.number != self._number:
             return ScalingStep()
-        if not endpoints:
-            return self._over(ScalingStep(said=f"the number of servers stays as it is: {why}"))
+        if scaled.why:
+            return self._over(
+                ScalingStep(said=f"the number of servers stays as it is: {scaled.why}")
+            )
+        endpoints = scaled.endpoints
         servers = tuple(Member("server", rank) for rank in range(len(endpoints)))
         step = ScalingStep(
             servers=servers,
@@ -140,5 +150,6 @@ class ScalingRequests:
         step.end = tuple(member for member in self._new if member not in self._ended)
         self._under_way = self._told = False
         self._new, self._ended = {}, {}
-        (self._folder / SCALE_READY).unlink(missing_ok=True)
+        for name in (SCALE_READY, SCALE_TAKEN):
+            (self._folder / name).unlink(missing_ok=True)
         return step

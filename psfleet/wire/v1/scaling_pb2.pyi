@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/scaling.proto, SHA-256 de71fb4cd687830eff64becd945666a6dd373a18526f2d3008c4b051386085b5
+# From protos/psfleet/v1/scaling.proto, SHA-256 13880951b1a071649c7815577ba7a7c3277a9dfdfbc93870f33d5aede1871daf
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -60,13 +60,23 @@ class FillRowsReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class AdoptRowsRequest(_message.Message):
+class PrepareMoveRequest(_message.Message):
     __slots__ = ("number", "state")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: bytes
     def __init__(self, number: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
+
+class PrepareMoveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AdoptRowsRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class AdoptRowsReply(_message.Message):
     __slots__ = ()

@@ -379,6 +379,7 @@ class Coordinator:
     # -- decisions -----------------------------------------------------------------------------
 
     def _decide(self, decision: Decision) -> list[Outcome]:
+        self.scaling.admit(decision)
         if self.journal is not None:
             self.journal(decision)
         return self.replay(decision)

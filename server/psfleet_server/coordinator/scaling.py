@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from psfleet.errors import rows_move
+from psfleet_server.coordinator.coordinator_messages import Decision, TermStarted
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
@@ -34,6 +37,11 @@ class Scaling:
     def is_due(self) -> bool:
         """A request waits to be carried out."""
         return self.moving is None and self.request is not None and self.request.number > self.done
+
+    def admit(self, decision: Decision) -> None:
+        """Refuse a decision while rows move: what server 0 is then goes into its next log."""
+        if self.moving is not None and not isinstance(decision, TermStarted):
+            raise rows_move(0)
 
     def begin(self) -> None:
         """All workers are there; none of them is answered yet."""

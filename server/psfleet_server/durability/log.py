@@ -282,6 +282,12 @@ class ServerLog:
         if self._crashes is not None:
             self._crashes.reach(point, before)
 
+    def remove(self) -> None:
+        """Let go of the log, whose files are not needed any more."""
+        self.close()
+        for path in self.files.values():
+            path.unlink()
+
     def close(self) -> None:
         """Let go of the file."""
         self._trail.close()

@@ -27,6 +27,7 @@ from psfleet_server.coordinator.barriers import CollectiveState, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.coordinator.data_dispatch import DataDispatch
+from psfleet_server.durability.generations import log_path
 from psfleet_server.durability.log import ServerLog, chained, files_of, records
 from psfleet_server.durability.records import (
     RecordKind,
@@ -245,21 +246,30 @@ _log = log_of(__name__)
 
 
 def open_log(
-    environment: Environment, tell: Callable[[str], None] = _log.warning
+    environment: Environment,
+    tell: Callable[[str], None] = _log.warning,
+    generation: int = 0,
+    servers: int = 0,
 ) -> ServerLog | None:
-    """Open the log that the environment asks for; None: nothing is kept."""
+    """Open the log that the environment asks for; None: nothing is kept.
+
+    Args:
+        environment: Of the server.
+        tell: Shows a line on the console.
+        generation: Of the log.
+        servers: Number of servers in that generation; 0: as in the environment.
+    """
     if not environment.keeps_log:
         return None
     header = LogHeader(
         job=environment.job,
         server=environment.rank,
-        servers=len(environment.servers),
+        servers=servers or len(environment.servers),
         workers=environment.workers,
         block=BLOCK,
     )
-    path = Path(environment.log_folder) / f"server.{environment.rank}.log"
     return ServerLog(
-        path,
+        log_path(environment, generation),
         header,
         fsync=environment.durability == "log+fsync",
         crashes=CrashFaults.wanted(),
@@ -275,6 +285,7 @@ class Journal:
         log: Is written and read.
         shard, coordinator: Are kept.
         snapshots: Folder of the job's snapshots, with which files of the log begin.
+        begins: The log may be new: the server has not been ready before.
     """
 
     def __init__(
@@ -283,9 +294,11 @@ class Journal:
         shard: Shard,
         coordinator: Coordinator | None,
         snapshots: Path | None = None,
+        begins: bool = True,
     ) -> None:
         self.log = log
         self._follows = False
+        self._begins = begins
         self._snapshots = snapshots
         self._shard = shard
         self._coordinator = coordinator
@@ -306,6 +319,11 @@ class Journal:
         fresh = set(self.log.files) == {0} and not any(
             kind == RecordKind.READY for kind, *_ in records(self.log.path)
         )
+        if fresh and not self._begins:
+            raise LogError(
+                f"log {str(self.log.first)!r} does not hold what this server got when the number of servers "
+                "changed; restore it, or start the job anew from a checkpoint"
+            )
         count = self.log.forget() if fresh else self._replay()
         self._shard.journal = self._keep
         if self._coordinator is not None:
@@ -345,6 +363,13 @@ class Journal:
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
+
+    def go_on_in(self, log: ServerLog) -> None:
+        """Go on in another log, which holds all that this process is; the one so far goes."""
+        before, self.log = self.log, log
+        log.tracing = before.tracing
+        before.settle(before.end)  # whoever still waits for that is answered
+        before.remove()
 
     def can_start_from(self, number: int) -> bool:
         """Return whether a server can start from a snapshot reported as complete; logs why it cannot."""

@@ -5,24 +5,31 @@ changed nothing.
 """
 
 import contextlib
+import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from psfleet.errors import ConfigError, ProtocolError
 from psfleet.faults import CrashFaults
+from psfleet.platform.logs import log_of
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import RestorePart
+from psfleet.shard.events import Record, RestorePart
 from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
 from psfleet.shard.shard_tables import DeltaBases
 from psfleet.tables.row_data import ROW_IDS
 from psfleet.wire.connections.access import Access
 from psfleet.wire.server_state import read_state
 from psfleet.wire.v1 import scaling_pb2
+from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.log_shipping import joined
-from psfleet_server.durability.records import decode, encode
+from psfleet_server.durability.records import RecordKind, decode, encode
+from psfleet_server.durability.recovery import copied
 from psfleet_server.durability.snapshot_writer import Throttle
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
+
+_log = log_of(__name__)
 
 _CHUNK = 4 << 20  # bytes of one message, about
 _SHARE = (
@@ -37,15 +44,25 @@ class RowMoves:
     Args:
         host: Around the shard.
         access: With what this process proves itself to other servers.
+        open_log: Opens the log of a generation, with that number of servers; None: nothing is kept.
+        generation: Number of the move that is over, with whose log this process has started.
     """
 
-    def __init__(self, host: ShardHost, access: Access) -> None:
+    def __init__(
+        self,
+        host: ShardHost,
+        access: Access,
+        open_log: Callable[[int, int], ServerLog | None] = lambda generation, servers: None,
+        generation: int = 0,
+    ) -> None:
         self._host = host
         self._access = access
+        self._open_log = open_log
         self._lock = threading.Lock()  # of what is taken
         self._crashes = CrashFaults.wanted()
-        self._number = 0
+        self._number = generation
         self._taken: DealtShard | None = None
+        self._log: ServerLog | None = None  # what is taken, for whoever starts again after the move
         self._sent = DeltaBases()  # what has changed since rows were sent ahead
         self._round = 0  # of rows that were sent ahead
 
@@ -66,7 +83,13 @@ class RowMoves:
             self.abandon(self._number)
             with self._lock:
                 self._number = number
-                self._taken = DealtShard(shard, servers) if shard.index < servers else None
+                if shard.index < servers:
+                    self._log = self._open_log(number, servers)
+                    if self._log is not None:
+                        self._log.forget()
+                    self._taken = DealtShard(
+                        shard, servers, None if self._log is None else self._keep
+                    )
         if ahead:
             return
         with self._host.lock:
@@ -77,14 +100,23 @@ class RowMoves:
             self._host.parts.forget(cut.number)
         self._reach("opened")
 
+    def _keep(self, record: Record) -> None:
+        assert self._log is not None
+        self._log.append(*encode(record))
+
+    def _settle(self) -> None:
+        """Have what was taken on the disk ahead: little is left to do while workers wait."""
+        if self._log is not None:
+            self._log.settle(self._log.end)
+
     def _reach(self, point: str) -> None:
         if self._crashes is not None:
             self._crashes.reach(point)
 
     def _check(self) -> None:
-        if self._host.journal is not None or self._host.feed.enabled:
+        if self._host.feed.enabled:
             raise ConfigError(
-                "the number of servers cannot change in a job whose servers keep a log or have standbys; "
+                "the number of servers cannot change in a job whose servers have standbys; "
                 "end it with SIGUSR1 and start it with --resume and the other number"
             )
         if self._host.shard.tables.choice.folder:
@@ -100,6 +132,7 @@ class RowMoves:
             for record in records:
                 found = decode(record.kind, memoryview(record.body), self._spec_of)
                 taken.take(found)  # type: ignore[arg-type]  # whatever else it is, it does not take
+            self._settle()
         self._reach("filled")
 
     def _of(self, number: int) -> DealtShard:
@@ -153,25 +186,54 @@ class RowMoves:
                     throttle.rest()
             for way in ways:
                 way.flush()
+        with self._lock:
+            self._settle()
         self._reach("sent")
         return rows
 
-    def adopt(self, number: int, state: bytes) -> None:
+    def prepare(self, number: int, state: bytes) -> None:
+        """Promise to hold what was taken, also after a death of this process.
+
+        Args:
+            number: Number of the move.
+            state: What server 0 is beside its tables, which all of them are going to be.
+        """
+        with self._lock, self._host.lock:
+            taken = self._of(number)
+            taken.become(read_state(memoryview(state)).shard)
+            if self._log is not None:
+                taken.keep_values()
+                self._log.append(*copied(taken.state, self._host.coordinator))
+                self._log.append(RecordKind.READY, [])
+                self._settle()
+        self._reach("prepared")
+
+    def adopt(self, number: int) -> None:
         """Hold what was taken. Asked again, it holds it already."""
         with self._lock, self._host.lock:
             if number == self._number and self._taken is None:
                 return
-            taken, shard = self._of(number), self._host.shard
-            taken.replace(shard, read_state(memoryview(state)).shard if shard.index else None)
-            self._taken, self._sent = None, DeltaBases()
+            if number != self._number:
+                self._start_again()
+            self._of(number).replace(self._host.shard)
+            if self._log is not None and self._host.journal is not None:
+                self._host.journal.go_on_in(self._log)
+            self._taken, self._log, self._sent = None, None, DeltaBases()
             self._host.lanes.forget_layouts()
         self._reach("adopted")
+
+    def _start_again(self) -> NoReturn:
+        """End this process, which has started between the promise of the one before and the decision."""
+        _log.critical("this process began with rows of before the move that is decided, and ends")
+        os._exit(1)
 
     def abandon(self, number: int) -> None:
         """Go on with what this server holds."""
         with self._lock, self._host.lock:
             if number == self._number:
-                self._taken, self._host.shard.moving = None, False
+                if self._log is not None:
+                    self._log.remove()
+                self._taken, self._log, self._host.shard.moving = None, None, False
                 self._sent.forget(self._host.shard.tables, 0)
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from psfleet.errors import PsfleetError, UsageError
-from psfleet.formats import write_scaled
+from psfleet.errors import FrameError, PsfleetError, ServerUnavailable, UsageError
+from psfleet.faults import CrashFaults
+from psfleet.formats import Scaled, read_scaled, write_scaled, write_unscaled
 from psfleet.platform.atomic_files import reason
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
@@ -65,6 +66,10 @@ class ServerScaling:
         self._present = present
         self._moved = moved
         self._ahead: ScaleRequest | None = None  # whose rows are sent ahead
+        self._boots: dict[int, int] = {}  # of the processes that have them
+        self._decided: ScaleRequest | None = None  # by an earlier process
+        self._interrupted: ScaleRequest | None = None  # begun by an earlier process
+        self._crashes = CrashFaults.wanted()
         self._followed = 0.0  # when they were sent last
         self._sent = 0  # rows of the last round
         self._wanted = threading.Event()
@@ -74,6 +79,24 @@ class ServerScaling:
     def start(self) -> None:
         """Be ready to move rows."""
         self._thread.start()
+
+    def recover(self, scaling: Scaling, endpoints: Sequence[str], generation: int) -> None:
+        """Let no collective end before all servers know what an earlier process has decided, or has not.
+
+        Args:
+            scaling: Of the coordinator, which has just begun.
+            endpoints: Where the servers are.
+            generation: Number of the move with whose log this process has started; 0: of none.
+        """
+        last = Scaled() if self._folder is None else read_scaled(self._folder)
+        self._interrupted = self._host.scale_file.interrupted(last.number)
+        scaling.done = last.number
+        if generation:
+            self._decided = ScaleRequest(generation, tuple(endpoints))
+            scaling.endpoints = self._decided.endpoints
+        if self._decided or self._interrupted:
+            scaling.moving = self._interrupted or ScaleRequest(last.number, scaling.endpoints)
+            self._wanted.set()
 
     def poke(self) -> None:
         """There is something to carry out."""
@@ -96,14 +119,31 @@ class ServerScaling:
                 moving, done = coordinator.scaling.moving, coordinator.scaling.done
             if self._over.is_set():
                 return
-            if moving is not None:
+            if not self._present():
+                continue
+            if self._decided is not None or self._interrupted is not None:
+                self._resume()
+            elif moving is not None:
                 self._carry_out(moving)
             elif self._ahead is not None:
                 self._follow(self._ahead, coordinator.scaling)
-            elif self._present():
+            else:
                 request = self._host.scale_file.look()
                 if request is not None and request.number > done:
                     self._send_ahead(request, coordinator.scaling)
+
+    def _resume(self) -> None:
+        """Settle what an earlier process has left."""
+        decided, interrupted = self._decided, self._interrupted
+        self._decided = self._interrupted = None
+        with contextlib.ExitStack() as opened:
+            if decided is not None:
+                self._tell(decided, self._peers(decided, opened))
+            if interrupted is not None:
+                why = UsageError("server 0 has started again while rows moved; ask once more")
+                self._give_up(interrupted, self._peers(interrupted, opened), why)
+                self._host.scale_file.take()
+        self._host.meet(lambda c: c.scaled((), {}))
 
     def _peers(self, request: ScaleRequest, opened: contextlib.ExitStack) -> list[Peer]:
         """The servers that there are, and those that there are to be besides."""
@@ -119,6 +159,7 @@ class ServerScaling:
         """
         with contextlib.ExitStack() as opened:
             peers = self._peers(request, opened)
+            self._boots = {}
             try:
                 self._move(request, peers, ahead=True)
                 before = math.inf
@@ -168,6 +209,7 @@ class ServerScaling:
                     endpoints = ()
                 else:
                     boots = self._move(request, peers)
+                    self._prepare(request, peers[: len(endpoints)])
                     self._decide(request)
             except PsfleetError as error:
                 self._give_up(request, peers, error)
@@ -184,10 +226,11 @@ class ServerScaling:
         number, count, before = request.number, len(request.endpoints), len(self._present())
         begin = scaling_pb2.OpenMoveRequest(number=number, servers=count, ahead=ahead)
         message = begin.SerializeToString()
-        boots = {}
         for server, peer in enumerate(peers):
             reply = peer.call("Scaling/Open", message, _REPLY)
-            boots[server] = scaling_pb2.OpenMoveReply.FromString(reply).boot
+            boot = scaling_pb2.OpenMoveReply.FromString(reply).boot
+            if self._boots.setdefault(server, boot) != boot:
+                raise ServerUnavailable(f"{peer.name} has started again, without what it had taken")
         send = scaling_pb2.SendRowsRequest(
             number=number, servers=request.endpoints, ahead=ahead, hurry=hurry
         )
@@ -195,36 +238,64 @@ class ServerScaling:
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
             calls = senders.map(lambda p: p.call("Scaling/Send", message, _MOVED), peers[:before])
             self._sent = sum(scaling_pb2.SendRowsReply.FromString(reply).rows for reply in calls)
-        return {server: boot for server, boot in boots.items() if server < count}
+        return {server: boot for server, boot in self._boots.items() if server < count}
+
+    def _prepare(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
+        """Have every server promise to hold its part, whatever becomes of its process."""
+        with self._host.lock:
+            state = joined(write_state(server_state(self._host.shard.state(), None)))
+        prepare = scaling_pb2.PrepareMoveRequest(number=request.number, state=state)
+        message = prepare.SerializeToString()
+        with ThreadPoolExecutor(len(peers), thread_name_prefix="scaling") as askers:
+            for _ in askers.map(lambda p: p.call("Scaling/Prepare", message, _MOVED), peers):
+                pass
+        self._reach("promised")
+
+    def _reach(self, point: str) -> None:
+        if self._crashes is not None:
+            self._crashes.reach(point)
 
     def _decide(self, request: ScaleRequest) -> None:
         if self._folder is None:
             raise UsageError("the job has no folder for the decision")
+        number = request.number
         try:
-            write_scaled(self._folder, request.number, request.endpoints)
+            write_scaled(self._folder, Scaled(number, request.endpoints, number))
         except OSError as error:
-            raise UsageError(f"the decision cannot be written: {reason(error)}") from None
+            if read_scaled(self._folder).generation != number:  # it may be there all the same
+                raise UsageError(f"the decision cannot be written: {reason(error)}") from None
+        self._reach("decided")
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
         _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")
         abandon = scaling_pb2.AbandonMoveRequest(number=request.number).SerializeToString()
-        for peer in peers:
+        present = self._present()
+        revives = self._host.journal is not None
+        for server, peer in enumerate(peers):
+            if revives and server < len(present):
+                self._insist(peer, "Scaling/Abandon", abandon)
+                continue
             with contextlib.suppress(PsfleetError):  # it is one that has ended
                 peer.call("Scaling/Abandon", abandon, _REPLY)
         if self._folder is not None:
-            with contextlib.suppress(OSError):
-                write_scaled(self._folder, request.number, (), str(error))
+            with contextlib.suppress(OSError, FrameError):
+                write_unscaled(self._folder, request.number, present, str(error))
 
     def _tell(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
-        """Bring the decision to every server. One that has died ends the job, and with it this process."""
-        with self._host.lock:
-            state = joined(write_state(server_state(self._host.shard.state(), None)))
-        adopt = scaling_pb2.AdoptRowsRequest(number=request.number, state=state).SerializeToString()
+        """Bring the decision to every server: one that has died starts again, or the job ends."""
+        adopt = scaling_pb2.AdoptRowsRequest(number=request.number).SerializeToString()
         for peer in peers:
-            while not self._over.is_set():
-                try:
-                    peer.call("Scaling/Adopt", adopt, _REPLY)
-                    break
-                except PsfleetError as error:
-                    _log.warning(f"{peer.name} has not heard of the new servers: {error}")
-                    self._over.wait(_PAUSE)
+            self._insist(peer, "Scaling/Adopt", adopt)
+
+    def _insist(self, peer: Peer, method: str, message: bytes) -> None:
+        """Call until there is an answer."""
+        said = False
+        while not self._over.is_set():
+            try:
+                peer.call(method, message, _REPLY)
+                return
+            except PsfleetError as error:
+                if not said:
+                    _log.warning(f"{peer.name} has not heard how the move has ended: {error}")
+                said = True
+                self._over.wait(_PAUSE)

@@ -18,6 +18,7 @@ def scaling_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler
             "Open": immediate(service.open),
             "Send": immediate(service.send),
             "Fill": immediate(service.fill),
+            "Prepare": immediate(service.prepare),
             "Adopt": immediate(service.adopt),
             "Abandon": immediate(service.abandon),
         },
@@ -44,9 +45,13 @@ class _ScalingService:
         self._moves.fill(message.number, message.records)
         return encoded(scaling_pb2.FillRowsReply())
 
+    def prepare(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.PrepareMoveRequest, request)
+        self._moves.prepare(message.number, message.state)
+        return encoded(scaling_pb2.PrepareMoveReply())
+
     def adopt(self, request: bytes) -> bytes:
-        message = parsed(scaling_pb2.AdoptRowsRequest, request)
-        self._moves.adopt(message.number, message.state)
+        self._moves.adopt(parsed(scaling_pb2.AdoptRowsRequest, request).number)
         return encoded(scaling_pb2.AdoptRowsReply())
 
     def abandon(self, request: bytes) -> bytes:
