@@ -5,8 +5,9 @@ compiled kernels. Tests start hundreds of servers and workers. Here one process 
 the zygote, pays that once. It has a single thread and never touches gRPC, so it may fork. What it forks is
 a real process with an environment, a folder, streams and sockets of its own, and a child of whoever
 asked for it. `install` has `subprocess` start programs of psfleet and scripts this way, also behind
-`nsenter --net=FILE`; everything else, what is started by `exec_popen`, and what is told
-PSFLEET_TEST_STARTER=0 is a new interpreter as ever. tests/test_starter.py compares both.
+`nsenter --net=FILE`, `unshare --mount` and a shell that mounts something or joins a control group; everything
+else, what is started by `exec_popen`, and what is told PSFLEET_TEST_STARTER=0 is a new interpreter as ever.
+tests/test_starter.py compares both.
 
 A fork differs in four ways: its modules are imported already, it shows the command line of the zygote,
 all forks of a zygote have its hash seed, and one that may start others has a zygote as its child.
@@ -20,6 +21,7 @@ import inspect
 import io
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -37,14 +39,18 @@ import numpy as np
 
 exec_popen = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNS = 0x20000
 _LIBC = ctypes.CDLL(None)
 _LARGEST = 1 << 18  # bytes of a request: a command line and an environment
 _ROOM = (
     "PSFLEET_TEST_ROOM"  # a long variable: room for the environments that children show in /proc
 )
 _AT_START = dict(os.environ)  # what Python and numba have read in a zygote
-_SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED"}  # what a fork can still obey
+# What a fork can still obey, or need not: no kernel of psfleet has several threads.
+_SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED", "NUMBA_NUM_THREADS"}
 _STARTS = ("subprocess", "psfleet.testing", "from processes")  # in scripts that start others
+_SHELL = re.compile(r'(?:.*mount |echo \$\$ > |cd ).* && exec "\$@"')
+"""A shell's script whose effects last in the process that started it: mounts, a control group, a folder."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a zygote ends when its connection does
 
 
@@ -146,7 +152,7 @@ class Forking(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         execute: Any = super()._execute_child  # type: ignore[misc]
         given = inspect.signature(execute).bind(*arguments).arguments
-        program, network = _program(given["args"])
+        program, around = _program(given["args"])
         environment = dict(os.environ if given["env"] is None else given["env"])
         folder = os.fspath(given["cwd"] or os.getcwd())
         zygote = _zygote_for(program, environment, folder)
@@ -159,7 +165,7 @@ class Forking(subprocess.Popen[Any]):
         request = {
             "program": program,
             "executed": [os.fspath(word) for word in given["args"]] if executes else [],
-            "network": network,
+            **around,
             "folder": folder,
             "environment": environment,
             "kept": sorted(given["pass_fds"]),
@@ -175,19 +181,25 @@ class Forking(subprocess.Popen[Any]):
         close(*(given[name] for name in pipes))
 
 
-def _program(command: Any) -> tuple[list[str], str]:
-    """What follows `python`, if it is a script or a module of psfleet, else empty; its network namespace."""
+def _program(command: Any) -> tuple[list[str], dict[str, Any]]:
+    """What follows `python`, if it is a script or a module of psfleet, else empty; and what is before it:
+    the file of its network, the file of its mounts, or "new", and a shell's script with its name."""
+    around: dict[str, Any] = {"network": "", "mounts": "", "shell": []}
     if not isinstance(command, list | tuple):
-        return [], ""
+        return [], around
     words = [os.fspath(word) for word in command]
-    network = ""
-    if words[0] == "nsenter" and words[1].startswith("--net="):
-        network, words = words[1].removeprefix("--net="), words[2:]
+    for option, name in (("--net=", "network"), ("--mount=", "mounts")):
+        if words[0] == "nsenter" and words[1].startswith(option):
+            around[name], words = words[1].removeprefix(option), words[2:]
+    if words[:2] == ["unshare", "--mount"]:
+        around["mounts"], words = "new", words[2:]
+    if words[:2] == ["sh", "-c"] and _SHELL.fullmatch(words[2]):
+        around["shell"], words = words[2:4], words[4:]
     if words[0] != sys.executable:
-        return [], ""
+        return [], around
     bare = words[1:][words[1] == "-P" :]
     ours = bare[0] == "-m" and bare[1].startswith("psfleet")
-    return (words[1:], network) if ours or bare[0].endswith(".py") else ([], "")
+    return (words[1:] if ours or bare[0].endswith(".py") else []), around
 
 
 def _zygote_for(program: Sequence[str], environment: dict[str, str], folder: str) -> _Zygote:
@@ -330,18 +342,35 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     for zygote in (_zygote, _torch_zygote, _simulator_zygote):
         zygote.__init__()  # type: ignore[misc]
     _keep(files, [0, 1, 2, *request["kept"]])
-    if request["network"]:
-        with open(request["network"], "rb") as network:
-            assert _LIBC.setns(network.fileno(), 0) == 0
+    for name in ("network", "mounts"):
+        if request[name] and request[name] != "new":
+            with open(request[name], "rb") as file:
+                assert _LIBC.setns(file.fileno(), 0) == 0
     if request["executed"]:
         _execute(request)
+    os.chdir(request["folder"])
+    if request["mounts"] == "new":
+        assert _LIBC.unshare(_CLONE_NEWNS) == 0
+    if request["shell"]:
+        _prepare(request)
     if request["starts others"]:
         _fork_zygote()
         install()
-    os.chdir(request["folder"])
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     np.random.seed()  # Python does this for `random` in every fork
     _run(request["program"])
+
+
+def _prepare(request: dict[str, Any]) -> None:
+    """Run a shell's script in the mounts of this process up to the program, and take over its variables."""
+    script, name = request["shell"]
+    script = script.replace("$$", str(os.getpid())).removesuffix('exec "$@"')
+    private = "mount --make-rprivate / && " if request["mounts"] == "new" else ""  # as unshare does
+    command = ["sh", "-c", f"{private}{script} export PWD && exec env -0", name]
+    text = subprocess.check_output(command, stdin=subprocess.DEVNULL, text=True)
+    variables = dict(line.split("=", 1) for line in text.split("\0") if line)
+    os.chdir(variables["PWD"])
+    os.environ.update({k: v for k, v in variables.items() if k not in ("PWD", "OLDPWD", "_")})
 
 
 def _execute(request: dict[str, Any]) -> None:

@@ -39,8 +39,8 @@ def hidden(tmp_path: Path) -> list[str]:
     if os.geteuid() != 0:
         pytest.skip("a machine without the script needs root, for a file system of its own")
     (tmp_path / "data").mkdir()
-    mount = f"mount -t tmpfs none {tmp_path / 'data'} && exec "
-    return ["unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"]
+    mount = f"mount -t tmpfs none {tmp_path / 'data'}"
+    return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
 
 
 def refused(site: Site, code: int = 2) -> str:

@@ -38,8 +38,8 @@ def little_room() -> Iterator[list[str]]:
         pytest.skip("a full disk needs root, for a file system of its own")
     # An agent takes another folder than TMPDIR where that is too long for the path of a socket.
     with tempfile.TemporaryDirectory() as folder:
-        mount = f"mount -t tmpfs -o size=1m none {folder} && export TMPDIR={folder} && exec "
-        yield ["unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"]
+        mount = f"mount -t tmpfs -o size=1m none {folder} && export TMPDIR={folder}"
+        yield ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
 
 
 def failed(site: Site, script: str, *beta: str, **variables: str) -> str:
@@ -83,8 +83,8 @@ def little_room_for_logs(tmp_path: Path) -> list[str]:
     logs = tmp_path / "psfleet-logs"
     invitation = logs / "full" / "agent.json"
     words = f"exec 3<{invitation} && mount -t tmpfs -o size=1m none {logs} && mkdir {logs}/full && "
-    words += f"umask 077 && cat <&3 >{invitation} && exec "
-    return ["unshare", "--mount", "sh", "-c", f'{words} "$@"', "sh"]
+    words += f"umask 077 && cat <&3 >{invitation}"
+    return ["unshare", "--mount", "sh", "-c", f'{words} && exec "$@"', "sh"]
 
 
 def test_a_disk_without_room_for_a_servers_log(site: Site, little_room_for_logs: list[str]) -> None:
