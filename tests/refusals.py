@@ -1,4 +1,4 @@
-"""Tables of calls that are refused: a line of a script each, and the sentence that refuses it."""
+"""Tables of what is refused: a line of a script each, and the sentence that refuses it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,6 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from psfleet.errors import PsfleetError
+
+
+def cases(table: str) -> list[list[str]]:
+    """Lines `what is refused  # sentence` as pairs, for a test that they parametrise."""
+    return [line.split("  # ", 1) for line in table.strip().splitlines()]
 
 
 def check_refusals(

@@ -42,9 +42,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWNS = 0x20000
 _LIBC = ctypes.CDLL(None)
 _LARGEST = 1 << 18  # bytes of a request: a command line and an environment
-_ROOM = (
-    "PSFLEET_TEST_ROOM"  # a long variable: room for the environments that children show in /proc
-)
+_ROOM = "PSFLEET_TEST_ROOM"  # a long one: room for environments that children show in /proc
 _AT_START = dict(os.environ)  # what Python and numba have read in a zygote
 # What a fork can still obey, or need not: no kernel of psfleet has several threads.
 _SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED", "NUMBA_NUM_THREADS"}
@@ -207,7 +205,7 @@ def _zygote_for(program: Sequence[str], environment: dict[str, str], folder: str
     is_simulated = environment.get("NUMBA_ENABLE_CUDASIM") == "1"
     if _simulator_zygote.is_started and is_simulated:
         return _simulator_zygote
-    is_torchs = _torch_zygote.is_started and _imports_torch(program, folder)
+    is_torchs = _torch_zygote.is_started and "import torch" in _script(program, folder)
     return _torch_zygote if is_torchs else _zygote
 
 
@@ -237,10 +235,6 @@ def _needs_zygote(given: dict[str, Any]) -> bool:
 def _is_spawned(given: dict[str, Any]) -> bool:
     own = given["preexec_fn"]
     return own is not None and own.__module__ == "psfleet_launch.job.spawn"
-
-
-def _imports_torch(program: Sequence[str], folder: str) -> bool:
-    return "import torch" in _script(program, folder)
 
 
 def _starts_others(program: Sequence[str], folder: str) -> bool:
@@ -451,11 +445,7 @@ def _run_script(path: str) -> None:
     exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
 
 
-def _load(more: str, path: str) -> None:
-    sys.path[:0] = path.split(os.pathsep)
-    importlib.import_module("tests.preloading").load(more)
-
-
 if __name__ == "__main__":
-    _load(*sys.argv[2:])
+    sys.path[:0] = sys.argv[3].split(os.pathsep)
+    importlib.import_module("tests.preloading").load(sys.argv[2])
     _run_and_end(*_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from psfleet import optimizer
-from psfleet.checkpoint import load_shard, plan_migration, read_specs, save_fleet
+from psfleet.checkpoint import load_shard, plan_migration, read_specs, reshard, save_fleet
 from psfleet.entry import CountFilterEntry, Entry, ProbabilityEntry, TTLEntry
 from psfleet.errors import ConfigError
 from psfleet.features import Feature, FeatureSet, Table
@@ -18,7 +20,7 @@ from psfleet.schema.entry import FORMS, make_entry, stored_as
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.admission import AdmissionRule, admits
-from psfleet.tables.candidates import CandidateCounts
+from psfleet.tables.candidates import CandidateCounts, CandidateIds
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.table_messages import read_spec, write_spec
 
@@ -117,3 +119,122 @@ def test_its_candidates_survive(odd_entry: type[Entry], tmp_path: Path, later: i
     load_shard(tmp_path / "new", again)
     assert sorted(sparse(again, new).candidates().ids) == [1, 3, 5]
     assert sparse(again, new).candidates().values["counts"].tolist() == [1, 1, 1]
+
+
+@pytest.fixture
+def warm_entry() -> Iterator[type[Entry]]:
+    """An entry that gives a row to ids that are pushed often in a short time."""
+    before = dict(FORMS)
+
+    @stored_as("warm", needed=float, kept=int)
+    @dataclass(frozen=True, slots=True)
+    class WarmEntry(Entry):
+        needed: float = 1.4
+        kept: int = 64
+        admits = True
+        candidate: ClassVar = {"warmth": float, "first_steps": int}
+
+    @admits(WarmEntry)
+    class WarmRule(AdmissionRule):
+        candidates: CandidateIds
+
+        def __init__(self, entry: WarmEntry, spec: TableSpec, servers: int) -> None:
+            self._needed = entry.needed
+            self.candidates = CandidateIds(entry.candidate, entry.kept)
+
+        def _warmth(self, ids: Ids, step: int) -> NDArray[np.float32]:
+            """1 for each push, halved with each step since it was first pushed."""
+            known = self.candidates.known(ids)
+            since = np.where(known["first_steps"], step - known["first_steps"], 0)
+            warmth: NDArray[np.float32] = 1 + known["warmth"] * 0.5 ** since.astype(np.float32)
+            return warmth
+
+        def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+            warm: NDArray[np.bool_] = self._warmth(ids, step) >= self._needed
+            return warm
+
+        def pushed(self, ids: Ids, step: int) -> None:
+            warmth = self._warmth(ids, step)
+            firsts = self.candidates.known(ids)["first_steps"]
+            firsts = np.where(firsts, firsts, step)
+            waits = warmth < self._needed
+            values = {"warmth": warmth[waits], "first_steps": firsts[waits]}
+            self.candidates.remember(ids[waits], values, step)
+            self.candidates.forget(ids[~waits])
+
+    yield WarmEntry
+    FORMS.clear()
+    FORMS.update(before)
+
+
+def only_table(shard: Shard) -> SparseTable:
+    """The only table of a shard."""
+    [table] = shard.tables.values()
+    assert isinstance(table, SparseTable)
+    return table
+
+
+def pushed_thrice(entry: Entry) -> Shard:
+    """A shard whose table was pushed id 7 at step 1, and ids 3 and 9 at steps 2 and 3."""
+    shard = Shard()
+    shard.create(TableSpec("t", "sparse", (2,), SGD(), entry=entry), np.zeros(0, np.float32))
+    push(only_table(shard), 7)
+    push(only_table(shard), 3)
+    push(only_table(shard), 9)
+    return shard
+
+
+def push(table: SparseTable, *ids: int) -> None:
+    """A push of some ids."""
+    table.push(np.array(ids), np.ones((len(ids), 2), np.float32), 1.0)
+
+
+def said(table: SparseTable) -> dict[str, list[float]]:
+    """The candidates, with what is known of them."""
+    found = table.candidates()
+    columns = {"ids": found.ids, **found.values, "touched": found.touched}
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+def test_the_rule_says_what_is_remembered(warm_entry: type[Entry]) -> None:
+    """An id that was pushed lately gets its row with the next push; one long ago waits on."""
+    table = only_table(pushed_thrice(warm_entry()))
+    assert said(table) == {
+        "ids": [3, 7, 9],
+        "warmth": [1, 1, 1],
+        "first_steps": [2, 1, 3],
+        "touched": [2, 1, 3],
+    }
+    push(table, 7, 9)
+    assert table.ids().tolist() == [9]
+    assert said(table) == {
+        "ids": [3, 7],
+        "warmth": [1, 1.125],
+        "first_steps": [2, 1],
+        "touched": [2, 4],
+    }
+    assert len(only_table(pushed_thrice(warm_entry(kept=2))).candidates()) == 2  # type: ignore[call-arg]
+
+
+def test_snapshots_hold_it(warm_entry: type[Entry], tmp_path: Path) -> None:
+    """Under names and types of its own, on another number of servers too; a rule that remembers the same
+    gets it, and one that remembers something else begins anew."""
+    entry = warm_entry() & TTLEntry(steps=100)
+    before = pushed_thrice(entry)
+    save_fleet(str(tmp_path / "one"), [before])
+    stored = load_file(tmp_path / "one" / "shard-0-of-1.safetensors")
+    names = ("candidates", "candidate_warmth", "candidate_first_steps", "candidate_touched")
+    assert [stored[f"t/{name}"].dtype.str for name in names] == ["<i8", "<f4", "<i8", "<i8"]
+    reshard(str(tmp_path / "one"), str(tmp_path / "three"), 3)
+    again = Shard()
+    load_shard(tmp_path / "three", again)
+    assert said(only_table(again)) == said(only_table(before))
+    for number, (after, kept) in enumerate(
+        [(warm_entry(2.5), [3, 7, 9]), (CountFilterEntry(3), [])]  # type: ignore[call-arg]
+    ):
+        table = Table("t", 2, optimizer=optimizer.SGD(0.1), entry=after)
+        migration = plan_migration(str(tmp_path / "one"), FeatureSet([Feature("f", table)]))
+        migration.apply(tmp_path / f"new{number}")
+        found = Shard()
+        load_shard(tmp_path / f"new{number}", found)
+        assert said(only_table(found))["ids"] == kept

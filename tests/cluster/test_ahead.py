@@ -54,19 +54,25 @@ def push(runtime: ClusterRuntime) -> None:
     runtime.push([Gradient(ROWS.key, rows, IDS, 1.0), Gradient(WHOLE.key, whole, None, 1.0)])
 
 
+@pytest.mark.parametrize("is_asked_first", [False, True])
 @pytest.mark.parametrize("lane", ["auto", "inline"])
-def test_one_push_behind(endpoint: str, lane: str) -> None:
-    """What is read ahead in each step lacks the push of that step and no other."""
+def test_one_push_behind(endpoint: str, lane: str, is_asked_first: bool) -> None:
+    """What is read ahead in each step lacks the push of that step and no other.
+
+    Also where the next values are asked for before the last ones are looked at.
+    """
     runtime = connect(endpoint, lane=lane)
     push(runtime)
     first = runtime.pull([READS[0]])[0]
     ahead = runtime.pull_ahead(READS)
     for step in range(1, 8):
+        following = runtime.pull_ahead(READS) if is_asked_first else None
         rows, whole = ahead.wait()
         np.testing.assert_array_equal(whole, -max(step - 1, 1))
         np.testing.assert_allclose(rows, first + 1 - max(step - 1, 1), rtol=1e-6)
-        ahead = runtime.pull_ahead(READS)
+        ahead = following or runtime.pull_ahead(READS)
         push(runtime)
+    np.testing.assert_array_equal(ahead.wait()[1], -7)
     np.testing.assert_array_equal(runtime.pull(READS)[1], -8)
     runtime.close()
 
@@ -84,24 +90,6 @@ def test_nobody_waits_for_it(endpoint: str, lane: str) -> None:
     rows, whole = ahead.wait()
     np.testing.assert_array_equal(whole, -1)
     assert ahead.wait()[0] is rows
-    runtime.close()
-
-
-@pytest.mark.parametrize("lane", ["auto", "inline"])
-def test_asked_before_the_reply_is_looked_at(endpoint: str, lane: str) -> None:
-    """Asking for the next values while the last ones are not looked at lacks the same one push."""
-    runtime = connect(endpoint, lane=lane)
-    push(runtime)
-    first = runtime.pull([READS[0]])[0]
-    ahead = runtime.pull_ahead(READS)
-    for step in range(1, 8):
-        following = runtime.pull_ahead(READS)
-        rows, whole = ahead.wait()
-        np.testing.assert_array_equal(whole, -max(step - 1, 1))
-        np.testing.assert_allclose(rows, first + 1 - max(step - 1, 1), rtol=1e-6)
-        push(runtime)
-        ahead = following
-    np.testing.assert_array_equal(ahead.wait()[1], -7)
     runtime.close()
 
 

@@ -1,6 +1,7 @@
-"""Sync mode gives the same bits whatever the fleet looks like and whatever the network does."""
+"""Sync mode gives the same bits whatever the fleet and the network do; in async mode a push counts once."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -9,7 +10,8 @@ from psfleet.faults import MessageFaults
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import TrainingWorkload, same_bits, train_together
+from tests.push_counts import CountingWorkload
+from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
 
 TRAINING = TrainingWorkload()
 
@@ -55,3 +57,21 @@ def test_lost_and_repeated_messages_do_not_change_a_bit(
         same_bits(train(fleet, lambda worker: faults[worker]), expected)
     assert sum(fault.dropped for fault in faults) > 3
     assert sum(fault.duplicated for fault in faults) > 3
+
+
+@pytest.mark.parametrize(("drop", "duplicate"), [(0.0, 0.3), (0.2, 0.2)])
+def test_every_push_is_counted_once(drop: float, duplicate: float) -> None:
+    """Two workers push under repeats and lost answers; both tables count each push once."""
+    counting = CountingWorkload(60)
+    faults = [MessageFaults(worker, drop, duplicate) for worker in range(2)]
+
+    def work(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), "async", meddle=faults[worker])
+        counting.run(runtime)
+        runtime.close()
+
+    with LocalFleet(2, 2, in_process=True) as fleet:
+        in_threads([partial(work, worker) for worker in range(2)])
+        assert fleet.wait() == [0, 0]
+    counting.check(2)
+    assert all(fault.duplicated > 5 for fault in faults)

@@ -12,6 +12,7 @@ import pytest
 from psfleet_launch.commands import psfleet_cli
 from psfleet_launch.commands.launch_command import launch, main
 from tests.launch.conftest import ROOT
+from tests.refusals import cases
 
 SCRIPT = str(Path(__file__).with_name("stand_in.py"))
 
@@ -24,49 +25,35 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("--servers 0 SCRIPT", "--servers is 0; it must be at least 1; to train"),
-        ("--workers -1 SCRIPT", "--workers is -1; it must be at least 1; to train"),
-        ("--workers two SCRIPT", "--workers is 'two'; it must be a whole number"),
-        ("missing.py", "script 'missing.py' does not exist; name a Python file"),
-        (".", "script '.' is a folder; name a Python file"),
-        ("", "Missing argument 'SCRIPT'"),
-        ("--port 65535 --servers 2 SCRIPT", "end above 65535"),
-        ("--job a/b SCRIPT", "--job is 'a/b'"),
-        ("--job .. SCRIPT", "--job is '..'"),
-        ("--strategy no.toml SCRIPT", "strategy file 'no.toml' cannot be read"),
-        ("--resume nowhere SCRIPT", "no complete snapshot"),
-        ("--replicas 1 --hung-after 40s SCRIPT", "--hung-after is 40 s; name 1s to 30s"),
-        (
-            "--restart-hung SCRIPT",
-            "--restart-hung goes with --durability log or log+fsync and without",
-        ),
-        (
-            "--engine slrum SCRIPT",
-            "is 'slrum'; it must be one of join, kubernetes, local, ray, slurm, ssh",
-        ),
-        (
-            "--hosts alpha SCRIPT",
-            "--hosts is of --engine ssh, and this job is for --engine local; use",
-        ),
-        ("--engine ray --nodes 2 SCRIPT", "--nodes is of --engine slurm, and this job"),
-        ("--listen 10.0.0.1 SCRIPT", "--listen is for engines with agents, and this job is for"),
-        ("--sync --async SCRIPT", "--sync and --async are different modes; name one"),
-        ("--mode ssp --sync SCRIPT", "--sync and --mode ssp are different modes"),
-        ("--start-timeout 0 SCRIPT", "--start-timeout is 0; it must be above 0; servers"),
-        ("--start-timeout nan SCRIPT", "'nan'; it must be like 30s or 5min"),
-        ("--dead-after -1s SCRIPT", "--dead-after is '-1s'; it must be like 30s or 5min"),
-        ("--hung-after 1min SCRIPT", "--hung-after is 60 s; name 1s to 30s"),
-        (
-            "--wrokers 2 SCRIPT",
-            "No such option '--wrokers'. (Did you mean one of: '--wire', '--worker-cores', "
-            "'--workers'?) An option of the script goes after it: "
-            f"psfleet-launch {SCRIPT} --wrokers",
-        ),
-    ],
-)
+WRONG = f"""
+--servers 0 SCRIPT  # --servers is 0; it must be at least 1; to train
+--workers -1 SCRIPT  # --workers is -1; it must be at least 1; to train
+--workers two SCRIPT  # --workers is 'two'; it must be a whole number
+missing.py  # script 'missing.py' does not exist; name a Python file
+.  # script '.' is a folder; name a Python file
+  # Missing argument 'SCRIPT'
+--port 65535 --servers 2 SCRIPT  # end above 65535
+--job a/b SCRIPT  # --job is 'a/b'
+--job .. SCRIPT  # --job is '..'
+--strategy no.toml SCRIPT  # strategy file 'no.toml' cannot be read
+--resume nowhere SCRIPT  # no complete snapshot
+--replicas 1 --hung-after 40s SCRIPT  # --hung-after is 40 s; name 1s to 30s
+--restart-hung SCRIPT  # --restart-hung goes with --durability log or log+fsync and without
+--engine slrum SCRIPT  # is 'slrum'; it must be one of join, kubernetes, local, ray, slurm, ssh
+--hosts alpha SCRIPT  # --hosts is of --engine ssh, and this job is for --engine local; use
+--engine ray --nodes 2 SCRIPT  # --nodes is of --engine slurm, and this job
+--listen 10.0.0.1 SCRIPT  # --listen is for engines with agents, and this job is for
+--sync --async SCRIPT  # --sync and --async are different modes; name one
+--mode ssp --sync SCRIPT  # --sync and --mode ssp are different modes
+--start-timeout 0 SCRIPT  # --start-timeout is 0; it must be above 0; servers
+--start-timeout nan SCRIPT  # 'nan'; it must be like 30s or 5min
+--dead-after -1s SCRIPT  # --dead-after is '-1s'; it must be like 30s or 5min
+--hung-after 1min SCRIPT  # --hung-after is 60 s; name 1s to 30s
+--wrokers 2 SCRIPT  # No such option '--wrokers'. (Did you mean one of: '--wire', '--worker-cores', \
+'--workers'?) An option of the script goes after it: psfleet-launch {SCRIPT} --wrokers"""
+
+
+@pytest.mark.parametrize(("line", "sentence"), cases(WRONG))
 def test_bad_input_is_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,31 +67,23 @@ def test_bad_input_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("missing", "arguments", "sentence"),
-    [
-        (
-            "opentelemetry.sdk.trace",
-            ["--trace", "http://127.0.0.1:4318"],
-            "--trace http://127.0.0.1:4318 needs OpenTelemetry, which is not installed; run: pip install",
-        ),
-        (
-            "ray",
-            ["--engine", "ray"],
-            "--engine ray needs Ray, which is not installed; run: pip install '.[ray]'",
-        ),
-    ],
-)
+MISSING = """
+opentelemetry.sdk.trace --trace http://h:4318  # --trace http://h:4318 needs OpenTelemetry, which is not \
+installed; run: pip install
+ray --engine ray  # --engine ray needs Ray, which is not installed; run: pip install '.[ray]'"""
+
+
+@pytest.mark.parametrize(("line", "sentence"), cases(MISSING))
 def test_what_is_not_installed_is_missed_at_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    missing: str,
-    arguments: list[str],
+    line: str,
     sentence: str,
 ) -> None:
     """Before there is a folder of the job or a process, the sentence says what to install."""
     monkeypatch.chdir(tmp_path)
+    missing, *arguments = line.split()
     monkeypatch.setitem(sys.modules, missing, None)
     assert sentence in refused(capsys, *arguments, SCRIPT)
     assert not list(tmp_path.iterdir())

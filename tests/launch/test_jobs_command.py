@@ -1,8 +1,13 @@
-"""psfleet jobs, logs and stop, and the small questions that every command answers."""
+"""psfleet jobs, logs, stop, mode and top, and the small questions that every command answers."""
 
+import contextlib
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +17,10 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.launch_engine import load_engine
-from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job import job_request
+from tests.launch.conftest import Launch
+from tests.programs import ended
+from tests.waiting import until
 
 HOLDER = """
 import sys
@@ -76,8 +84,91 @@ def test_version_and_module(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_engines_in_the_help() -> None:
     """The help of --engine names every engine."""
-    (help_text,) = [one.help for one in settings_of(Launch) if one.flag == "--engine"]
+    (help_text,) = [one.help for one in settings_of(job_request.Launch) if one.flag == "--engine"]
     with pytest.raises(ConfigError) as caught:
         load_engine("none")
     for name in str(caught.value).partition("one of ")[2].split(", "):
         assert name in help_text
+
+
+SCRIPT = str(Path(__file__).with_name("meeting.py"))
+
+
+@pytest.mark.timeout(300)
+def test_a_running_job_changes_its_mode(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All workers go on in the modes that are wished for, one after the other, at their barriers; what
+    is no mode is refused before it reaches the job."""
+    two = ("--servers", "2", "--workers", "2", "--no-progress")
+    job = launch(*two, "--job", "j", SCRIPT, "1000000", str(tmp_path))
+    job.until(lambda: (tmp_path / "runs.1").exists(), "a first barrier")
+    logs = ("--log-dir", str(tmp_path / "psfleet-logs"))
+    for name, wrong, says in (
+        ("j", "sometimes", "'sometimes'"),
+        ("j", "async:3", "'async:3' is none"),
+        ("j", "ssp:x", "none"),
+        ("k", "async", "has no job 'k'"),
+    ):
+        assert main(["mode", name, wrong, *logs]) == 2
+        assert says in capsys.readouterr().err
+    for mode in ("ssp:4", "half-async:3", "geo:2"):
+        assert main(["mode", "j", mode, "--wait", "120", *logs]) == 0
+        said = f"the workers of j have met and were told to go on in mode {mode}\n"
+        assert capsys.readouterr().out == said
+    code, _, err = job.ends(120)
+    assert code == 0, err
+    for worker in range(2):
+        assert (tmp_path / str(worker)).read_text() == "ssp half-async geo"
+
+
+def test_top(job: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a terminal it follows the job until that is over; NO_COLOR takes the colours away. Without one it
+    shows the job once and does not wait for its end."""
+    launcher = job("hangs", "--job", "j")
+    launcher.until_logged("workerlog.0", "hanging")
+    once = ["top", "j", "--log-dir", str(tmp_path / "psfleet-logs")]
+    assert main(once) == 0
+    assert capsys.readouterr().out.startswith("j  runs: ")
+    assert main([*once, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["job"], said["is_running"], said["exit_code"]) == ("j", True, None)
+    ours, terminal = pty.openpty()
+    words = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "top", "j"]
+    variables = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
+    top = subprocess.Popen(words, cwd=tmp_path, stdout=terminal, stderr=terminal, env=variables)
+    os.close(terminal)
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # nobody writes any more
+            while data := os.read(ours, 4096):
+                shown.extend(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until(lambda: b"runs: " in shown, lambda: shown)
+    launcher.process.terminate()
+    launcher.ends()
+    assert top.wait(120) == 0
+    reader.join()
+    os.close(ours)
+    assert b"ended with exit code 143 after" in shown
+    assert b"job: the job is asked to end by signal 15" in shown
+    assert not re.search(rb"\x1b\[[0-9;]*3\d[;m]", shown)
+
+
+def test_a_locale_without_utf_8(tmp_path: Path) -> None:
+    """Job files are UTF-8 as TOML says, and so is the page, wherever the job runs."""
+    (tmp_path / "job.toml").write_text("[servers]\ncount = 1 # größer\n", "utf-8")
+    where = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    script = str(Path(__file__).with_name("trainer.py"))
+    command = [sys.executable, "-m", "psfleet_launch", "--config", "job.toml", "--job", "j"]
+    done = ended(
+        [*command, script, "2", "0", ""],
+        cwd=tmp_path,
+        env={**os.environ, **where},
+        encoding="ascii",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "µs" in (tmp_path / "psfleet-logs" / "j" / "report.html").read_text("utf-8")

@@ -19,6 +19,7 @@ from psfleet_launch.commands.launch_command import main
 from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.launch.conftest import Launch as Start
+from tests.refusals import cases
 
 JOB = """
 [job]
@@ -112,42 +113,26 @@ def test_a_job_file_says_what_flags_say(launch: Start, tmp_path: Path) -> None:
     assert seen["arguments"] == ["tells"]
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("[job", "job file 'job.toml' cannot be read: "),
-        ("[jobs]\n", "job file 'job.toml' has no table 'jobs'; it has job, servers, "),
-        ("job = 3\n", "job file 'job.toml' has no table 'job'; it has "),
-        ("[servers]\ncuont = 2\n", "of job file 'job.toml' has no setting 'cuont'; it has count, "),
-        (
-            "[engine.slurm]\nnodes = 2\n",
-            "has no setting 'nodes'; it has options; 'engine.batch' has one",
-        ),
-        (
-            "[servers]\ncount = '2'\n",
-            "servers.count in job file 'job.toml' is '2'; it must be a whole",
-        ),
-        (
-            "[servers]\ncount = 0\n",
-            "servers.count in job file 'job.toml' is 0; it must be at least 1",
-        ),
-        ("[servers]\nmemory = '2 apples'\n", "is '2 apples'; it must be a number and K, M, G or T"),
-        ("[servers]\nmemory = 'G'\n", "is 'G'; it must be a number and K, M, G or T"),
-        ("[servers]\nmemory = '-8G'\n", "is '-8G'; it must be a number and K, M, G or T"),
-        ("[servers]\nmemory = -8\n", "is -8; it must be a number and K, M, G or T"),
-        ("[job]\ndurability = 'logs'\n", "is 'logs'; it must be none, snapshot, log or log+fsync"),
-        (
-            "[job]\nprogress = 1\n",
-            "job.progress in job file 'job.toml' is 1; it must be true or false",
-        ),
-        ("[workers]\ndead_after = 'soon'\n", "is 'soon'; it must be like 30s or 5min"),
-        (
-            "[strategy.consistency]\nmode = 'often'\n",
-            "consistency mode is 'often'; it must be sync, ",
-        ),
-        ("[servers]\ncount = 2\n", "Missing argument 'SCRIPT'"),
-    ],
-)
+WRONG = """
+[job  # job file 'job.toml' cannot be read:
+[jobs]  # job file 'job.toml' has no table 'jobs'; it has job, servers,
+job = 3  # job file 'job.toml' has no table 'job'; it has
+[servers] / cuont = 2  # of job file 'job.toml' has no setting 'cuont'; it has count,
+[engine.slurm] / nodes = 2  # has no setting 'nodes'; it has options; 'engine.batch' has one
+[servers] / count = '2'  # servers.count in job file 'job.toml' is '2'; it must be a whole
+[servers] / count = 0  # servers.count in job file 'job.toml' is 0; it must be at least 1
+[servers] / memory = '2 apples'  # is '2 apples'; it must be a number and K, M, G or T
+[servers] / memory = 'G'  # is 'G'; it must be a number and K, M, G or T
+[servers] / memory = '-8G'  # is '-8G'; it must be a number and K, M, G or T
+[servers] / memory = -8  # is -8; it must be a number and K, M, G or T
+[job] / durability = 'logs'  # is 'logs'; it must be none, snapshot, log or log+fsync
+[job] / progress = 1  # job.progress in job file 'job.toml' is 1; it must be true or false
+[workers] / dead_after = 'soon'  # is 'soon'; it must be like 30s or 5min
+[strategy.consistency] / mode = 'often'  # consistency mode is 'often'; it must be sync,
+[servers] / count = 2  # Missing argument 'SCRIPT'"""
+
+
+@pytest.mark.parametrize(("text", "sentence"), cases(WRONG))
 def test_a_wrong_job_file_is_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +142,7 @@ def test_a_wrong_job_file_is_one_sentence(
 ) -> None:
     """It names the key and the file, quotes the value, and nothing starts."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.toml").write_text(text)
+    (tmp_path / "job.toml").write_text(text.replace(" / ", "\n"))
     assert main(["--config", "job.toml"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.formats import read_ready
+from tests.refusals import cases
 from tests.waiting import until
 
 ENV = {
@@ -106,39 +107,23 @@ def test_a_port_in_use_is_refused() -> None:
     assert f"cannot listen on '127.0.0.1:{port}': Address already in use" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--workers", "1"], "PSFLEET_SERVERS is empty"),
-        (["--servers", ",", "--workers", "1"], "PSFLEET_SERVERS is empty"),
-        (
-            ["--servers", "here", "--workers", "1"],
-            "endpoint 'here' is neither unix:/path nor host:port",
-        ),
-        (
-            ["--servers", "here:²", "--workers", "1"],
-            "endpoint 'here:²' is neither unix:/path nor host:port",
-        ),
-        (
-            ["--servers", "unix:/tmp/x", "--workers", "0"],
-            "PSFLEET_WORKERS is 0; it must be at least 1",
-        ),
-        (["--servers", "unix:/tmp/x", "--workers", "two"], "PSFLEET_WORKERS is 'two'"),
-        (["--servers", "unix:/tmp/x", "--workers", "1", "--index", "1"], "PSFLEET_RANK is 1"),
-        (["--servers", "unix:/nowhere/x", "--workers", "1"], "its folder does not exist"),
-        (["--servers", f"unix:/tmp/{'x' * 120}", "--workers", "1"], "the limit is 107"),
-        (
-            ["--servers", "unix:{here}/s", "--workers", "1", "--load", "/nowhere"],
-            "holds no manifest.json",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_one_sentence(
-    tmp_path: Path, arguments: list[str], text: str
-) -> None:
+WRONG = f"""
+--workers 1  # PSFLEET_SERVERS is empty
+--servers , --workers 1  # PSFLEET_SERVERS is empty
+--servers here --workers 1  # endpoint 'here' is neither unix:/path nor host:port
+--servers here:² --workers 1  # endpoint 'here:²' is neither unix:/path nor host:port
+--servers unix:/tmp/x --workers 0  # PSFLEET_WORKERS is 0; it must be at least 1
+--servers unix:/tmp/x --workers two  # PSFLEET_WORKERS is 'two'
+--servers unix:/tmp/x --workers 1 --index 1  # PSFLEET_RANK is 1
+--servers unix:/nowhere/x --workers 1  # its folder does not exist
+--servers unix:/tmp/{"x" * 120} --workers 1  # the limit is 107
+--servers unix:HERE/s --workers 1 --load /nowhere  # holds no manifest.json"""
+
+
+@pytest.mark.parametrize(("line", "sentence"), cases(WRONG))
+def test_what_cannot_be_meant_is_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:
     """Bad arguments end with code 2 and say what is wrong; no socket is left."""
-    said = refused("--index", "0", *(argument.format(here=tmp_path) for argument in arguments))
-    assert text in said
+    assert sentence in refused("--index", "0", *line.replace("HERE", str(tmp_path)).split())
     assert not list(tmp_path.iterdir())
 
 

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import psfleet
+from psfleet.client import Client
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import DeadlineExceeded
+from psfleet.optimizer import Adam
 from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
@@ -180,3 +183,25 @@ def test_both_die_with_a_log(alone: list[TableState]) -> None:
         # The standby may have been promoted when it was dead already: its log is as good.
         assert fleet.takeovers in (1, 2)
         assert "back after" in fleet.logs()
+
+
+IDS = np.arange(40)
+
+
+def test_a_reader_follows_a_takeover() -> None:
+    """It goes on with the same values, and then with those of pushes that only the standby has got."""
+    with Pairs(2, 1) as fleet:
+        fleet.await_standbys()
+        with fleet.deciding(), Client(fleet.connect(0, "sync")) as ps:
+            users = ps.sparse_table("users", 3, Adam(0.1))
+            users.push(IDS, np.ones((40, 3)))
+            before = users.pull(IDS).tobytes()
+            with psfleet.connect(job=fleet.endpoints) as reader:
+                table = reader.sparse_table("users")
+                assert table.pull(IDS).tobytes() == before
+                fleet.process(1).send_signal(signal.SIGKILL)
+                assert table.pull(IDS).tobytes() == before
+                users.push(IDS, np.ones((40, 3)))
+                after = users.pull(IDS).tobytes()
+                assert table.pull(IDS).tobytes() == after != before
+            assert fleet.takeovers == 1
