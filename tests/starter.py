@@ -39,7 +39,7 @@ import numpy as np
 
 exec_popen = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
-_CLONE_NEWNS = 0x20000
+_NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 _LIBC = ctypes.CDLL(None)
 _LARGEST = 1 << 18  # bytes of a request: a command line and an environment
 _ROOM = "PSFLEET_TEST_ROOM"  # a long one: room for environments that children show in /proc
@@ -196,8 +196,8 @@ def _program(command: Any) -> tuple[list[str], dict[str, Any]]:
     if words[0] != sys.executable:
         return [], around
     bare = words[1:][words[1] == "-P" :]
-    ours = bare[0] == "-m" and bare[1].startswith("psfleet")
-    return (words[1:] if ours or bare[0].endswith(".py") else []), around
+    is_ours = bare[0].endswith(".py") or (bare[0] == "-m" and bare[1].startswith("psfleet"))
+    return (words[1:] if is_ours else []), around
 
 
 def _zygote_for(program: Sequence[str], environment: dict[str, str], folder: str) -> _Zygote:
@@ -344,7 +344,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         _execute(request)
     os.chdir(request["folder"])
     if request["mounts"] == "new":
-        assert _LIBC.unshare(_CLONE_NEWNS) == 0
+        assert _LIBC.unshare(_NEW_MOUNTS) == 0
     if request["shell"]:
         _prepare(request)
     if request["starts others"]:
@@ -378,13 +378,12 @@ def _execute(request: dict[str, Any]) -> None:
 def _stream(number: int) -> io.TextIOWrapper:
     """What Python makes of standard output or standard error when it starts."""
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
-    by_line = not unbuffered and (number == 2 or os.isatty(number))
     like = sys.stdout if number == 1 else sys.stderr
     return io.TextIOWrapper(
         open(number, "wb", buffering=0 if unbuffered else -1, closefd=False),
         encoding=like.encoding,
         errors=like.errors,
-        line_buffering=by_line,
+        line_buffering=not unbuffered and (number == 2 or os.isatty(number)),
         write_through=unbuffered,
     )
 
