@@ -185,7 +185,7 @@ def answering() -> Iterator[Answering]:
         made.client.close()
 
 
-def answer(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 0) -> bytes:
+def reply_bytes(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 0) -> bytes:
     """The bytes of an answer. `size`, `length`: by which its frame and its message lie about theirs."""
     whole = b"\0" + (len(message) + length).to_bytes(4, "big") + message
     last = frames.END_HEADERS | frames.END_STREAM
@@ -200,13 +200,15 @@ def answer(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int 
 @pytest.mark.parametrize("message", [b"", MESSAGE, bytes(2000)])
 def test_a_reply_is_the_same_in_one_part_and_in_two(answering: Answering, message: bytes) -> None:
     """Wherever it is cut, and behind frames of the connection too."""
-    for cut in range(0, len(answer(1, message)), 1 + len(message) // 20):
+    for cut in range(0, len(reply_bytes(1, message)), 1 + len(message) // 20):
         call, stream = answering.call()
-        whole = answer(stream, message)
+        whole = reply_bytes(stream, message)
         answering.send(*(part for part in (whole[:cut], whole[cut:]) if part))
         assert call.finish() == message
     call, stream = answering.call()
-    answering.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)) + answer(stream, message))
+    answering.send(
+        frames.frame(frames.PING, frames.ACK, 0, bytes(8)) + reply_bytes(stream, message)
+    )
     assert call.finish() == message
 
 
@@ -214,7 +216,7 @@ def test_a_reply_is_the_same_in_one_part_and_in_two(answering: Answering, messag
 def test_a_reply_that_lies_is_refused(answering: Answering, size: int, length: int) -> None:
     """A frame or a message of another length than it says ends the connection."""
     call, stream = answering.call()
-    answering.send(answer(stream, size=size, length=length))
+    answering.send(reply_bytes(stream, size=size, length=length))
     with pytest.raises(ConnectionBroken):
         call.finish()
 
@@ -222,6 +224,6 @@ def test_a_reply_that_lies_is_refused(answering: Answering, size: int, length: i
 def test_a_reply_to_another_call_is_refused(answering: Answering) -> None:
     """It is not taken for the answer to this one."""
     call, stream = answering.call()
-    answering.send(answer(stream + 2))
+    answering.send(reply_bytes(stream + 2))
     with pytest.raises(ConnectionBroken, match="not open"):
         call.finish()
