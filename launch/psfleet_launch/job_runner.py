@@ -291,10 +291,6 @@ class JobRunner:
         request = self._job.request
         if not 1 <= servers <= MOST:
             return f"{servers} servers are wanted; ask for 1 to {MOST}"
-        if not self._engine.scales:
-            return (
-                f"--engine {self._engine.name} starts no further servers; use one of this machine"
-            )
         if request.replicas or (request.keeps_log and self._engine.spans_machines):
             what = "have standbys" if request.replicas else "keep logs on several machines"
             return (

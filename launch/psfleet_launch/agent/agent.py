@@ -28,6 +28,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     read_request,
     write_secrets,
 )
+from psfleet_launch.engines.remote.job_files import JobFiles
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.supervision.job_events import Event, ProcessExited, Shown
 
@@ -150,6 +151,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._engine: AgentEngine | None = None
         self._tails: OutputTails | None = None
+        self._files = JobFiles(folder)
         self._asked = ""
         self._refused = ""
 
@@ -232,6 +234,7 @@ class Agent:
                 self._link.send(message_of(event, self._engine.job.shown))
         if not self._link.is_full:
             self._send(self._tails.fresh())
+            self._send(pb.AgentMessage(job_file=file) for file in self._files.changed())
         for end in [event for event in events if isinstance(event, ProcessExited)]:
             self._send(self._tails.rest(end.member))
             self._link.send(pb.AgentMessage(exited=self._engine.exit_message(end)))
@@ -275,6 +278,8 @@ class Agent:
                 write_relocations(engine.job.relocations, message.relocations.moved)
             case "expect":
                 engine.expect(member_of(message.expect))
+            case "job_file":
+                self._files.take(message.job_file)
             case "die":
                 engine.sweep()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -298,7 +303,9 @@ class Agent:
             return pb.Opened(error=str(error))
         except OSError as error:
             return pb.Opened(error=f"folder {error.filename!r} cannot be used ({error.strerror})")
-        return pb.Opened(has_shared_logs=(job.logs / message.probe).exists())
+        self._files = JobFiles(job.logs, (job.logs / message.probe).exists())
+        self._files.clear()
+        return pb.Opened(has_shared_logs=self._files.is_shared)
 
     def _job(self, message: pb.OpenJob) -> Job:
         logs, spool = Path(message.logs), self._folder / "output"

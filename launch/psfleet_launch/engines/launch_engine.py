@@ -75,7 +75,6 @@ class Engine(abc.ABC):
         programs: Programs that it calls on the launcher's machine.
         timeouts: Time limits for starting, leaving and stopping.
         spans_machines: Servers listen on TCP, since workers run on other machines.
-        scales: It starts further servers for a running job.
         job: Job whose processes these are.
         selector: Woken by what the engine registers.
         launch: Settings of this launch, such as the machines.
@@ -86,7 +85,6 @@ class Engine(abc.ABC):
     programs: ClassVar[Sequence[str]] = ()
     timeouts: ClassVar[Timeouts] = Timeouts()
     spans_machines: ClassVar[bool] = False
-    scales: ClassVar[bool] = False
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
@@ -137,9 +135,9 @@ class Engine(abc.ABC):
     def endpoints(self) -> list[str]:
         """Return the requested endpoints of the servers, in order of rank; port 0 stands for any."""
 
+    @abc.abstractmethod
     def asked_endpoint(self, rank: int) -> str:
-        """Return the requested endpoint of a further server; only where `scales`."""
-        raise AssertionError(f"engine {self.name} starts no further servers")
+        """Return the requested endpoint of one of them, or of a further server."""
 
     @abc.abstractmethod
     def spawn(self, member: Member, told: Told) -> None:

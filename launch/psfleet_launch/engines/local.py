@@ -45,7 +45,6 @@ class LocalEngine(Engine):
     """Processes of this machine, which die with the launcher."""
 
     name = "local"
-    scales = True
 
     def __init__(
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None

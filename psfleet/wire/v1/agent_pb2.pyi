@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/agent.proto, SHA-256 4f8e1acceb1a9ca8dc6f364c98e2f613e931afad6874033f4cad34e6a0a6a91c
+# From protos/psfleet/v1/agent.proto, SHA-256 009daa8ee2eda46bd1fc977984d5f783d33002d52a4cb45fb4258b285b584cc8
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -19,7 +19,7 @@ class AgentMember(_message.Message):
     def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., stage: _Optional[int] = ..., copy: _Optional[int] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "opened", "ready", "exited", "alive", "ending", "notice", "output", "swept", "ping", "leaving", "connected")
+    __slots__ = ("hello", "opened", "ready", "exited", "alive", "ending", "notice", "output", "swept", "ping", "leaving", "connected", "job_file")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class AgentMessage(_message.Message):
     PING_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    JOB_FILE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     opened: Opened
     ready: Ready
@@ -44,10 +45,11 @@ class AgentMessage(_message.Message):
     ping: Ping
     leaving: str
     connected: Connected
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., alive: _Optional[_Union[AgentMember, _Mapping]] = ..., ending: _Optional[_Union[AgentMember, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., output: _Optional[_Union[OutputChunk, _Mapping]] = ..., swept: _Optional[_Union[Swept, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., leaving: _Optional[str] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ...) -> None: ...
+    job_file: JobFile
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., alive: _Optional[_Union[AgentMember, _Mapping]] = ..., ending: _Optional[_Union[AgentMember, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., output: _Optional[_Union[OutputChunk, _Mapping]] = ..., swept: _Optional[_Union[Swept, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., leaving: _Optional[str] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., job_file: _Optional[_Union[JobFile, _Mapping]] = ...) -> None: ...
 
 class LauncherMessage(_message.Message):
-    __slots__ = ("refused", "open", "spawn", "signal", "command", "expect", "sweep", "ping", "relocations", "probe", "connect", "die")
+    __slots__ = ("refused", "open", "spawn", "signal", "command", "expect", "sweep", "ping", "relocations", "probe", "connect", "die", "job_file")
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPAWN_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,7 @@ class LauncherMessage(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DIE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FILE_FIELD_NUMBER: _ClassVar[int]
     refused: str
     open: OpenJob
     spawn: Spawn
@@ -72,7 +75,16 @@ class LauncherMessage(_message.Message):
     probe: bool
     connect: Connect
     die: bool
-    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., command: _Optional[_Union[ServerCommand, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., die: bool = ...) -> None: ...
+    job_file: JobFile
+    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., command: _Optional[_Union[ServerCommand, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ..., probe: bool = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., die: bool = ..., job_file: _Optional[_Union[JobFile, _Mapping]] = ...) -> None: ...
+
+class JobFile(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class Relocations(_message.Message):
     __slots__ = ("moved",)

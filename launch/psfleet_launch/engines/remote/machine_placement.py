@@ -71,6 +71,13 @@ class MachinePlacement:
         """The members of a machine: servers first, by rank."""
         return sorted(member for member, where in self._where.items() if where == machine)
 
+    def of_server(self, rank: int) -> str:
+        """The machine of a server; a further one gets its place now."""
+        server = Member("server", rank)
+        if server not in self._where:
+            self._put([server])
+        return self._where[server]
+
     def put_standby(self, standby: Member, allowed: Collection[str]) -> str:
         """Place a standby on the allowed machine that has the fewest servers."""
         machines = [machine for machine in self._machines if machine in allowed]

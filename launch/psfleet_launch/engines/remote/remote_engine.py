@@ -28,6 +28,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     member_of,
     version_mismatch,
 )
+from psfleet_launch.engines.remote.job_files import JobFiles
 from psfleet_launch.engines.remote.job_opening import ConnectionChecks, JobOpening, interruptible
 from psfleet_launch.engines.remote.machine_placement import (
     MachinePlacement,
@@ -76,6 +77,7 @@ class RemoteEngine(Engine):
         self._unplaced: dict[Member, Told] = {}
         self._locations = ServerLocations()
         self._checks = ConnectionChecks()
+        self._files = JobFiles(job.logs)
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
         self._opening = JobOpening(job)
@@ -149,7 +151,7 @@ class RemoteEngine(Engine):
         own, secret = self.control_credentials()
         access = Access(Credentials.read(own))
         self._hub = AgentHub(access, self._wake)
-        endpoint = self._hub.listen(self._listen_address())
+        endpoint = self._hub.listen(listen_endpoint(self.launch.listen or self.default_address()))
         with interruptible():
             self.start_agents(endpoint, secret)
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
@@ -159,10 +161,7 @@ class RemoteEngine(Engine):
                 replies = self._opening.replies
                 self._await(lambda: len(replies) == len(self.agents), "answers of all agents")
             self._opening.check()
-
-    def _listen_address(self) -> str:
-        """Return the address at which agents can reach this process."""
-        return listen_endpoint(self.launch.listen or self.default_address())
+            self._files.is_shared = self._opening.has_shared_logs
 
     def default_address(self) -> str:
         """This machine's address, where the user names none."""
@@ -194,15 +193,15 @@ class RemoteEngine(Engine):
                     raise ConfigError(event.text)
 
     def endpoints(self) -> list[str]:
-        assert self._places is not None
-        port = self.job.request.port or 0
-        return [
-            self._endpoint(member, port + member.rank if port else 0) for member in self.job.servers
-        ]
+        return [self.asked_endpoint(member.rank) for member in self.job.servers]
 
-    def _endpoint(self, member: Member, port: int) -> str:
+    def asked_endpoint(self, rank: int) -> str:
+        port = self.job.request.port
+        return self._endpoint(rank, port + rank if port else 0)
+
+    def _endpoint(self, rank: int, port: int = 0) -> str:
         assert self._places is not None
-        return f"{self.agents[self._places[member]].hello.address}:{port}"
+        return f"{self.agents[self._places.of_server(rank)].hello.address}:{port}"
 
     # -- processes -------------------------------------------------------------------------------
 
@@ -260,8 +259,8 @@ class RemoteEngine(Engine):
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
         """Return the endpoints, new ones for servers that have moved and are not ready yet."""
-        for server, endpoint in zip(self.job.servers, endpoints, strict=True):
-            yield self._endpoint(server, 0) if server.rank in self._locations.lost else endpoint
+        for rank, endpoint in enumerate(endpoints):
+            yield self._endpoint(rank) if rank in self._locations.lost else endpoint
 
     def send(self, member: Member, number: int) -> None:
         if self._unplaced.pop(member, None):
@@ -306,6 +305,8 @@ class RemoteEngine(Engine):
                 self._events.append(self._cut_off(agent.name))
         for member in list(filter(self._free_for, self._unplaced)):
             self.spawn(member, self._unplaced.pop(member))
+        for file in self._files.changed():
+            self._tell(Member("server", 0), pb.LauncherMessage(job_file=file))
         happened, self._events = self._events, []
         return happened
 
@@ -334,6 +335,8 @@ class RemoteEngine(Engine):
                 self._events += self._checks.answered(agent.name, tried.endpoint, tried.error)
             case "leaving":
                 self._lose(agent, message.leaving)
+            case "job_file":
+                self._files.take(message.job_file)
             case _:
                 event = event_of(message)
                 assert event is not None
