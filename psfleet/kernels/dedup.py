@@ -17,6 +17,7 @@ from psfleet.kernels.initial_values import address_of
 
 _FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
+_REPEATS = 2  # of an id on the average, from which on it pays to sum one row after the other
 _FEW = 64  # ids of which a set is made faster than a kernel is called
 _ZERO = np.zeros((), np.float32)
 _PLACES = np.arange(_FEW, dtype=np.uint32)
@@ -77,7 +78,7 @@ class UniqueIds:
         if _are_rows(bags):
             return self.expand(rows)
         dim, rows = rows[0].shape[1], self._checked(rows)
-        out = np.zeros((sum(map(len, bags)), dim), np.float32)
+        out = np.empty((sum(map(len, bags)), dim), np.float32)
         starts, kernels = _addresses(rows), width_kernels("bag_rows", dim)
         for codes, part, target in self._parts(bags, out):
             if part.are_rows:
@@ -133,10 +134,25 @@ class UniqueIds:
             if part.are_rows:
                 _add(codes, self.shift, values, target)
             else:
-                width_kernels("bag_rows", values.shape[1]).merge(
-                    *(address_of(codes), len(codes), self.shift, address_of(values)),
-                    *(*part.arguments, target),
-                )
+                self._add_bags(codes, part, values, target)
+
+    def _add_bags(
+        self, codes: NDArray[np.uint32], part: RowBags, values: Floats, target: int
+    ) -> None:
+        """Add the gradients of bags to the sums of their rows; `target`: of `_not_begun`."""
+        kernels = width_kernels("bag_rows", values.shape[1])
+        ends, bags, weights, scales = part.arguments
+        batch = address_of(codes), len(codes), self.shift, address_of(values), ends, bags
+        ids = sum(map(len, self.unique))
+        if weights or len(codes) < _REPEATS * ids:
+            kernels.merge(*batch, weights, scales, target)
+            return
+        counts = map(len, self.unique)
+        offsets = np.array([*itertools.accumulate(counts, initial=0), 0], np.int64)
+        work = np.empty(ids + 2 + len(codes), np.uint32)
+        kernels.merge_by_row(
+            *(*batch, scales, target, len(self.unique), address_of(offsets), address_of(work))
+        )
 
 
 def dedup(ids: Ids, groups: int) -> UniqueIds:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet.errors import ShapeError, UsageError
+from psfleet.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.kernels.dedup import ascending, dedup, first_repeat, merge_pushes
 from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 from tests.trainings import in_threads
@@ -151,3 +152,32 @@ def test_ascending_equals_sorted_set(parts: list[list[int]]) -> None:
     """The distinct ids of all parts come in order, whatever their distance."""
     found = ascending([np.array(ids, np.int64) for ids in parts])
     assert found.tolist() == sorted({id_ for ids in parts for id_ in ids})
+
+
+@pytest.mark.parametrize("dim", [5, 8])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_pooling_and_merging_of_bags_have_the_bits_of_rows(
+    dim: int, weighted: bool, mean: bool
+) -> None:
+    """Rows pooled where they arrive, and gradients merged by bags, have the bits of those that are spread out
+    first: in parts whose ids repeat and others, of widths for registers or not, for several servers."""
+    dice = np.random.default_rng(7)
+    ids, parts = [], []
+    for bags, most, size in ((50, 40, 40), (90, 4, 300), (20, 2, 9), (60, 40, 50)):
+        lengths = dice.integers(0, most, bags)
+        count = int(lengths.sum())
+        weights = dice.standard_normal(count).astype(np.float32) if weighted else None
+        parts.append(RowBags(lengths, weights, mean))
+        ids.append(dice.integers(0, size, count))
+    for groups in (1, 3):
+        unique = dedup(np.concatenate(ids), groups)
+        gradients = dice.standard_normal((220, dim)).astype(np.float32)
+        gradients[::7] = -0.0
+        spread = unique.merge(spread_parts(gradients, parts))
+        rows = [array - np.float32(0.5) for array in spread]
+        rows[0][::5] = -0.0
+        for sums, own in zip(unique.merge(gradients, parts), spread, strict=True):
+            assert sums.tobytes() == own.tobytes()
+        pooled = pool_parts(unique.expand(rows), parts)
+        assert unique.pool(rows, parts).tobytes() == pooled.tobytes()
