@@ -60,7 +60,7 @@ class RowMoves:
         self._open_log = open_log
         self._lock = threading.Lock()  # of what is taken
         self._crashes = CrashFaults.wanted()
-        self._number = generation
+        self._number = self._over = generation  # the last move, and the last one that has ended
         self._taken: DealtShard | None = None
         self._log: ServerLog | None = None  # what is taken, for whoever starts again after the move
         self._sent = DeltaBases()  # what has changed since rows were sent ahead
@@ -70,14 +70,17 @@ class RowMoves:
         """A move begins, or is going to; one that had begun before is given up.
 
         Args:
-            number: Number of the move. What was taken ahead under this number stays.
+            number: Number of the move. What was taken ahead under this number stays. A call that comes when
+                the move has ended, which server 0 has given up waiting for, begins nothing.
             servers: Number of servers afterwards.
             ahead: Training goes on for now.
 
         Raises:
             ConfigError: This server cannot take part in any.
+            ProtocolError: It has ended.
         """
         self._check()
+        self._check_ended(number)
         shard = self._host.shard
         if number != self._number:
             self.abandon(self._number)
@@ -99,6 +102,10 @@ class RowMoves:
         if cut is not None:
             self._host.parts.forget(cut.number)
         self._reach("opened")
+
+    def _check_ended(self, number: int) -> None:
+        if number <= self._over or number < self._number:
+            raise ProtocolError(f"move {number} has ended for server {self._host.shard.index}")
 
     def _keep(self, record: Record) -> None:
         assert self._log is not None
@@ -161,6 +168,7 @@ class RowMoves:
         """
         shard = self._host.shard
         with self._host.lock:
+            self._check_ended(number)
             if number != self._number:
                 raise ProtocolError(f"server {shard.index} takes part in no move {number}")
             since = self._sent.last()
@@ -219,6 +227,7 @@ class RowMoves:
             if self._log is not None and self._host.journal is not None:
                 self._host.journal.go_on_in(self._log)
             self._taken, self._log, self._sent = None, None, DeltaBases()
+            self._over = number
             self._host.lanes.forget_layouts()
         self._reach("adopted")
 
@@ -228,9 +237,10 @@ class RowMoves:
         os._exit(1)
 
     def abandon(self, number: int) -> None:
-        """Go on with what this server holds."""
+        """Go on with what this server holds; all moves up to this one have ended."""
         with self._lock, self._host.lock:
-            if number == self._number:
+            self._over = max(self._over, number)
+            if number >= self._number:
                 if self._log is not None:
                     self._log.remove()
                 self._taken, self._log, self._host.shard.moving = None, None, False

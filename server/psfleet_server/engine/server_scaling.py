@@ -72,6 +72,7 @@ class ServerScaling:
         self._crashes = CrashFaults.wanted()
         self._followed = 0.0  # when they were sent last
         self._sent = 0  # rows of the last round
+        self._unheard: dict[int, int] = {}  # by server: a move that it may not know is given up
         self._wanted = threading.Event()
         self._over = threading.Event()
         self._thread = ServiceThread(self._run, "scaling")
@@ -121,6 +122,7 @@ class ServerScaling:
                 return
             if not self._present():
                 continue
+            self._abandon()
             if self._decided is not None or self._interrupted is not None:
                 self._resume()
             elif moving is not None:
@@ -231,6 +233,7 @@ class ServerScaling:
             boot = scaling_pb2.OpenMoveReply.FromString(reply).boot
             if self._boots.setdefault(server, boot) != boot:
                 raise ServerUnavailable(f"{peer.name} has started again, without what it had taken")
+        self._unheard.clear()  # the move before has ended for whoever takes part in this one
         send = scaling_pb2.SendRowsRequest(
             number=number, servers=request.endpoints, ahead=ahead, hurry=hurry
         )
@@ -271,15 +274,29 @@ class ServerScaling:
         abandon = scaling_pb2.AbandonMoveRequest(number=request.number).SerializeToString()
         present = self._present()
         revives = self._host.journal is not None
+        self._unheard = {} if revives else dict.fromkeys(range(len(present)), request.number)
         for server, peer in enumerate(peers):
             if revives and server < len(present):
                 self._insist(peer, "Scaling/Abandon", abandon)
                 continue
-            with contextlib.suppress(PsfleetError):  # it is one that has ended
+            with contextlib.suppress(
+                PsfleetError
+            ):  # it is one that has ended, or hears of it later
                 peer.call("Scaling/Abandon", abandon, _REPLY)
+                self._unheard.pop(server, None)
         if self._folder is not None:
             with contextlib.suppress(OSError, FrameError):
                 write_unscaled(self._folder, request.number, present, str(error))
+
+    def _abandon(self) -> None:
+        """Tell those once more that may still refuse what changes their rows."""
+        for server, number in [*self._unheard.items()]:
+            endpoint = self._present()[server]
+            peer = Peer(f"server {server} at {endpoint}", endpoint, self._access)
+            abandon = scaling_pb2.AbandonMoveRequest(number=number)
+            with contextlib.suppress(PsfleetError), contextlib.closing(peer):
+                peer.call("Scaling/Abandon", abandon.SerializeToString(), _REPLY)
+                del self._unheard[server]
 
     def _tell(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
         """Bring the decision to every server: one that has died starts again, or the job ends."""
