@@ -201,6 +201,9 @@ class Scheduler:
         """Whether what one machine has sent to the other is lost for good."""
         return False
 
+    def lose(self, to: str, source: str, message: Any) -> None:
+        """A message gets lost."""
+
     def may_die(self, name: str) -> bool:
         """Whether a machine may die between two instructions."""
         return True
@@ -264,7 +267,7 @@ class Scheduler:
         elif at < chances.deliver and self.network:
             place = dice.randrange(len(self.network))
             if dice.random() < chances.drop:
-                self.network.pop(place)
+                self.lose(*self.network.pop(place))
             elif dice.random() < chances.duplicate:
                 self._deliver(*self.network[place])
             else:
@@ -288,7 +291,7 @@ class Scheduler:
 
     def do(self, name: str, event: Any) -> None:
         """Let a machine take an event, and perform what it wants; it may die meanwhile."""
-        if name in self.crashed:
+        if name not in self.machines:
             return
         instructions = self.machines[name].handle(event)
         dies = (

@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 
 from tests.protocol.fleet import follower_mutants
-from tests.protocol.fleet.fleet import fleet
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
+from tests.protocol.fleet.scaled_fleet import fleet
 from tests.protocol.scheduler import Broken, run, shrink
 
 assert follower_mutants  # adds to MUTANTS
@@ -21,6 +21,8 @@ SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
 FOLLOWED = range(18, 18 + 20 + MORE)
 """Likewise where followers are."""
+MOVED = range(18, 18 + 10 + MORE)
+"""Likewise where the number of servers changes."""
 HAPPENS = {
     "removal": ("silences",),
     "standbys": ("takeovers", "deposed"),
@@ -41,15 +43,21 @@ def test_promises_hold(suite: str) -> None:
     missing only what is declared torn; ssp: the bound; it ends. Where modes are wished for from outside:
     each sample once, whether in a round or in a lease. Followers: each cut is what all servers held, in
     sync mode the training after a round; it has all pushes that were acknowledged before it was asked for;
-    no server that answers later lacks what was in it; its number never falls; the last one is the end."""
+    no server that answers later lacks what was in it; its number never falls; the last one is the end.
+    Another number of servers: workers go on with the old one or the new one, which all servers have; no push
+    is lost and none counts twice over all servers; a move that is given up changes nothing. These servers
+    keep no logs, so that the death of one ends the job."""
     counts: Counter[str] = Counter()
-    seeds = FOLLOWED if "followers" in suite else SEEDS
+    seeds = FOLLOWED if "followers" in suite else MOVED if "moves" in suite else SEEDS
     for seed in seeds:
         try:
             counts += run(fleet(suite, seed)).counts
         except Broken as error:
             error.add_note(f"suite {suite!r}, seed {seed}")
             raise
+    if "moves" in suite:
+        assert all(counts[what] for what in ("moves", "given up", "dead at moves"))
+        return
     assert counts["dead servers"] > len(seeds) / 2
     assert counts["torn"] >= len(seeds) / 4
     for word in set(HAPPENS) & set(suite.split()):

@@ -19,6 +19,7 @@ class Asked:
 
     request: Request
     reply: Any = None
+    servers: tuple[str, ...] = ()
     is_answered: bool = False
     retries: Retries = field(
         default_factory=lambda: Retries(_EVER, _EVER, Patience(room=_EVER, outage=_EVER), 0.0)

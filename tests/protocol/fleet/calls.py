@@ -18,10 +18,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """Its answer."""
+    """Its answer. `servers`: where all servers are, if their number has changed."""
 
     number: int
     content: Any
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,21 @@ class Release:
     """The launcher to a primary: no standby up to this attachment will ever take over."""
 
     attach: int
+
+
+@dataclass(frozen=True)
+class AskServers:
+    """A worker wants another number of servers."""
+
+    servers: int
+
+
+@dataclass(frozen=True)
+class MoveRows:
+    """A server to another, as the service Scaling has it: a method and its message."""
+
+    method: str
+    body: bytes
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def _content(shard: Shard) -> bytes:
     return b"".join(rows.tobytes() for rows in shard.tables.read(reads))
 
 
-def _check_weights(shards: Sequence[Shard], rounds: Iterable[Round]) -> None:
+def check_weights(shards: Sequence[Shard], rounds: Iterable[Round]) -> None:
     if rows_of(shards).tobytes() != plain_rows(rounds).tobytes():
         raise Broken("the weights are not those of these rounds in one table without faults")
 
@@ -201,7 +201,7 @@ def _check_own(job: Job, shards: Sequence[Shard]) -> None:
             wanted |= {int(samples[0]): share for samples in members.values()}
     _check_counts(shards, wanted)
     if {phase.mode for phase in job.phases} == {"sync"}:
-        _check_weights(shards, rounds)
+        check_weights(shards, rounds)
 
 
 # -- data that the fleet hands out ------------------------------------------------------------------
@@ -211,13 +211,13 @@ def _check_rounds(
     job: Job, shards: Sequence[Shard], histories: Sequence[History], pushes: Pushes
 ) -> None:
     """All servers close the same rounds, and every sample is in exactly one of them."""
-    rounds = _rounds(job, histories, pushes)
+    rounds = rounds_of(job, histories, pushes)
     used = Counter(
         int(sample) for members in rounds for samples in members.values() for sample in samples
     )
     if used != Counter(range(job.samples)):
         raise Broken(f"not every sample is in one round: {used}")
-    _check_weights(shards, rounds)
+    check_weights(shards, rounds)
     _check_counts(
         shards,
         {
@@ -229,7 +229,7 @@ def _check_rounds(
     )
 
 
-def _rounds(job: Job, histories: Sequence[History], pushes: Pushes) -> list[Round]:
+def rounds_of(job: Job, histories: Sequence[History], pushes: Pushes) -> list[Round]:
     """The rounds that all servers have closed."""
     if not job.removal:
         return _undisturbed(job)
@@ -247,7 +247,7 @@ def check_cuts(
     job: Job, cuts: Sequence[tuple[int, Rows]], histories: Sequence[History], pushes: Pushes
 ) -> None:
     """Raise Broken unless the weights of followers at each round are those of training after it."""
-    states = [*plain_states(_rounds(job, histories, pushes))]
+    states = [*plain_states(rounds_of(job, histories, pushes))]
     for number, rows in cuts:  # rounds without samples come last
         if rows.tobytes() != states[min(number, len(states) - 1)].tobytes():
             raise Broken(f"a cut of round {number} is not the training after it")
@@ -343,7 +343,7 @@ def _check_ways(
 ) -> None:
     """Rounds and leases follow each other: on every server no sample is used twice, and missing are only
     those of steps that are declared torn."""
-    every = [_in_effect(job, history) for history in histories]
+    every = [in_effect(job, history) for history in histories]
     declared = {(step.worker, step.incarnation) for step in torn}
     known = set().union(*every)
     # What a push after it on another server has passed is torn, too, even if nobody has it.
@@ -363,7 +363,7 @@ def _check_ways(
             raise Broken(f"server {server} lacks more than torn steps: {used}")
 
 
-def _in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
+def in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
     """The pushes (worker, incarnation, sequence) that a server's log says are applied."""
     found: set[tuple[int, int, int]] = set()
     held: dict[int, Push] = {}

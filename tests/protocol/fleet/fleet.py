@@ -1,7 +1,6 @@
 """One run: processes under the scheduler, and what is done to them."""
 
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from psfleet_server.coordinator.barriers import ModeRequest
 from tests.protocol.fleet.calls import Promote, Published, Release, Silent
 from tests.protocol.fleet.checks import check, check_cuts, check_snapshot
 from tests.protocol.fleet.follower import Cuts, Follower
-from tests.protocol.fleet.job import Job, Phase, job_of
+from tests.protocol.fleet.job import Job, Phase
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.pushes import Pushes
 from tests.protocol.fleet.server import Server
@@ -52,7 +51,7 @@ class Fleet(Scheduler):
     def make(self, name: str, disk: Disk, boot: int) -> Machine:
         """See Scheduler."""
         if name in self.workers:
-            kind = Wisher if self.job.mode_requests else Worker
+            kind = Wisher if self.job.comes_together else Worker
             return kind(int(name[1:]), self.job, boot, self.pushes)
         if name in self.followers:
             boot = 100 * boot + self.followers.index(name)
@@ -312,15 +311,3 @@ class Fleet(Scheduler):
         self.counts["gaps"] = self.cuts.gaps
         self.counts["begun"] = self.cuts.begun
         check(self.job, shards, kept, histories, coordinator.dispatch.torn, self.pushes)
-
-
-def fleet(suite: str, seed: int) -> Callable[[Iterable[int]], Scheduler]:
-    """What makes one run of a suite, without the faults of the numbers that it is given."""
-    dice = random.Random(f"{suite}/{seed}")
-    job = job_of(suite, dice)
-    chances = Chances.drawn(dice, torn=dice.choice([0, 0.001, 0.01]))
-
-    def make(without: Iterable[int] = ()) -> Scheduler:
-        return Fleet(job, chances, f"{suite}/{seed}", without)
-
-    return make

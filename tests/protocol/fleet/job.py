@@ -68,6 +68,8 @@ class Job:
         staleness: Of ssp.
         followers: Copies of the weights are taken all the time.
         lag: Events by which the streams to standbys are late: cuts matter that are ahead of these.
+        moves: Another number of servers is wished for all the time.
+        logs: Servers keep what changes; if not, the death of one ends the job.
         mode_requests: The job's mode is wished for from outside, all the time. `requested_modes`: what has
             been so far, as in the file that server 0 looks at.
     """
@@ -86,6 +88,8 @@ class Job:
     batch: int = 2
     epochs: int = 1
     staleness: int = 1
+    moves: bool = False
+    logs: bool = True
     mode_requests: bool = False
     lag: int = 0
     requested_modes: list[ModeRequest] = field(default_factory=list)
@@ -95,6 +99,11 @@ class Job:
         """Whether the fleet hands out the data. Only then can workers die: who brings data of its own
         does not know which of them an incarnation before it has used."""
         return self.phases[0].steps is None
+
+    @property
+    def comes_together(self) -> bool:
+        """Whether workers meet in the midst of the dataset, too."""
+        return self.mode_requests or (self.moves and not self.removal)
 
     @property
     def home(self) -> str:
@@ -144,6 +153,12 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "sync snapshots followers": ("sync",),
     "async snapshots followers": ("async",),
     "switch followers": ("sync", "async", "ssp", "sync"),
+    "sync moves": ("sync",),
+    "async moves": ("async",),
+    "sync removal moves": ("sync",),
+    "async removal moves": ("async",),
+    "sync mode_requests moves": ("sync",),
+    "async groups moves": ("async",),
 }
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 
@@ -158,7 +173,7 @@ def job_of(suite: str, dice: random.Random) -> Job:
         servers=dice.choice([1, 2, 3]),
         workers=workers,
         phases=tuple(map(Phase, modes, steps)),
-        apart=dice.random() < 0.4,
+        apart=dice.random() < 0.4 and "moves" not in suite,
         removal="removal" in suite,
         standbys="standbys" in suite,
         machines="machines" in suite,
@@ -166,6 +181,8 @@ def job_of(suite: str, dice: random.Random) -> Job:
         groups="groups" in suite,
         followers=dice.choice([1, 2]) if "followers" in suite else 0,
         mode_requests="mode_requests" in suite,
+        moves="moves" in suite,
+        logs="moves" not in suite,
         size=dice.choice([12, 24, 47]),
         epochs=dice.choice([1, 2]),
         staleness=dice.choice([0, 1, 2]),
@@ -188,11 +205,26 @@ def sample_of(key: int) -> int:
     return key % _APART
 
 
-def few_gradients(samples: Ids, server: int, job: Job) -> list[Gradient]:
-    """A server's part of a push to FEW that these samples bring."""
-    ids = np.unique(samples % 60)
-    ids = ids[owned_by(ids, server, job.servers)]
-    return [Gradient(FEW.key, np.ones((len(ids), 1), np.float32), ids, 0.1)] if len(samples) else []
+def counted(samples: Ids, server: int, servers: int, moves: bool) -> Ids:
+    """The ids in COUNTS of what one of the servers counts of these samples; with moves, its own alone."""
+    return samples[owned_by(samples, server, servers)] if moves else count_ids(samples, server)
+
+
+def gradients(
+    samples: Ids, values: Rows | None, server: int, servers: int, job: Job
+) -> tuple[Gradient, ...]:
+    """A server's part of a push: of the gradient, which may be none, and a use of each sample."""
+    values = np.zeros((len(IDS), 2), np.float32) if values is None else values
+    mine, used = owned_by(IDS, server, servers), counted(samples, server, servers, job.moves)
+    found = [
+        Gradient(ROWS.key, values[mine], IDS[mine], 0.1),
+        Gradient(COUNTS.key, np.full((len(used), 1), -1, np.float32), used, 1.0),
+    ]
+    if job.followers and len(samples):
+        ids = np.unique(samples % 60)
+        ids = ids[owned_by(ids, server, servers)]
+        found.append(Gradient(FEW.key, np.ones((len(ids), 1), np.float32), ids, 0.1))
+    return tuple(found)
 
 
 def own_sample(worker: int, step: int) -> Ids:

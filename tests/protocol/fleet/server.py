@@ -7,6 +7,7 @@ process before and after every record, and a new one is made by replay.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from psfleet_server.durability.recovery import take
 from psfleet_server.snapshots.snapshot_events import SnapshotPart, Standing
 from psfleet_worker.session.instructions import ServerJoined
 from tests.protocol.fleet.calls import (
+    AskServers,
     AssignData,
     CreateTable,
     Depart,
@@ -43,6 +45,7 @@ from tests.protocol.fleet.calls import (
     Follow,
     Frozen,
     Installed,
+    MoveRows,
     Other,
     Register,
     Release,
@@ -55,6 +58,7 @@ from tests.protocol.fleet.calls import (
 )
 from tests.protocol.fleet.followed import Followed
 from tests.protocol.fleet.job import COUNTS, FEW, ROWS, Job, sample_of
+from tests.protocol.fleet.moved import Moved
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.fleet.snapshots import Snapshots
 from tests.protocol.scheduler import (
@@ -76,13 +80,16 @@ class Server:
 
     Args:
         index: Of its shard; None: it only hosts the coordinator.
+        folder: Of the job, for requests of another number of servers; None: there are none.
 
     Attributes:
         history: All that its log has been told, in order.
         parts: Of snapshots, by number, that it has written.
     """
 
-    def __init__(self, index: int | None, job: Job, disk: Disk, boot: int) -> None:
+    def __init__(
+        self, index: int | None, job: Job, disk: Disk, boot: int, folder: Path | None = None
+    ) -> None:
         self.job, self.boot = job, boot
         self.history: list[object] = list(disk.fields.get("history", []))
         self.out: list[Instruction] = []
@@ -95,6 +102,7 @@ class Server:
         hosts = index is None or (index == 0 and not job.apart)
         self.coordinator = Coordinator(job.workers, job.servers, DEAD_AFTER) if hosts else None
         self._now = 0.0
+        self.moved = Moved(self, folder) if folder is not None else None
         for kind, body, record in disk.log:
             take(kind, memoryview(body), self.shard or Shard(), self.coordinator)
             self.history.append(record)
@@ -118,7 +126,8 @@ class Server:
 
     def _keep(self, kind: int, parts: Any, record: object) -> None:
         body = joined(parts)
-        self.out.append(Append((kind, body, record)))
+        if self.job.logs:
+            self.out.append(Append((kind, body, record)))
         self.history.append(record)
         self._primary.feed_record(kind, body, record)
 
@@ -147,6 +156,8 @@ class Server:
             self.shard.validate()
         if self._snapshots is not None:
             self._snapshots.handle(event)
+        if self.moved is not None:
+            self.moved.handle(event)
         if self._followed is not None:
             self.out += self._followed.handle(event)
         return self._primary.hold(self.out)
@@ -261,8 +272,8 @@ class Server:
                     self._reply(call, self._finished(number, cut))
                 case BeginCut(cutting):  # marks are the shard's, not the message's
                     self._event(BeginCut(replace(cutting, marks={}, addressed={})), call)
-                case ChangesRequest() | RowsRequest():
-                    pass  # see Followed
+                case ChangesRequest() | RowsRequest() | MoveRows() | AskServers():
+                    pass  # see Followed, Moved
                 case Register() | Arrival() | Depart() | AssignData():
                     assert self.coordinator is not None
                     self._coordinate(self.coordinator, call, content)
@@ -274,27 +285,30 @@ class Server:
     def _coordinate(self, coordinator: Coordinator, call: Any, content: Any) -> None:
         match content:
             case Register(worker, boot):
-                self._release(coordinator.register(worker, boot, self.job.workers, call))
+                self.release(coordinator.register(worker, boot, self.job.workers, call))
             case Arrival():
                 coordinator.worker_requests.mode_request = (
                     self.job.requested_modes[-1] if self.job.requested_modes else None
                 )
-                self._release(coordinator.arrive(content, call))
+                self.release(coordinator.arrive(content, call))
             case Depart(worker, incarnation):
-                self._release(coordinator.leave(worker, incarnation))
+                self.release(coordinator.leave(worker, incarnation))
                 self._reply(call, True)
             case AssignData(worker, incarnation, request):
                 self._reply(
                     call, (coordinator.assign_data(worker, incarnation, request), coordinator.view)
                 )
 
-    def _release(self, outcomes: Iterable[Outcome]) -> None:
+    def release(self, outcomes: Iterable[Outcome]) -> None:
+        """Answer calls to the coordinator."""
         for one in outcomes:
-            self._reply(one.call, one.error if isinstance(one, SendError) else one)
+            content = one.error if isinstance(one, SendError) else one
+            assert self.coordinator is not None
+            self._reply(one.call, content, self.coordinator.scaling.endpoints)
 
-    def _reply(self, call: Any, content: Any) -> None:
+    def _reply(self, call: Any, content: Any, servers: tuple[str, ...] = ()) -> None:
         source, number = call
-        self.out.append(Send(source, Response(number, content)))
+        self.out.append(Send(source, Response(number, content, servers)))
 
     # -- the coordinator -----------------------------------------------------------------------
 
@@ -303,9 +317,9 @@ class Server:
             case Heartbeat():
                 coordinator.take_heartbeat(message, self._now)
             case Frozen(server, boot, view, report):
-                self._release(coordinator.reported(server, boot, view, report))
+                self.release(coordinator.reported(server, boot, view, report))
             case Installed(server, boot, view):
-                self._release(coordinator.installed(server, boot, view))
+                self.release(coordinator.installed(server, boot, view))
             case Other(server, boot):
                 coordinator.rebooted(server, boot)
 

@@ -2,8 +2,10 @@
 
 from psfleet.datasets.assignment import Range, RoundPlan, length, part
 from psfleet_worker.session.instructions import DataReply, RequestData
+from tests.protocol.fleet.asked import Script
+from tests.protocol.fleet.calls import AskServers
 from tests.protocol.fleet.job import places
-from tests.protocol.fleet.worker import Script, Worker
+from tests.protocol.fleet.worker import Worker
 
 BARRIERS = 3
 """Within the dataset of each worker; at each the mode may change."""
@@ -45,6 +47,8 @@ class Wisher(Worker):
         """Come to the next barrier, and to the change of the mode that it tells; whether rounds and leases
         have changed places."""
         self.completed += 1
+        if self.job.moves and self.dice.random() < 0.2:
+            yield from self.home(AskServers(self.dice.randint(1, 4)))
         turns = self.session.turns
         released = yield from self.run(self.collectives.gather())
         if released.mode_request is not None:

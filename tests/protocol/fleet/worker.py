@@ -13,7 +13,7 @@ import numpy as np
 from psfleet.datasets.assignment import RoundPlan
 from psfleet.errors import Fenced, ProtocolError, PsfleetError
 from psfleet.kernels.hashing import owned_by
-from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.interface import Read
 from psfleet.shard.events import Join, Leave, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
@@ -53,8 +53,8 @@ from tests.protocol.fleet.job import (
     Job,
     Phase,
     Rows,
-    count_ids,
-    few_gradients,
+    counted,
+    gradients,
     own_sample,
     places,
     slopes,
@@ -62,8 +62,6 @@ from tests.protocol.fleet.job import (
 from tests.protocol.fleet.pushes import Pushes
 from tests.protocol.scheduler import Boot, Die, Received, Send, Tick
 from tests.protocol.scheduler import Instruction as Action
-
-__all__ = ["Script", "Worker"]
 
 
 class Worker:
@@ -117,8 +115,8 @@ class Worker:
                 self._send_waiting()
                 for name in self.queues:
                     self._send(name)
-            case Received(_, calls.Response(number, content)):
-                self._answered(number, content)
+            case Received(_, calls.Response(number, content, servers)):
+                self._answered(number, content, servers)
             case Received(source, calls.Announced(number)) if self.session.incarnation:
                 self._hear(source, number)
             case Received(_, calls.Mark() as mark) if mark.incarnation == self.session.incarnation:
@@ -128,7 +126,7 @@ class Worker:
         self.worker_data.validate()
         return self.out
 
-    def _answered(self, number: int, content: Any) -> None:
+    def _answered(self, number: int, content: Any, servers: tuple[str, ...]) -> None:
         name = next(
             (name for name, q in self.queues.items() if q and q[0].request.number == number), None
         )
@@ -143,7 +141,7 @@ class Worker:
             asked.retries.after(content, 0.0, inline=True, closing=False)
         else:
             self.queues[name].popleft()
-            asked.reply, asked.is_answered = content, True
+            asked.reply, asked.servers, asked.is_answered = content, servers, True
             push = asked.request.content
             if isinstance(push, Push) and self.session.mode != "sync":
                 acknowledged = int(name[1:]), push.worker, push.incarnation, push.sequence
@@ -196,10 +194,22 @@ class Worker:
         return [self.ask(name, content) for name in self.servers]
 
     def home(self, content: Any) -> Script:
-        """Ask the coordinator; returns the answer."""
-        asked = self.ask(self.job.home, content)
-        yield [asked]
+        """Ask the coordinator; returns the answer, after which there may be other servers."""
+        yield [asked := self.ask(self.job.home, content)]
+        self._move_to(asked.servers)
         return asked.reply
+
+    def _move_to(self, servers: tuple[str, ...]) -> None:
+        """Go on with these servers, as a Connection does; none: their number has not changed."""
+        if not servers or [*servers] == self.servers:
+            return
+        for name in self.servers[len(servers) :]:
+            assert not self.queues.pop(name), "something is under way to a server that is gone"
+        self.servers = [*servers]
+        for name in servers:
+            self.queues.setdefault(name, deque())
+            self.queues.setdefault(f"marks {name}", deque())
+        self.stream.reroute()
 
     # -- instructions --------------------------------------------------------------------------
 
@@ -289,32 +299,27 @@ class Worker:
 
     def _holders(self) -> list[bool]:
         """Which servers hold a table of the next push, or hear of all pushes."""
-        count = self.job.servers
+        count = len(self.servers)
         if not self.job.groups or self.session.declared.pulls_wait:
             return [True] * count
-        return [True, *(self.dice.random() < 0.5 for _ in range(count - 1))]
+        needed = [
+            self.job.moves and counted(self._samples, i, count, True).any() for i in range(count)
+        ]
+        return [True, *(bool(it) or self.dice.random() < 0.5 for it in needed[1:])]
 
     def _push(self, send: SendPush) -> None:
         """Each server's part of the gradient, and a use of each sample, on every server that it goes to."""
         self._send_waiting()
-        session, samples = self.session, self._samples
-        there = [server for server in range(self.job.servers) if send.goes_to(server)]
+        session, samples, count = self.session, self._samples, len(self.servers)
+        there = [server for server in range(count) if send.goes_to(server)]
         self.pushes[self.seat, session.incarnation, send.sequence] = samples
         self.pushes.sent[self.seat, session.incarnation, send.sequence] = frozenset(there)
-        zeros = np.zeros((len(IDS), 2), np.float32)
-        values = zeros if self._gradient is None else self._gradient
-        uses = np.full((len(samples), 1), -1, np.float32)
-        owned = self._owned()
         self._waiting = {
             self.servers[server]: Push(
                 self.seat,
                 session.incarnation,
                 send.sequence,
-                (
-                    Gradient(ROWS.key, values[owned[server]], IDS[owned[server]], 0.1),
-                    Gradient(COUNTS.key, uses, count_ids(samples, server), 1.0),
-                    *(few_gradients(samples, server, self.job) if self.job.followers else ()),
-                ),
+                gradients(samples, self._gradient, server, count, self.job),
                 len(samples),
                 clock=session.clock + 1,
                 cut=send.cut if send.cut[0] else None,
@@ -332,7 +337,7 @@ class Worker:
         return self.worker_data.position
 
     def _owned(self) -> list[Any]:
-        return [owned_by(IDS, server, self.job.servers) for server in range(self.job.servers)]
+        return [owned_by(IDS, server, len(self.servers)) for server in range(len(self.servers))]
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, None

@@ -1,0 +1,323 @@
+"""A fleet that gets another number of servers while it trains: the launcher's part, and what must hold."""
+
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psfleet.formats import SCALE_READY, write_scale
+from psfleet.runtime.interface import Read
+from psfleet.shard.shard import Shard
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.job_events import ProcessExited, ServerReady
+from psfleet_launch.supervision.scaling_requests import ScalingRequests
+from psfleet_server.coordinator.barriers import CollectiveReply
+from psfleet_server.coordinator.coordinator_messages import Registration
+from tests.protocol.fleet.calls import MoveRows, Request, Response
+from tests.protocol.fleet.checks import check_weights, in_effect, rounds_of
+from tests.protocol.fleet.fleet import Fleet
+from tests.protocol.fleet.job import COUNTS, Job, Phase, job_of
+from tests.protocol.fleet.places import Place
+from tests.protocol.fleet.server import Server
+from tests.protocol.fleet.strands import scheduled
+from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
+
+_MOST = 4  # servers
+_LAUNCHER = 0.2  # of the steps: the launcher looks at what there is
+_READY = 0.5  # of its looks at a server that has started
+_LATE = 0.01  # of the steps: a call that was lost comes nevertheless
+_KILLS = 0.02  # of the steps in which rows move
+_FATAL = 0.03  # of the deaths of servers without logs: one of the job's
+
+
+class ScaledFleet(Fleet):
+    """Servers come and go, started by the product's `ScalingRequests`.
+
+    Attributes:
+        endpoints: Of the servers that are the job's.
+        ended: Why the job has ended before its workers did.
+    """
+
+    def __init__(
+        self, job: Job, chances: Chances, seed: object, suppressed: Iterable[int] = ()
+    ) -> None:
+        super().__init__(job, chances, seed, suppressed)
+        self.endpoints = [place.address for place in self.places]
+        self.ended = ""
+        self._arriving: dict[int, Place] = {}  # servers that are none of the job's yet
+        self._made: set[tuple[str, int]] = set()  # calls between servers
+        self._late: list[tuple[str, str, Any]] = []  # calls whose callers may have given up waiting
+        self._looks = 0
+
+    def run(self) -> None:
+        """See Scheduler."""
+        shared = Path("/dev/shm")
+        with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+            self.folder = Path(folder)
+            self._requests = ScalingRequests(self.folder, self._refusal, lambda rank: f"S{rank}")
+            try:
+                with scheduled():
+                    super().run()
+            finally:
+                for name in [*self.machines]:
+                    self._bury(name)
+
+    # -- machines ------------------------------------------------------------------------------
+
+    def make(self, name: str, disk: Disk, boot: int) -> Machine:
+        """See Scheduler."""
+        if name in self.workers or name in self.followers:
+            return super().make(name, disk, boot)
+        index = int(name[1:].split(".")[0])
+        servers = max(len(self.endpoints), index + 1)
+        return Server(index, replace(self.job, servers=servers), disk, 2 * boot, self.folder)
+
+    def _place_of(self, name: str) -> Place | None:
+        places = [*self.places, *self._arriving.values()]
+        return next((place for place in places if name in place.names), None)
+
+    def at(self, address: str, source: str = "") -> str:
+        """See Scheduler."""
+        places = [*self.places, *self._arriving.values()]
+        return next((place.primary for place in places if place.address == address), address)
+
+    def crash(self, name: str) -> None:
+        """See Scheduler. Without logs the death of a server that is the job's ends the job."""
+        self._bury(name)
+        super().crash(name)
+        member = Member("server", int(name[1:].split(".")[0]))
+        if name in self.workers:
+            return
+        self.names.remove(name)
+        self.crashed.discard(name)
+        if self._requests.is_new(member):
+            self._arriving.pop(member.rank, None)
+            self._requests.take(ProcessExited(member, -9))
+        else:
+            self.ended = self.ended or f"{member} has ended"
+
+    def _deliver(self, to: str, source: str, message: Any) -> None:
+        """See Scheduler. Calls between servers may be lost or late, but each is made once."""
+        match message:
+            case Request(number, MoveRows()):
+                if (source, number) in self._made:
+                    return
+                self._made.add((source, number))
+        super()._deliver(to, source, message)
+
+    def lose(self, to: str, source: str, message: Any) -> None:
+        """See Scheduler. A call between servers comes late, or never."""
+        if isinstance(message, Request) and isinstance(message.content, MoveRows):
+            self._late.append((to, source, message))
+
+    def _bury(self, name: str) -> None:
+        machine = self.machines.get(name)
+        if isinstance(machine, Server) and machine.moved is not None:
+            machine.moved.die()
+
+    def may_die(self, name: str) -> bool:
+        """See Scheduler."""
+        if name in self.workers:
+            return self.job.deals
+        is_new = any(name == place.primary for place in self._arriving.values())
+        return is_new or self.dice.random() < _FATAL
+
+    # -- the launcher ----------------------------------------------------------------------------
+
+    def _refusal(self, servers: int) -> str:
+        return "" if 1 <= servers <= _MOST else f"{servers} servers are too many"
+
+    def _one_step(self) -> None:
+        if self.ended:
+            return
+        super()._one_step()
+        if self._late and self.dice.random() < _LATE:
+            self._deliver(*self._late.pop(self.dice.randrange(len(self._late))))
+        self._kill_at_move()
+        if self.dice.random() < _LAUNCHER:
+            self._look()
+
+    def nudge(self, turn: int) -> None:
+        """See Scheduler."""
+        super().nudge(turn)
+        self._look()
+
+    def _look(self) -> None:
+        """See JobRunner._scale."""
+        if self.ended:
+            return
+        for rank, place in self._arriving.items():
+            if place.primary in self.machines and self.dice.random() < _READY:
+                self._requests.take(ServerReady(Member("server", rank), place.address))
+        step = self._requests.step(self.endpoints)
+        self._looks += 1
+        if (ready := self.folder / SCALE_READY).exists():  # the clocks of files are coarse
+            os.utime(ready, ns=(self._looks, self._looks))
+        for member in step.start:
+            self._begin(member.rank)
+        if step.servers is not None:
+            self.counts["moves"] += 1
+            self._rescale(step.endpoints)
+        elif step.said:
+            self.counts["given up"] += 1
+        for member in step.end:
+            self._end(self._arriving.pop(member.rank))
+        for event in step.events:
+            self.ended = self.ended or f"{event} was a server of the job"
+
+    def _begin(self, rank: int) -> None:
+        place = self._arriving[rank] = Place(f"S{rank}", False)
+        name = place.primary
+        self.names.append(name)
+        self.disks[name] = self.first_disk(name)
+        self.boots.setdefault(name, 0)
+        self.start(name)
+
+    def _rescale(self, endpoints: Sequence[str]) -> None:
+        for rank in sorted(self._arriving):
+            if rank < len(endpoints):
+                self.places.append(self._arriving.pop(rank))
+        for place in self.places[len(endpoints) :]:
+            self._end(place)
+        del self.places[len(endpoints) :]
+        self.endpoints = [*endpoints]
+        self.servers = [name for place in self.places for name in place.names]
+
+    def _end(self, place: Place) -> None:
+        self._bury(place.primary)
+        if place.primary in self.machines:
+            self.names.remove(place.primary)
+            del self.machines[place.primary]
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def random_fault(self) -> None:
+        """See Scheduler."""
+        at = self.dice.random()
+        if at < 0.4:
+            self._ask(self.dice.randint(1, _MOST))
+        elif at < 0.5 and self._arriving:
+            place = self._arriving[self.dice.choice(sorted(self._arriving))]
+            if place.primary in self.machines and self.fault(f"{place.primary} dies, a new one"):
+                self.counts["dead new servers"] += 1
+                self.crash(place.primary)
+        else:
+            super().random_fault()
+
+    def _kill_at_move(self) -> None:
+        """While rows move, or are about to, deaths matter most."""
+        home = self.machines.get(self.at(self.job.home))
+        if home is None or self.dice.random() > _KILLS:
+            return
+        scaling = home.coordinator.scaling
+        new = [place.primary for place in self._arriving.values()] if scaling.moving else []
+        names = [*new, *self.workers] if scaling.request is not None else []
+        name = self.dice.choice(names) if names else ""
+        if name in self.machines and self.may_die(name) and self.fault(f"{name} dies at a move"):
+            self.counts["dead at moves"] += 1
+            self.crash(name)
+
+    def _ask(self, servers: int) -> None:
+        """`psfleet scale`, which may be killed before it has asked."""
+        if self.fault(f"{servers} servers are wished for") and self.dice.random() < 0.9:
+            write_scale(self.folder, servers)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def calm(self) -> None:
+        """See Scheduler."""
+        super().calm()
+        self._ask(self.dice.randint(1, _MOST))
+
+    def is_over(self) -> bool:
+        """See Scheduler."""
+        return bool(self.ended) or super().is_over()
+
+    def sent(self, source: str, to: str, message: Any) -> None:
+        """See Scheduler. Who is let go on finds every server with the number that it is told of."""
+        super().sent(source, to, message)
+        match message:
+            case Response(_, CollectiveReply() | Registration(), servers):
+                if self.machines[source].coordinator.scaling.moving is None:  # or it is a repeat
+                    self._check_map(servers)
+
+    def _check_map(self, servers: tuple[str, ...]) -> None:
+        for address in servers or [f"S{one}" for one in range(self.job.servers)]:
+            server = self.machines.get(self.at(address))
+            if server is None:
+                continue  # its death ends the job
+            shard = server.its_shard
+            count = len(servers) or self.job.servers
+            if shard.servers != count:
+                held = f"holds the rows of one of {shard.servers}"
+                raise Broken(f"{address} {held} when workers go on with {count}")
+
+    def check(self) -> None:
+        """See Scheduler."""
+        self.counts["ended"] += bool(self.ended)
+        if self.ended:
+            return
+        shards = self._shards()
+        if {shard.servers for shard in shards} != {len(shards)}:
+            raise Broken(f"servers know other numbers of servers than {len(shards)}")
+        for name in set(self.workers) - self.gone:
+            if self.machines[name].servers != self.endpoints:
+                raise Broken(f"{name} knows the servers {self.machines[name].servers}")
+        home = self.machines[self.at(self.job.home)]
+        _check_rows(self, shards, home.history, home.coordinator.dispatch.torn)
+
+
+def _check_rows(fleet: ScaledFleet, shards: Sequence[Shard], history: Any, torn: Any) -> None:
+    """Every sample is there once, and in sync mode the weights are those of a job that never moved.
+
+    Server 0, which gets all pushes, says which there were. Missing are only samples of torn steps.
+    """
+    job, pushes = fleet.job, fleet.pushes
+    totals = _totals(shards, job.samples)
+    if job.phases == (Phase("sync"),) and not job.mode_requests:
+        rounds = rounds_of(job, [history], pushes)
+        check_weights(shards, rounds)
+        expected = {
+            int(sample): round(1.0 / len(members), 5)
+            for members in rounds
+            for samples in members.values()
+            for sample in samples
+        }
+        if totals != [expected.get(sample, 0.0) for sample in range(job.samples)]:
+            raise Broken(f"servers count {totals}, where {expected} were used")
+        return
+    used = Counter(int(s) for push in in_effect(job, history) for s in pushes[push])
+    declared = {(step.worker, step.incarnation) for step in torn}
+    excused = {int(s) for push in pushes if push[:2] in declared for s in pushes[push]}
+    for sample, total in enumerate(totals):
+        once = total == 1.0 or (job.mode_requests and 0 < total < 1)
+        if used[sample] > 1 or total > 1 or (not once and sample not in excused):
+            raise Broken(f"sample {sample} was used {used[sample]} times, and counts {total}")
+
+
+def _totals(shards: Sequence[Shard], samples: int) -> list[float]:
+    """How often each sample was used, over all servers."""
+    ids = np.arange(samples)
+    found = [shard.tables.read([Read(COUNTS.key, ids)])[0][:, 0] for shard in shards]
+    return [round(float(total), 5) for total in np.sum(found, axis=0)]
+
+
+def fleet(suite: str, seed: int) -> Callable[[Iterable[int]], Scheduler]:
+    """What makes one run of a suite, without the faults of the numbers that it is given."""
+    dice = random.Random(f"{suite}/{seed}")
+    job = job_of(suite, dice)
+    chances = Chances.drawn(dice, torn=dice.choice([0, 0.001, 0.01]))
+    if job.moves:
+        chances = replace(chances, drop=chances.drop / 3)
+    kind = ScaledFleet if job.moves else Fleet
+
+    def make(without: Iterable[int] = ()) -> Scheduler:
+        return kind(job, chances, f"{suite}/{seed}", without)
+
+    return make

@@ -1,0 +1,183 @@
+"""Threads of the product that run one at a time, when the scheduler lets them: so a seed says all of a run.
+
+What a thread would wait for, another process or time, gives control back. A process that dies takes its
+threads with it, wherever they wait.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol
+
+import pytest
+
+from psfleet.errors import ServerUnavailable
+from psfleet_server.engine import row_moves, server_scaling
+
+
+class _Killed(BaseException):
+    """The process of this thread has died."""
+
+
+class Strand:
+    """One thread. `until` says whether what it waits for is there; `over`: it has ended."""
+
+    _running: "Strand | None" = None
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.until: Callable[[], bool] = lambda: True
+        self.over = False
+        self.outcome: Any = None
+        self._work = work
+        self._error: Exception | None = None
+        self._killed = False
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @classmethod
+    def wait(cls, until: Callable[[], bool]) -> None:
+        """Called by a thread: let others run until that holds."""
+        self = cls._running
+        assert self is not None
+        self.until = until
+        self._back.release()
+        self._turn.acquire()
+        if self._killed:
+            raise _Killed
+
+    def go_on(self) -> None:
+        """Let it run until it waits, or ends; what ends it is raised by `result`."""
+        Strand._running = self
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._turn.release()
+        self._back.acquire()
+        Strand._running = None
+
+    def result(self) -> Any:
+        """What its work came to."""
+        if self._error is not None:
+            raise self._error
+        return self.outcome
+
+    def kill(self) -> None:
+        """End it where it waits."""
+        self._killed = True
+        if self._thread.ident is not None and not self.over:
+            self.go_on()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self._work()
+        except _Killed:
+            pass
+        except Exception as error:  # the scheduler's thread raises it
+            self._error = error
+        self.over = True
+        self._back.release()
+
+
+class Caller(Protocol):
+    """A process whose threads call others."""
+
+    ticks: int
+
+    def call(self, to: str, method: str, request: bytes, seconds: float) -> bytes:
+        """The answer; raises what the other one raises."""
+
+    def spawn(self, work: Callable[[], Any]) -> Strand:
+        """One more thread."""
+
+
+class _Link:
+    """A `Peer` over the scheduler's network; the process is what proves itself."""
+
+    def __init__(self, name: str, endpoint: str, access: Caller) -> None:
+        self.name, self._endpoint, self._process = name, endpoint, access
+
+    def call(self, method: str, request: bytes, seconds: float) -> bytes:
+        """See Peer."""
+        try:
+            return self._process.call(self._endpoint, method, request, seconds)
+        except TimeoutError:
+            raise ServerUnavailable(f"{self.name} does not answer") from None
+
+    def close(self) -> None:
+        """See Peer."""
+
+
+class _Pool:
+    """The calls of a ThreadPoolExecutor, as strands of the process that the first argument leads to."""
+
+    def __init__(self, workers: int, thread_name_prefix: str = "") -> None:
+        self._strands: list[Strand] = []
+
+    def __enter__(self) -> "_Pool":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, _Killed):
+            Strand.wait(lambda: all(strand.over for strand in self._strands))
+
+    def map(self, work: Callable[[_Link], Any], links: Iterable[_Link]) -> Iterator[Any]:
+        """See Executor: all at once, and the results in order."""
+        for link in links:
+            self._strands.append(link._process.spawn(partial(work, link)))
+        for strand in self._strands:
+            Strand.wait(partial(getattr, strand, "over"))
+            yield strand.result()
+
+
+class _Unhurried:
+    """A Throttle that takes no time."""
+
+    def __init__(self, share: float) -> None: ...
+
+    def rest(self) -> None:
+        """See Throttle."""
+
+
+class Signal:
+    """An Event whose `wait` lets a few ticks of its process pass."""
+
+    def __init__(self, process: Caller, ticks: int) -> None:
+        self._process, self._ticks, self._is_set = process, ticks, False
+
+    def is_set(self) -> bool:
+        """See Event."""
+        return self._is_set
+
+    def set(self) -> None:
+        """See Event."""
+        self._is_set = True
+
+    def clear(self) -> None:
+        """See Event."""
+        self._is_set = False
+
+    def wait(self, timeout: float) -> bool:
+        """See Event."""
+        end = self._process.ticks + self._ticks
+        Strand.wait(lambda: self._is_set or self._process.ticks >= end)
+        return self._is_set
+
+
+@contextmanager
+def scheduled() -> Iterator[None]:
+    """Within, moves of rows have the scheduler's network, threads and clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (server_scaling, row_moves):
+            patch.setattr(module, "Peer", _Link)
+        patch.setattr(server_scaling, "ThreadPoolExecutor", _Pool)
+        patch.setattr(row_moves, "Throttle", _Unhurried)
+        patch.setattr(server_scaling, "_FOLLOW", 0.0)
+        yield
