@@ -142,7 +142,7 @@ class Shard:
     def _join(self, event: Join, call: Call) -> list[Instruction]:
         self.workers.check_seat(event.worker)
         event = self.consistency.adopted(event)
-        self.consistency.check_mode(event, waiting=bool(self._waiting))
+        self.consistency.check_mode(event)
         self.workers.check_incarnation(event.worker, event.incarnation)
         begins = event.incarnation > self.workers.incarnations.get(event.worker, -1)
         if begins or self.mode is None:
@@ -151,13 +151,12 @@ class Shard:
         if begins:
             self.rounds.begin(event.worker)
             self._begin(event.worker, event.incarnation)
-        if event.switch > self.consistency.switches:
-            self._switch(event)
+        out = self._switch(event) if event.switch > self.consistency.switches else []
         has_rounds = self.consistency.declared.has_rounds
         last = self.rounds.closed if has_rounds else self.workers.sequences[event.worker]
         clock = self.consistency.gate.at.get(event.worker, 0)
         # A clock that begins beside others may be what a pull has waited for.
-        return [SendOutcome(call, number=last, clock=clock), *self._advance()]
+        return [*out, SendOutcome(call, number=last, clock=clock), *self._advance()]
 
     def _begin(self, worker: int, incarnation: int) -> None:
         self.cuts.give_up()  # the snapshot does not know of this incarnation
@@ -165,17 +164,20 @@ class Shard:
         self.stale_gradients.forget(worker)
         self.consistency.begin(worker)
 
-    def _switch(self, event: Join) -> None:
+    def _switch(self, event: Join) -> list[Instruction]:
         """Switch to another mode, after a collective of all workers, with nothing under way.
 
         Numbers go on from the highest that was used, in rounds and in every worker's sequence, so that
-        whatever of the old mode still arrives late is recognised as old.
+        whatever of the old mode still arrives late is recognised as old. No worker waits for a pull then:
+        those that wait here are copies that came late.
         """
+        late = [instruction for call in [*self._waiting] for instruction in self._expire(call)]
         self._record(event)
         # An incarnation of which this shard may not know has perhaps come further than those that it knows.
         last = max(self.progress(), event.last)
         self.workers.go_on_from(last)
         self.consistency.switch(event, last)
+        return late
 
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
         self.workers.admit(event.worker, event.incarnation, leaves=not event.rest)

@@ -44,16 +44,12 @@ class ConsistencyState:
 
     # -- the mode ------------------------------------------------------------------------------
 
-    def check_mode(self, event: Join, waiting: bool) -> None:
-        """Refuse a worker that asks for another mode, or for a change of it that cannot be made.
-
-        Args:
-            waiting: There are pulls that have not been answered.
-        """
+    def check_mode(self, event: Join) -> None:
+        """Refuse a worker that asks for another mode, or for a change of it that cannot be made."""
         if event.switch <= self.switches:
             if self.mode is not None:
                 self._check_same(event)
-        elif event.switch != self.switches + 1 or self.rounds.held or waiting:
+        elif event.switch != self.switches + 1 or self.rounds.held:
             raise ProtocolError(
                 f"worker {event.worker} makes change {event.switch} of the mode, but server "
                 f"{self.server} has made {self.switches} and not all is settled here"

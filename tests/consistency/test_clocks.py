@@ -5,9 +5,18 @@ from collections.abc import Hashable, Iterator
 
 import pytest
 
-from psfleet.consistency import SspMode
+from psfleet.consistency import SspMode, SyncMode
 from psfleet.runtime.interface import Read
-from psfleet.shard.events import Instruction, Join, Leave, Pull, Push, SendError, SendValues
+from psfleet.shard.events import (
+    Instruction,
+    Join,
+    Leave,
+    Pull,
+    Push,
+    SendError,
+    SendOutcome,
+    SendValues,
+)
 from psfleet.shard.shard import Shard
 
 SERVERS, WORKERS, EPOCHS = 2, 3, 3
@@ -89,3 +98,25 @@ def test_nobody_is_too_far_ahead_and_nobody_waits_for_ever(seed: int) -> None:
     fleet.run()
     assert all(shard.consistency.gate.leading_steps <= fleet.staleness for shard in fleet.shards)
     assert all(not shard._waiting for shard in fleet.shards)
+
+
+def test_a_late_copy_of_a_pull_does_not_keep_a_mode() -> None:
+    """All workers rest, so a pull that waits then is a copy of one that was answered: with the switch it gets
+    an error, and the mode changes."""
+    shard, ahead = Shard(0, 1, 2), Pull(0, 1, READS, clock=3)
+    for worker in range(2):
+        shard.handle(Join(worker, 1, SspMode(staleness=1)), "join")
+    for sequence in range(1, 4):
+        for worker in range(2):
+            shard.handle(Push(worker, 1, sequence, (), clock=sequence), "push")
+    assert any(isinstance(each, SendValues) for each in shard.handle(ahead, "first"))
+    for worker in range(2):
+        shard.handle(Leave(worker, 1, 3, rest=1), "rest")
+    for worker in range(2):
+        shard.handle(Join(worker, 1, SspMode(staleness=1)), "join")
+    assert shard.handle(ahead, "copy") == []
+    switch = Join(0, 1, SyncMode(), switch=1, last=3)
+    assert [type(each) for each in shard.handle(switch, "switch")] == [SendError, SendOutcome]
+    assert shard.mode == "sync"
+    assert not shard._waiting
+    shard.validate()
