@@ -9,6 +9,7 @@ import pytest
 import psfleet
 from psfleet import serving
 from psfleet.errors import CheckpointError, ConfigError, IdError, UsageError
+from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules.momentum import SGD
 from psfleet.schema.table import InitializerSpec, TableSpec
@@ -63,6 +64,17 @@ def test_int8_takes_few_bytes() -> None:
         table.put(ids, np.ones((5000, 16), np.float32))
         count += 5000
         assert table.bytes <= 40 * count
+
+
+def test_a_page_of_a_server_lies_all_over_the_index() -> None:
+    """Servers and snapshots give rows by the high bits of their hashes; no long run of the index is full
+    then, in which each search would go from end to end."""
+    ids = np.arange(200_000) - 100_000
+    page = ids[hash_ids(ids) >> np.uint64(56) < 32]
+    table = ServedTable(SPEC)
+    table.put(page, np.zeros((len(page), SPEC.dim), np.float32))
+    free = np.flatnonzero(table._slots == 0)
+    assert np.diff(free).max() < 1000
 
 
 def test_predictions(trained: tuple[Path, Any]) -> None:

@@ -12,10 +12,14 @@ I64 = types.Array(int64, 1, "C", readonly=True)
 
 @helper
 def home_of(key, slots, direct):
-    """The slot at which the search for a key begins. direct: all keys are numbers of slots, and begin there."""
+    """The slot at which the search for a key begins. direct: all keys are numbers of slots, and begin there.
+
+    It follows from the low half of the key's hash: servers and snapshots give rows by the high bits, and a page
+    of them would fill a few slots in a row.
+    """
     if direct:
         return int64(key) if uint64(key) < uint64(len(slots)) else int64(0)
-    return int64((mix(uint64(key)) >> uint64(32)) * uint64(len(slots)) >> uint64(32))
+    return int64((mix(uint64(key)) & uint64(0xFFFFFFFF)) * uint64(len(slots)) >> uint64(32))
 
 
 @helper
