@@ -16,7 +16,7 @@ from psfleet.wire.v1.follower_pb2 import ChangesReply
 _log = log_of(__name__)
 
 _PATIENCE = 1.5  # intervals in which the round of a cut has to come
-_SHARE = 0.04  # of a server's time that this follower may take
+_SHARE = 0.02  # of a server's time to make a reply; to send it takes half as much again
 _MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
 
 

@@ -135,17 +135,18 @@ class SparseTable:
         """Ids that have been pushed too seldom for a row, for displays."""
         return 0 if self._waiting is None else len(self._waiting.index)
 
-    def pull_into(self, ids: Ids, out: Floats) -> None:
-        """Write the weights of ids to `out`; of an unknown id its first values. Adds no row.
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        """Write the weights of ids to `out`, first values of those without a row; returns how many these are.
 
         Args:
             ids: int64 [n], repeats allowed, any alignment.
             out: float32 [n, dim], side by side, any alignment.
         """
-        ids = np.ascontiguousarray(ids)
         with self._lock:
+            unknown = self._rule.pull_into(np.ascontiguousarray(ids), out)
             self.traffic.pulled += len(ids)
-            self.traffic.unknown += self._rule.pull_into(ids, out)
+            self.traffic.unknown += unknown
+        return unknown
 
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update rows, adding those of unknown ids (that the entry admits) with their first values.
@@ -395,8 +396,7 @@ class SparseTable:
         self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
     ) -> None:
         """`write` for rows of which less may be known: then as if the last update had named them."""
-        if touched is None:
-            touched = np.full(len(ids), self.step)
+        touched = np.full(len(ids), self.step) if touched is None else touched
         if scores is None:
             scores = np.zeros((len(ids), self.spec.scores), np.float32)
         self.write(RowData(ids, values, touched, scores))

@@ -36,16 +36,21 @@ class ChangedTable:
     removed: Ids = field(default_factory=NO_IDS.copy)
     whole: bool = False
 
-    def encode(self) -> follower_pb2.TableChanges:
-        """Return the message."""
-        return follower_pb2.TableChanges(
-            table=self.spec.key,
-            spec=write_spec(self.spec) if self.whole else None,
-            ids=self.ids.astype("<i8", copy=False).tobytes(),
-            weights=self.weights.astype("<f4", copy=False).tobytes(),
-            removed=self.removed.astype("<i8", copy=False).tobytes(),
-            whole=self.whole,
-        )
+    def write(self, message: follower_pb2.TableChanges) -> None:
+        """Fill an empty message."""
+        message.table, message.whole = self.spec.key, self.whole
+        if self.whole:
+            message.spec.CopyFrom(write_spec(self.spec))
+        write_rows(message, self.ids, self.weights)
+        message.removed = self.removed.astype("<i8", copy=False).tobytes()
+
+
+def write_rows(
+    message: "follower_pb2.TableChanges | follower_pb2.RowsReply", ids: Ids, weights: Floats
+) -> None:
+    """Set the ids and weights of a message."""
+    message.ids = ids.astype("<i8", copy=False).tobytes()
+    message.weights = weights.astype("<f4", copy=False).tobytes()
 
 
 def read_changes(

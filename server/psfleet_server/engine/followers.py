@@ -14,7 +14,7 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.assigned_weights import values_of
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.wire.change_messages import NO_IDS, ChangedTable
+from psfleet.wire.change_messages import NO_IDS, ChangedTable, write_rows
 from psfleet.wire.v1.follower_pb2 import (
     ChangesReply,
     ChangesRequest,
@@ -112,7 +112,6 @@ class Followers:
             boot=self._boot,
             version=log.version,
             gap=gap,
-            tables=[change.encode() for change in changes],
             has_rounds=shard.consistency.declared.has_rounds,
             round=shard.rounds.closed,
             pushes=[
@@ -122,6 +121,8 @@ class Followers:
             server=shard.index,
             servers=shard.servers,
         )
+        for change in changes:  # in place: a message that is passed would be copied
+            change.write(reply.tables.add())
         reply.microseconds = round((time.thread_time() - began) * 1e6)
         return reply
 
@@ -160,18 +161,21 @@ class Followers:
         last = min(first + max(self._page * SEGMENT_COUNT // max(len(table), 1), 1), SEGMENT_COUNT)
         ids, weights = _weights(table, _part(table.segment_ids(first, last), request))
         self.bytes += ids.nbytes + weights.nbytes
-        change = ChangedTable(table.spec, ids, weights).encode()
-        return RowsReply(ids=change.ids, weights=change.weights, next=last % SEGMENT_COUNT)
+        reply = RowsReply(next=last % SEGMENT_COUNT)
+        write_rows(reply, ids, weights)
+        return reply
 
 
 def _weights(table: SparseTable, ids: Ids) -> tuple[Ids, Floats]:
     """Those of the ids that have rows, and the weights of these."""
-    there = np.ascontiguousarray(ids[table.scan.has(ids)])
-    weights = np.empty((len(there), table.spec.dim), np.float32)
-    if len(there):
-        table.pull_into(there, weights)
-        table.traffic.pulled -= len(there)  # nobody trains with them
-    return there, weights
+    weights = np.empty((len(ids), table.spec.dim), np.float32)
+    unknown = table.pull_into(ids, weights)
+    table.traffic.pulled -= len(ids)  # nobody trains with them
+    table.traffic.unknown -= unknown
+    if not unknown:
+        return ids, weights
+    there = table.scan.has(ids)
+    return ids[there], weights[there]
 
 
 def _part(ids: Ids, request: ChangesRequest | RowsRequest) -> Ids:
