@@ -16,7 +16,8 @@ from psfleet.wire.v1.follower_pb2 import ChangesReply
 _log = log_of(__name__)
 
 _PATIENCE = 1.5  # intervals in which the round of a cut has to come
-_SHARE = 0.02  # of a server's time to make a reply; to send it takes half as much again
+_SHARE = 0.06  # of a server's CPU time that replies may take; to send them takes half as much again
+_LEAST = 0.01  # of its time, however little it does
 _MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
 
 
@@ -91,6 +92,7 @@ class Following:
         self._rate = 0.0  # rounds in a second
         self._ended = 0  # pushes of earlier incarnations
         self._last = 0, 0.0  # round of the last cut, and when it came
+        self._cpu: dict[int, tuple[int, float]] = {}  # of each server process, and when it said so
 
     def begin_anew(self, servers: int) -> None:
         """These are other servers: nothing that the copy knows of them holds."""
@@ -114,12 +116,20 @@ class Following:
             return
         has_rounds = replies[0].has_rounds
         yield TakeCut(replies, self._clock() if has_rounds else began)
-        pause = max(self._interval, max(reply.microseconds for reply in replies) * 1e-6 / _SHARE)
+        pause = max(self._interval, *map(self._pause, replies))
         if has_rounds:
             yield Rest(pause - self._interval)
             self._aim(closed, pause)
         else:
             yield Rest(max(pause - (self._clock() - began), 0.0))
+
+    def _pause(self, reply: ChangesReply) -> float:
+        """Seconds in which a server does so much else that the reply was a small part of it."""
+        now, cpu = self._clock(), reply.process_microseconds
+        before, at = self._cpu.get(reply.boot, (cpu, 0.0))
+        self._cpu[reply.boot] = cpu, now
+        busy = (cpu - before) / max(now - at, 1e-3) * 1e-6
+        return reply.microseconds * 1e-6 / max(_SHARE * busy, _LEAST)
 
     def take(self, replies: Sequence[ChangesReply], at: float) -> int:
         """Apply the changes of a cut, and be there; returns how many rows they were."""

@@ -1,16 +1,20 @@
-"""Copies of the weights of a job, step by step, while its tables are made."""
+"""Copies of the weights of a job, step by step: while its tables are made, and how soon they ask again."""
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 from psfleet.kernels.hashing import owned_by
 from psfleet.runtime.interface import Read
-from psfleet.serving.weight_copy import WeightCopy
+from psfleet.serving.following import Following, TakeCut
+from psfleet.serving.weight_copy import AskChanges, WeightCopy
 from psfleet.shard.server_group import dense_range
 from psfleet.shard.shard import Shard
+from psfleet.wire.v1.follower_pb2 import ChangesReply
 from psfleet_server.engine.followers import Followers
 from tests.serving.test_followers import DENSE, IDS, ROWS
 
@@ -60,3 +64,27 @@ def test_a_first_copy_while_a_table_is_made() -> None:
     [expected] = zip(*(shard.tables.read([Read(ROWS.key, IDS)]) for shard in shards), strict=True)
     own = owned_by(IDS, 0, 2)[:, None]
     np.testing.assert_array_equal(copy.rows.look_up("rows", IDS), np.where(own, *expected))
+
+
+@pytest.mark.parametrize(
+    ("busy", "cost", "pause"), [(0, 100, 0.05), (0, 1000, 0.1), (0.5, 1000, 0.05), (0.5, 0.3e6, 10)]
+)
+def test_replies_are_a_small_part_of_what_a_server_does(
+    busy: float, cost: float, pause: float
+) -> None:
+    """A follower asks again when the server has done 17 times as much as the reply took, and where it does
+    little when that was a hundredth of the time; not before the interval."""
+    clock = [1.0]
+    copy = partial(WeightCopy, "the job", "float32")
+    following = Following(1, copy, lambda: None, 0.05, lambda: clock[0])
+    for second in range(2):
+        clock[0] += second
+        step = following.next_step()
+        assert isinstance(next(step), AskChanges)
+        cpu = round(second * busy * 1e6)
+        reply = ChangesReply(
+            boot=1, servers=1, microseconds=round(cost), process_microseconds=7 + cpu
+        )
+        assert isinstance(step.send([reply]), TakeCut)
+        rest: Any = step.send(None)
+    np.testing.assert_allclose(rest.seconds, pause)

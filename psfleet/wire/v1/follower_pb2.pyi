@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/follower.proto, SHA-256 9ed5366415fceba3b77834289fd05977e28dcc1e992715f0c42758f18987d3e9
+# From protos/psfleet/v1/follower.proto, SHA-256 5e15fec8139ae757d191805e84bcd58be01a4e9cedaed2dda4be29ad95138413
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -52,7 +52,7 @@ class TableChanges(_message.Message):
     def __init__(self, table: _Optional[int] = ..., spec: _Optional[_Union[_shard_pb2.TableSpec, _Mapping]] = ..., ids: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., whole: bool = ...) -> None: ...
 
 class ChangesReply(_message.Message):
-    __slots__ = ("boot", "version", "gap", "tables", "has_rounds", "round", "pushes", "server", "servers", "microseconds")
+    __slots__ = ("boot", "version", "gap", "tables", "has_rounds", "round", "pushes", "server", "servers", "microseconds", "process_microseconds")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class ChangesReply(_message.Message):
     SERVER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     boot: int
     version: int
     gap: bool
@@ -73,7 +74,8 @@ class ChangesReply(_message.Message):
     server: int
     servers: int
     microseconds: int
-    def __init__(self, boot: _Optional[int] = ..., version: _Optional[int] = ..., gap: bool = ..., tables: _Optional[_Iterable[_Union[TableChanges, _Mapping]]] = ..., has_rounds: bool = ..., round: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[FollowedPush, _Mapping]]] = ..., server: _Optional[int] = ..., servers: _Optional[int] = ..., microseconds: _Optional[int] = ...) -> None: ...
+    process_microseconds: int
+    def __init__(self, boot: _Optional[int] = ..., version: _Optional[int] = ..., gap: bool = ..., tables: _Optional[_Iterable[_Union[TableChanges, _Mapping]]] = ..., has_rounds: bool = ..., round: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[FollowedPush, _Mapping]]] = ..., server: _Optional[int] = ..., servers: _Optional[int] = ..., microseconds: _Optional[int] = ..., process_microseconds: _Optional[int] = ...) -> None: ...
 
 class RowsRequest(_message.Message):
     __slots__ = ("table", "segment", "part", "parts")

@@ -124,6 +124,7 @@ class Followers:
         for change in changes:  # in place: a message that is passed would be copied
             change.write(reply.tables.add())
         reply.microseconds = round((time.thread_time() - began) * 1e6)
+        reply.process_microseconds = round(time.process_time() * 1e6)
         return reply
 
     def _is_too_much(self, ids_of: Mapping[int, Ids | None]) -> bool:

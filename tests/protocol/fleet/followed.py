@@ -62,5 +62,6 @@ class Followed:
             self._waits.pop(call, None)
             source, number = call
             held = content_of(self._shard)
+            one.changes.microseconds = one.changes.process_microseconds = 0  # times are the seed's
             sent.append(Send(source, Response(number, Changes(one.changes, held))))
         return sent
