@@ -134,9 +134,9 @@ class DealtShard:
     """The tables that a server is to hold, filled beside those that it holds.
 
     Args:
-        shard: The server's shard, whose choices of memory they share.
+        shard: The server's shard, whose choices of memory they share. Rows on disk leave half of theirs to
+            these tables.
         servers: Number of servers that there are to be.
-
         journal: Gets records that make these tables; None: nothing is kept.
 
     Attributes:
@@ -147,12 +147,12 @@ class DealtShard:
     def __init__(self, shard: Shard, servers: int, journal: Journal | None = None) -> None:
         self.shard = Shard(shard.index, servers)
         self.shard.journal = journal
-        tables = self.shard.tables
-        tables.choice = shard.tables.choice
-        tables.budget.limit, tables.budget.spare = (
-            shard.tables.budget.limit,
-            shard.tables.budget.spare,
-        )
+        tables, before = self.shard.tables, shard.tables
+        tables.choice, tables.budget.spare = before.choice, before.budget.spare
+        tables.budget.limit = self._limit = before.budget.limit
+        if self._limit is not None and before.choice.folder:
+            tables.budget.limit = max(before.budget.room() // 2, 0)
+            before.budget.limit = self._limit - tables.budget.limit
         self.state = ShardState()
         self._clocks: dict[int, TableClock] = {}
 
@@ -189,10 +189,15 @@ class DealtShard:
         state.workers.addressed.clear()
         self.state = state
 
+    def drop(self, shard: Shard) -> None:
+        """Let the shard go on with the tables that it has, and all of the memory."""
+        shard.tables.budget.limit = self._limit
+
     def replace(self, shard: Shard) -> None:
         """Let the shard for which these tables were made hold them, as one of so many servers."""
         tables = self.shard.tables
         tables.makers = shard.tables.makers
+        tables.budget.limit = self._limit
         shard.tables, shard.servers = tables, tables.servers
         shard.delta_bases, shard.last_cuts = DeltaBases(), DeltaBases(bounded=True)
         shard.stale_gradients = StaleGradients()

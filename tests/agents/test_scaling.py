@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.formats import SCALED, write_scale, write_scaled
+from psfleet.formats import SCALED, Scaled, write_scale, write_scaled
 from psfleet.wire.v1.agent_pb2 import JobFile
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.remote.job_files import JobFiles
@@ -56,7 +56,7 @@ def test_files_of_a_job_go_both_ways(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
-    write_scaled(theirs, 9, ("unix:/gone",))
+    write_scaled(theirs, Scaled(9, ("unix:/gone",), 9))
     sides = JobFiles(ours), JobFiles(theirs)
     sides[1].clear()
     assert not [*sides[1].changed()]
@@ -64,7 +64,7 @@ def test_files_of_a_job_go_both_ways(tmp_path: Path) -> None:
     for file in sides[0].changed():
         sides[1].take(file)
     assert not [*sides[0].changed(), *sides[1].changed()]
-    write_scaled(theirs, 1, ("unix:/a",))
+    write_scaled(theirs, Scaled(1, ("unix:/a",), 1))
     [outcome] = sides[1].changed()
     sides[0].take(outcome)
     assert (ours / SCALED).read_text() == (theirs / SCALED).read_text()

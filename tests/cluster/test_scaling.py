@@ -19,6 +19,7 @@ from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode_names import Mode
 from psfleet.strategy import Settings
+from psfleet.tables import disk_file, disk_rows
 from psfleet.testing.local_fleet import LocalFleet
 from tests.pools import started_pool
 from tests.waiting import until
@@ -138,6 +139,42 @@ def test_rows_are_followed_until_the_workers_meet(monkeypatch: pytest.MonkeyPatc
             runtime.barrier()
             assert not servers or not fleet.settle()
             states.append([runtime.read_table(ROWS.key)])
+            runtime.close()
+    assert_same(*states)
+
+
+WIDE_ROWS = TableSpec("wide rows", "sparse", (64,), make_rule("adam", {}), seed=3)
+
+
+def test_rows_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows on disk move to tables on disk, which have half of the memory meanwhile; afterwards the bits are
+    those of a job in memory that has kept its servers, and a server has no more in memory than it may."""
+    limit, states, disk = 6 << 20, [], ""
+    for module in (disk_rows, disk_file):
+        monkeypatch.setattr(module, "LEAST", 4096)
+    monkeypatch.setattr(
+        "psfleet_server.process.table_limit", lambda memory: limit if disk else None
+    )
+    monkeypatch.setattr("psfleet_server.process.spare", lambda memory: 0)
+    for disk in (str(tmp_path), ""):
+        monkeypatch.setenv("PSFLEET_DISK", disk)
+        with LocalFleet(2, 1, in_process=True) as fleet:
+            runtime = fleet.connect(0, "sync")
+            runtime.create(WIDE_ROWS)
+            dice = np.random.default_rng(5)
+            for step in range(12):
+                ids = np.unique(dice.integers(0, 12_000, 3000))
+                [values] = runtime.pull([Read(WIDE_ROWS.key, ids)])
+                runtime.push([Gradient(WIDE_ROWS.key, values - 1, ids, 0.01)])
+                if step % 3 == 2:
+                    meet(runtime, fleet, (4, 1, 3, 1)[step // 3] if disk else 0)
+            states.append([runtime.read_table(WIDE_ROWS.key)])
+            if disk:
+                tables = fleet.processes[0]._server.host.shard.tables
+                rows = tables[WIDE_ROWS.key]._index
+                assert tables.budget.limit == limit
+                assert rows.resident_bytes <= limit
+                assert rows.device_bytes > 0
             runtime.close()
     assert_same(*states)
 

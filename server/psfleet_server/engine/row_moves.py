@@ -84,7 +84,7 @@ class RowMoves:
         shard = self._host.shard
         if number != self._number:
             self.abandon(self._number)
-            with self._lock:
+            with self._lock, self._host.lock:
                 self._number = number
                 if shard.index < servers:
                     self._log = self._open_log(number, servers)
@@ -125,11 +125,6 @@ class RowMoves:
             raise ConfigError(
                 "the number of servers cannot change in a job whose servers have standbys; "
                 "end it with SIGUSR1 and start it with --resume and the other number"
-            )
-        if self._host.shard.tables.choice.folder:
-            raise ConfigError(
-                "the number of servers cannot change in a job with --server-disk; end it with SIGUSR1 and "
-                "start it with --resume and the other number"
             )
 
     def fill(self, number: int, records: Iterable[scaling_pb2.MovedRecord]) -> None:
@@ -243,6 +238,8 @@ class RowMoves:
             if number >= self._number:
                 if self._log is not None:
                     self._log.remove()
+                if self._taken is not None:
+                    self._taken.drop(self._host.shard)
                 self._taken, self._log, self._host.shard.moving = None, None, False
                 self._sent.forget(self._host.shard.tables, 0)
 
