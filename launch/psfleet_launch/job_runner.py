@@ -19,6 +19,7 @@ from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_snapshots import FinalSnapshot
 from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.observability.fleet_reader import JobCounters
+from psfleet_launch.observability.server_usage import ServerUsageWatch
 from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
@@ -90,6 +91,7 @@ class JobRunner:
         self._generation = 0
         self._resume = job.request.resume
         self._notice = StandbyNotice()
+        self._usage = ServerUsageWatch(job)
         self._scaling = ScalingRequests(job.logs, self._too_many, engine.asked_endpoint)
 
     def run(self) -> int:
@@ -102,6 +104,7 @@ class JobRunner:
         finally:
             if self._followers is not None:
                 self._followers.close()
+            self._usage.stop()
             self._engine.sweep()
             (self._job.logs / SERVERS).unlink(missing_ok=True)
             while self._wait(0):
@@ -303,9 +306,19 @@ class JobRunner:
             return f"--port is {request.port}, and {servers} servers from there on have no ports"
         return ""
 
+    def _watch_usage(self) -> None:
+        """Choose the number of servers from now on, if the user leaves that open and it can change."""
+        count = self._job.request.server_count
+        if count.most > count and (why := self._too_many(count.most)):
+            self._say(f"the number of servers stays as it is: {why}")
+        else:
+            self._usage.follow(self.endpoints)
+
     def _scale(self) -> None:
         """Do what there is to be done for another number of servers."""
         try:
+            if line := self._usage.ask():
+                self._say(line)
             step = self._scaling.step(self.endpoints)
         except OSError as error:
             self._screen.say(
@@ -320,14 +333,18 @@ class JobRunner:
             self._perform(self._supervisor.rescale(step.servers))
             self._publish()
             self._screen.follow(self.endpoints)
+            self._usage.follow(self.endpoints)
         for member in step.end:
             self._engine.send(member, signal.SIGTERM)
         if step.said:
-            said = Said(None, step.said)
-            self._tell(said)
-            self._show([said])
+            self._say(step.said)
         for event in step.events:
             self._perform(self._supervisor.handle(event, time.monotonic()))
+
+    def _say(self, line: str) -> None:
+        said = Said(None, line)
+        self._tell(said)
+        self._show([said])
 
     def _publish(self) -> None:
         """Tell readers where the servers are."""
@@ -352,6 +369,7 @@ class JobRunner:
         if members == self._supervisor.workers:
             self._publish()
             self._screen.servers_ready(self.endpoints)
+            self._watch_usage()
             self.on_training()
 
     def _told(self, member: Member) -> Told:

@@ -43,6 +43,37 @@ class SnapshotInterval:
         return cls(rounds=int(number)) if unit is None else cls(number * unit)
 
 
+class ServerCount(int):
+    """The number of servers with which a job starts, or the fewest that it may have.
+
+    Attributes:
+        most: The most that it may have; the launcher chooses between them.
+    """
+
+    most: int
+
+    def __new__(cls, fewest: int, most: int = 0) -> "ServerCount":
+        """A number of servers; 0: at most as many as it starts with."""
+        made = super().__new__(cls, fewest)
+        made.most = most or fewest
+        return made
+
+    def __str__(self) -> str:
+        return f"{int(self)}..{self.most}" if self.most > self else f"{int(self)}"
+
+
+def _servers(text: str) -> ServerCount:
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
+    if match is None:
+        raise ValueError
+    fewest = int(match[1])
+    made = ServerCount(fewest, int(match[2] or fewest))
+    if not made <= made.most <= _MOST_SERVERS:
+        raise ValueError
+    return made
+
+
+_MOST_SERVERS = 1024  # more would have less than a virtual shard each
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
 _USER = re.compile(r"(://)[^/@]*@")
 
@@ -222,6 +253,13 @@ FOLDER_OR_URL = SettingKind(
     "a path or URL",
     lambda text: url_of(text) or str(local_path(text)),
     lambda value: False,
+    has_unit=True,
+)
+SERVERS = SettingKind(
+    f"a number from 1 to {_MOST_SERVERS}, or the fewest and the most, as in 2..8; to train without a "
+    "cluster run the script by itself",
+    _servers,
+    _is_whole,
     has_unit=True,
 )
 INTERVAL = SettingKind(

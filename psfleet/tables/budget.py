@@ -55,6 +55,11 @@ class MemoryBudget:
         """Bytes that tables take, but for this one."""
         return sum(total for name, total in self._taken.items() if name != besides)
 
+    @property
+    def used(self) -> float:
+        """The part of the limit that tables and held pushes take; 0: there is no limit."""
+        return 1 - self.room() / self.limit if self.limit else 0.0
+
     def fits(self, table: str, total: int) -> bool:
         """Return whether the table may take so many bytes in all."""
         return self.limit is None or total <= max(self.room(table), self._taken.get(table, 0))

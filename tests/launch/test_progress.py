@@ -10,8 +10,9 @@ from psfleet.client import Client
 from psfleet.optimizer import SGD
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
-from psfleet_launch.console.screen import FleetProgress, ProgressPoller, add_up, line
+from psfleet_launch.console.screen import FleetProgress, add_up, line
 from psfleet_launch.job import job_snapshots
+from psfleet_launch.job.status_poller import StatusPoller
 from tests.programs import ended
 from tests.waiting import until
 
@@ -102,7 +103,7 @@ def test_steps_are_those_of_one_worker() -> None:
             for _ in range(steps):
                 table.push(np.arange(20), np.ones((20, 2), np.float32))
             runtime.flush()
-        poller = ProgressPoller(fleet.environment(0).servers, every=0.1)
+        poller = StatusPoller(fleet.environment(0).servers, add_up, every=0.1)
         poller.start()
         until(lambda: poller.history, "a picture")
         poller.stop()
@@ -114,12 +115,13 @@ def test_steps_are_those_of_one_worker() -> None:
 FORKS = """
 import os, socket, sys, time
 from psfleet_launch.job.spawn import spawn
-from psfleet_launch.console.screen import ProgressPoller
+from psfleet_launch.console.screen import add_up
+from psfleet_launch.job.status_poller import StatusPoller
 
 silent = socket.socket(socket.AF_UNIX)  # half of the time the poller is within a call
 silent.bind(sys.argv[1])
 silent.listen()
-poller = ProgressPoller(["unix:" + sys.argv[1]], every=0.05)
+poller = StatusPoller(["unix:" + sys.argv[1]], add_up, every=0.05)
 poller.start()
 while "grpc" not in sys.modules:
     time.sleep(0.01)

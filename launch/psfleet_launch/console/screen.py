@@ -6,7 +6,6 @@ The script's output goes to standard output, as if it ran by itself; all else to
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from psfleet.settings.environment import Environment
 from psfleet.shard.staleness import quantile
 from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.job.spawn import children_without_grpc
+from psfleet_launch.job.status_poller import StatusPoller
 from psfleet_launch.supervision.job_events import Standbys
 
 if TYPE_CHECKING:
@@ -119,60 +117,6 @@ def line(
     return " · ".join(parts)
 
 
-class ProgressPoller:
-    """Asks the servers in a thread of its own, so that a slow reply delays nothing else.
-
-    Processes may be forked meanwhile, to start again what has died; they must not use gRPC before `exec`.
-
-    Attributes:
-        history: Pictures so far, oldest first; a server that does not answer adds nothing.
-    """
-
-    def __init__(
-        self, endpoints: Sequence[str], every: float = 1.0, environment: Environment | None = None
-    ) -> None:
-        self.history: list[FleetProgress] = []
-        self._environment = environment or Environment()
-        self._endpoints = list(endpoints)
-        self._every = every
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="psfleet-progress", daemon=True)
-
-    def start(self) -> None:
-        """Begin to ask. Call from the main thread, before gRPC is imported."""
-        children_without_grpc()
-        import grpc  # noqa: F401  # here, for other threads will import it too; not for a job without a display
-
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        import grpc
-
-        from psfleet.wire.connections.access import Access
-        from psfleet.wire.connections.channel import open_channel
-        from psfleet.wire.v1.shard_pb2 import StatusRequest
-        from psfleet.wire.v1.shard_pb2_grpc import ShardStub
-
-        with contextlib.ExitStack() as channels:
-            access = Access.of(self._environment)
-            connections = [
-                channels.enter_context(open_channel(one, access)) for one in self._endpoints
-            ]
-            stubs = [ShardStub(channel) for channel in connections]  # type: ignore[no-untyped-call]
-            while not self._stopped.wait(self._every):
-                with contextlib.suppress(grpc.RpcError):
-                    replies = [
-                        stub.Status(StatusRequest(), timeout=self._every, metadata=access.metadata)
-                        for stub in stubs
-                    ]
-                    self.history.append(add_up(replies, time.monotonic()))
-
-
 class StandbyNotice:
     """Reports that every server has a ready standby: at first, and again after one was lost."""
 
@@ -207,7 +151,7 @@ class Screen:
     def __init__(self, progress: bool = True, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._progress = progress
-        self._poller: ProgressPoller | None = None
+        self._poller: StatusPoller[FleetProgress] | None = None
         self._live: Live | None = None
         self._began = time.monotonic()
         self._shown = self._began
@@ -268,7 +212,8 @@ class Screen:
             return
         if self._poller is not None:
             self._poller.stop()
-        self._poller, self._pictures = ProgressPoller(endpoints, environment=self._job.reader), 0
+        self._poller = StatusPoller(endpoints, add_up, environment=self._job.reader)
+        self._pictures = 0
         self._poller.start()
 
     def refresh(self) -> None:
@@ -342,7 +287,7 @@ def _part(name: str, request: JobRequest) -> str:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"  # 1..4 servers
 
 
 def _write(stream: IO[str], data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
 from psfleet.settings.declared_settings import JobSettings, LogSettings, NumberSettings
-from psfleet.settings.kinds import BYTES, SECONDS, shown_url
+from psfleet.settings.kinds import BYTES, SECONDS, SERVERS, ServerCount, shown_url
 
 _ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
 
@@ -109,7 +109,13 @@ class _Size:
     script: str = setting(dataclasses.MISSING, "The trainer script", names="job.script")
     arguments: tuple[str, ...] = setting((), "Arguments of the script", names="job.arguments")
     servers: int = setting(
-        1, "Server processes", names="--servers servers.count", least=1, wanted=_ALONE
+        1,
+        "Server processes; with `2..8` the launcher chooses from 2 to 8 by their memory and processors",
+        SERVERS,
+        names="--servers servers.count",
+        metavar="N[..MOST]",
+        least=1,
+        wanted=SERVERS.wanted,
     )
     workers: int = setting(
         1, "Worker processes", names="--workers workers.count", least=1, wanted=_ALONE
@@ -182,6 +188,11 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
         """Processes of each stage of a worker."""
         pipeline = self.strategy.get("pipeline", {})
         return tuple(pipeline.get("copies") or [1] * int(pipeline.get("stages", 1)))
+
+    @property
+    def server_count(self) -> ServerCount:
+        """The servers with which it starts, and how many it may get."""
+        return self.servers if isinstance(self.servers, ServerCount) else ServerCount(self.servers)
 
     def __post_init__(self) -> None:
         check(self, attrgetter("flag"))

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 926f2fec3e4cb36010e62cc981e606ec6a997ca2f109aa22f93208455714b25f
+# From protos/psfleet/v1/shard.proto, SHA-256 c5de30186b48e07f2b41235f0a6274305e2207b91bcaf87d155aeee3cfea422e
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -266,7 +266,7 @@ class TransportReply(_message.Message):
     def __init__(self, port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "leading_steps", "mode", "torn", "samples_left", "servers", "progress")
+    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "leading_steps", "mode", "torn", "samples_left", "servers", "progress", "memory_used")
     class SamplesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class StatusReply(_message.Message):
     SAMPLES_LEFT_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
     server: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     pushes: int
@@ -328,7 +329,8 @@ class StatusReply(_message.Message):
     samples_left: int
     servers: int
     progress: int
-    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., leading_steps: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., torn: _Optional[_Iterable[_Union[TornStep, _Mapping]]] = ..., samples_left: _Optional[int] = ..., servers: _Optional[int] = ..., progress: _Optional[int] = ...) -> None: ...
+    memory_used: float
+    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., leading_steps: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., torn: _Optional[_Iterable[_Union[TornStep, _Mapping]]] = ..., samples_left: _Optional[int] = ..., servers: _Optional[int] = ..., progress: _Optional[int] = ..., memory_used: _Optional[float] = ...) -> None: ...
 
 class TornStep(_message.Message):
     __slots__ = ("worker", "incarnation", "sequences")

@@ -407,6 +407,7 @@ class ShardHost:
                 mode=write_mode(shard.mode) if shard.mode else None,
                 torn=map(TORN_STEP.write, dispatch.torn),
                 samples_left=dispatch.samples_left(shard.rounds.closed),
+                memory_used=shard.tables.budget.used,
             )
 
     def _expire(self, reply: DeferredReply) -> None:
