@@ -92,7 +92,8 @@ class Following:
         self._rate = 0.0  # rounds in a second
         self._ended = 0  # pushes of earlier incarnations
         self._last = 0, 0.0  # round of the last cut, and when it came
-        self._cpu: dict[int, tuple[int, float]] = {}  # of each server process, and when it said so
+        # CPU of each server process, when it said so, and what of it was for that reply.
+        self._cpu: dict[int, tuple[int, float, int]] = {}
 
     def begin_anew(self, servers: int) -> None:
         """These are other servers: nothing that the copy knows of them holds."""
@@ -124,12 +125,15 @@ class Following:
             yield Rest(max(pause - (self._clock() - began), 0.0))
 
     def _pause(self, reply: ChangesReply) -> float:
-        """Seconds in which a server does so much else that the reply was a small part of it."""
-        now, cpu = self._clock(), reply.process_microseconds
-        before, at = self._cpu.get(reply.boot, (cpu, 0.0))
-        self._cpu[reply.boot] = cpu, now
+        """Seconds in which a server does so much else that the reply was a small part of it.
+
+        Of two replies the cheaper one counts: one may have loaded a kernel.
+        """
+        now, cpu, own = self._clock(), reply.process_microseconds, reply.microseconds
+        before, at, cost = self._cpu.get(reply.boot, (cpu, 0.0, 0))
+        self._cpu[reply.boot] = cpu, now, own
         busy = (cpu - before) / max(now - at, 1e-3) * 1e-6
-        return reply.microseconds * 1e-6 / max(_SHARE * busy, _LEAST)
+        return min(own, cost) * 1e-6 / max(_SHARE * busy, _LEAST)
 
     def take(self, replies: Sequence[ChangesReply], at: float) -> int:
         """Apply the changes of a cut, and be there; returns how many rows they were."""

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import os
 import random
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -385,6 +387,40 @@ def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
         runtime.close()
 
 
+def test_a_stopped_follower_holds_nobody_up() -> None:
+    """A service that follows and is stopped for long: all pushes go on, the server keeps 32 MB of what has
+    changed and no more, and the service copies anew when it goes on."""
+    for name in ("httptools", "grpc_health", "grpc_reflection"):
+        pytest.importorskip(name)
+    spec = TableSpec("many", "sparse", (4,), make_rule("sgd", {}))
+    ids = np.arange(100_000)
+    with LocalFleet(servers=1, workers=1) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(spec)
+        gradient = Gradient(spec.key, np.ones((len(ids), 4), np.float32), ids, 0.5)
+        runtime.push([gradient]).wait()
+        with serving("serve", "--follow", fleet.endpoints[0]) as (process, grpc_address, http):
+            with psfleet.serving.ServingClient(grpc_address) as client:
+                until(lambda: len(client.look_up("many", ids[:1])) == 1)
+            process.send_signal(signal.SIGSTOP)
+            before = resident(fleet.processes[0].pid)
+            for _ in range(45):
+                runtime.push([gradient]).wait(timeout=60)
+            assert resident(fleet.processes[0].pid) - before < 100 << 20
+            process.send_signal(signal.SIGCONT)
+            [expected] = runtime.pull([Read(spec.key, ids[-9:])])
+            with psfleet.serving.ServingClient(grpc_address) as client:
+                until(lambda: (client.look_up("many", ids[-9:]) == expected).all())
+            with urllib.request.urlopen(f"http://{http}/metrics", timeout=60) as reply:
+                assert b'psfleet_serving_gaps_total{model="rows"} 1.0' in reply.read()
+        runtime.close()
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 @contextlib.contextmanager
 def serving(*line: str) -> Iterator[tuple["subprocess.Popen[str]", str, str]]:
     """A process of the command, and its addresses of gRPC and HTTP."""
@@ -396,6 +432,7 @@ def serving(*line: str) -> Iterator[tuple["subprocess.Popen[str]", str, str]]:
         grpc, _, http = said.partition("gRPC ")[2].partition(", HTTP ")
         yield process, grpc, http.strip()
     finally:
+        process.send_signal(signal.SIGCONT)  # a test may have stopped it
         process.terminate()
         process.wait()
         assert process.stdout is not None
