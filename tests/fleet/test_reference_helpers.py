@@ -14,9 +14,8 @@ import psfleet.fleet as fleet
 import psfleet.fluid as fluid
 from psfleet.errors import ConfigError, UsageError
 from psfleet.metrics import auc
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
 from tests.programs import ended
+from tests.runtimes import own_programs
 
 SCRIPT = Path(__file__).with_name("scripts") / "reference_helpers.py"
 
@@ -88,7 +87,7 @@ def test_values_of_a_variable_are_shuffled(tmp_path: Path) -> None:
     """`slots_shuffle` exchanges the values of one variable and leaves the others."""
     (tmp_path / "part").write_text("".join(f"1 {i} 1 {i}\n" for i in range(9)))
     dataset = fleet.InMemoryDataset()
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         dataset.init(batch_size=9, use_var=[fluid.layers.data(n, [1], dtype="int64") for n in "xy"])
     dataset.set_filelist([str(tmp_path / "part")])
     dataset.load_into_memory(is_shuffle=False)

@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
+from tests.runtimes import own_programs, own_runtime
 
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of another test is seen."""
     monkeypatch.chdir(tmp_path)
-    engine = EmbeddedRuntime()
-    before = current().use(engine)
-    with names.guard(), program_guard(Program(), Program()):
+    with own_runtime(), own_programs():
         yield
-    current().use(before)
-    engine.close()

@@ -9,8 +9,7 @@ from psfleet import fleet, fluid, rules
 from psfleet.errors import UsageError
 from psfleet.fleet import DistributedStrategy
 from psfleet.parameters.parameter import Parameter
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
+from tests.runtimes import own_programs
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_a_launcher_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(checkpoints: list[Any] | None) -> np.ndarray[Any, Any]:
     """A weight after three steps; `checkpoints` may name `x`, `w` (a Parameter), `w_var` and `fc`."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         x = fluid.layers.data("x", [4])
         made = fluid.layers.fc(x, 8, act="tanh", name="first")
         loss = fluid.layers.mean(fluid.layers.fc(made, 1, name="second"))

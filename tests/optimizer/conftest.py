@@ -5,14 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime.process_runtime import current
+from tests.runtimes import own_runtime
 
 
 @pytest.fixture(autouse=True)
 def fleet() -> Iterator[EmbeddedRuntime]:
     """The active runtime: fresh, and closed when the test is over."""
-    fresh = EmbeddedRuntime()
-    before = current().use(fresh)
-    yield fresh
-    current().use(before)
-    fresh.close()
+    with own_runtime() as runtime:
+        yield runtime

@@ -11,10 +11,9 @@ from psfleet.clip import ClipGradByNorm
 from psfleet.errors import ConfigError
 from psfleet.execution.executor import Executor
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
 from psfleet.regularizer import L2Decay
 from psfleet.rules.rule import Rule
+from tests.runtimes import own_programs
 
 HALF = L2Decay(0.5)
 DENSE = Parameter("dense", [1.0])
@@ -95,7 +94,7 @@ def test_variables_of_a_program_are_numbers() -> None:
     """Hyperparameters may be constants of the program being built; one that changes from run to run, which
     no table could follow, is refused.
     """
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         half: Any = fluid.layers.create_global_var([1], 0.5, "float32", persistable=True)
         opt = optimizer.Adam(0.1, half, beta2=1 - half * half, epsilon=half * 0.5)
         assert opt.rule(DENSE) == rules.Adam(0.5, 0.75, 0.25)
@@ -110,7 +109,7 @@ def test_variables_of_a_program_are_numbers() -> None:
 
 def test_rate_of_a_program() -> None:
     """A rate may be a variable of the program: it is read before each update."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         x = layers.data("x", [None, 1])
         loss = layers.mean(layers.fc(x, 1, name="line", bias_attr=False))
         done = layers.cast(fluid.layers.learning_rate_scheduler._decay_step_counter(), "float32")

@@ -15,10 +15,10 @@ from psfleet.errors import PsfleetError
 from psfleet.optimizer import SGD, Adam, lr
 from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program import names
-from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.program import default_main_program
 from psfleet.strategy import AMPSettings, Settings
 from tests.refusals import check_refusals
+from tests.runtimes import own_programs
 
 NAMES = {
     **{k: v for face in (optimizer, clip, regularizer) for k, v in vars(face).items()},
@@ -213,7 +213,7 @@ KINDS = {
 )
 def test_minimize(kind: str, eager: bool) -> None:
     """Wrong arguments of minimize and of the rate are refused, and nothing is added to the program."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         x: Any = (
             fluid.to_tensor(np.ones((1, 1), np.float32)) if eager else layers.data("x", [None, 1])
         )
@@ -226,7 +226,7 @@ def test_lists_of_parameters() -> None:
     """`parameter_list` chooses what is trained, and `no_grad_set` what is not, in programs and eagerly."""
     for eager in (False, True):
         for argument, rest in (("parameter_list", "line.w_0"), ("no_grad_set", "line.b_0")):
-            with names.guard(), program_guard(Program(), Program()):
+            with own_programs():
                 one: Any = fluid.to_tensor(np.ones((1, 1), np.float32))
                 x = one if eager else layers.data("x", [None, 1])
                 loss = layers.mean(layers.fc(x, 1, name="line"))
@@ -329,7 +329,7 @@ def test_a_rate_that_fails_later() -> None:
 
 def test_checkpoints_are_a_list() -> None:
     """One name in place of a list of checkpoints is refused."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         loss = layers.mean(layers.fc(layers.data("x", [None, 1]), 1, name="line"))
         opt = optimizer.RecomputeOptimizer(SGD(0.1))
         opt._set_checkpoints("line")

@@ -9,26 +9,22 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.program import names
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.plan import make_plan
-from psfleet.program.program import Program, program_guard
+from psfleet.program.program import Program
 from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable
-from psfleet.runtime.process_runtime import current
 from psfleet.stages.links import StagePosition
 from tests.pipeline.thread_links import ThreadLinks
+from tests.runtimes import own_programs, own_runtime
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Programs, names and a runtime of the test's own."""
-    before = current().use(EmbeddedRuntime())
-    with program_guard(Program(), Program()), names.guard():
+    with own_runtime(), own_programs():
         yield
-    current().use(before)
 
 
 @dataclass

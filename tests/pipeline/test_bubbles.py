@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.program import names
 from psfleet.program.backward import append_backward
 from psfleet.program.operation import Array, Context, Op, Spec
 from psfleet.program.pipeline.cutting import PipelineSpec, split
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.plan import ExecutionPlan, make_plan
-from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.program import Program, default_main_program
 from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable, apply
 from psfleet.stages.links import Links, StagePosition
 from tests.pipeline.thread_links import ThreadLinks
+from tests.runtimes import own_programs
 from tests.trainings import in_threads
 
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
@@ -94,7 +94,7 @@ def run_step(
     chunks: int = 1,
 ) -> None:
     """One step of as many stages as there are clocks, each a thread, on pieces of equal work."""
-    with program_guard(Program(), Program()), names.guard():
+    with own_programs():
         program, plan, feeds = build(kind, len(clocks), micro_batches, seconds, chunks)
     ready = threading.Barrier(len(clocks))
 

@@ -5,19 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import Adam, PipelineOptimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.program import names
 from psfleet.program.backward import Automatic, Backward, append_backward
 from psfleet.program.pipeline.cutting import PipelineSpec, split
-from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable
-from psfleet.runtime.process_runtime import current
 from psfleet.strategy import GradientMergeSettings
 from tests.pipeline.conftest import Model, bits, build_model, make_feed, run_stages
+from tests.runtimes import own_programs, own_runtime
 
 _KINDS = ["gpipe", "1f1b", "zero-bubble"]
 
@@ -136,10 +134,8 @@ def test_training_by_the_executor(micro: int) -> None:
     """5 steps of exe.run give the weights of the same micro-batches with gradient merge."""
     found = []
     for pipelined in (True, False):
-        with program_guard(Program(), Program()), names.guard():
-            before = current().use(EmbeddedRuntime())
+        with own_runtime(), own_programs():
             found.append(_trained(pipelined, micro))
-            current().use(before)
     assert found[0] == found[1]
 
 

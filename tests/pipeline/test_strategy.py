@@ -7,12 +7,11 @@ import pytest
 
 from psfleet import layers, optimizer
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.program import names
 from psfleet.program.backward import Backward
-from psfleet.program.program import Program, program_guard
 from psfleet.program.variable import Variable
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 from tests.pipeline.conftest import build_model
+from tests.runtimes import own_programs
 
 
 def _backward(asked: dict[str, dict[str, Any]], cut: bool) -> Backward:
@@ -46,7 +45,7 @@ def test_cuts_of_the_script_stay(recompute: dict[str, Any]) -> None:
 
 def cut(cuts: Callable[[Variable, Variable], Any]) -> list[int]:
     """How many records the forward pieces of a two-layer network have."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         hidden = layers.fc(layers.data("x", [None, 2]), 3, act="tanh", name="first")
         loss = layers.mean(layers.fc(hidden, 1, name="second"))
         made = optimizer.PipelineOptimizer(optimizer.SGD(0.1), cuts(hidden, loss))

@@ -1,15 +1,15 @@
-"""Each test builds in programs of its own and counts names from 0."""
+"""Each test builds in programs of its own, counts names from 0, and has an embedded runtime of its own."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
+from psfleet.embedded.runtime import EmbeddedRuntime
+from tests.runtimes import own_programs, own_runtime
 
 
 @pytest.fixture(autouse=True)
-def fresh_programs() -> Iterator[None]:
-    """Programs, parameters and names that no other test sees."""
-    with names.guard(), program_guard(Program(), Program()):
-        yield
+def fleet() -> Iterator[EmbeddedRuntime]:
+    """The active runtime; parameters, programs and names are such that no other test sees."""
+    with own_runtime() as runtime, own_programs():
+        yield runtime

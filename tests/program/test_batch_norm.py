@@ -1,6 +1,5 @@
 """Normalisation over batches: values, gradients, and the moving statistics as state of the fleet."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +8,17 @@ import pytest
 
 from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.checkpoint import read_specs
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
 from psfleet.execution.executor import Executor
 from psfleet.execution.inference import load_inference, save_inference
 from psfleet.program.ops.normalize import BatchNorm
 from psfleet.program.program import default_main_program, eager_guard
 from psfleet.program.variable import apply
-from psfleet.runtime.process_runtime import current
 from tests.optimizer.workers import run_two_workers
 from tests.program.numeric import check_gradient, concrete
 
 RNG = np.random.default_rng(6)
 BATCHES = (3 + 2 * RNG.normal(size=(6, 8, 3))).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def fleet() -> Iterator[EmbeddedRuntime]:
-    fresh = EmbeddedRuntime()
-    before = current().use(fresh)
-    yield fresh
-    current().use(before)
-    fresh.close()
 
 
 def moving(momentum: float, batches: Any) -> tuple[Any, Any]:

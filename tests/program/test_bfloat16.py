@@ -13,11 +13,11 @@ from psfleet.errors import ConfigError
 from psfleet.kernels.number_formats import rounded
 from psfleet.optimizer import SGD
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.program import names
 from psfleet.program.matrix_products import FLOAT32, has_bfloat16, products_under
-from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable
 from psfleet.strategy import AMPSettings, Settings
+from tests.runtimes import own_programs
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
@@ -111,7 +111,7 @@ def test_small_products_stay_in_float32() -> None:
 
 def losses(**parts: dict[str, Any]) -> list[Any]:
     """Of 3 steps of a deeper model."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         hidden = layers.data("x", [None, WIDTH])
         for name in "abcd":
             hidden = layers.fc(hidden, WIDTH, act="relu", param_attr=parameter(name))

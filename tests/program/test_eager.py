@@ -10,10 +10,10 @@ import psfleet as ps
 from psfleet import layers
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program import names
-from psfleet.program.program import Program, default_startup_program, eager_guard, program_guard
+from psfleet.program.program import default_startup_program, eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
 from tests.program.hand import HandSGD
+from tests.runtimes import own_programs
 
 R = np.random.default_rng(11)
 FEED: dict[str, Any] = {
@@ -46,7 +46,7 @@ def deep_fm(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variabl
 
 def run_static(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
     """The loss and the gradients of one run of a program."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         inputs = [
             layers.data(name, [None, *value.shape[1:]], dtype=value.dtype)
             for name, value in FEED.items()
@@ -60,7 +60,7 @@ def run_static(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]
 
 def run_eager(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
     """The same, computed at once."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         loss = network(*[to_variable(value) for value in FEED.values()])
         loss.backward()
         return loss.item(), {

@@ -1,6 +1,6 @@
 """What a script does with the pairs of backward(): clips and regularizers, and whole sparse parameters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,21 +8,13 @@ import pytest
 
 from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, set_gradient_clip
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, L1Decay, L2Decay
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program import names
 from psfleet.program.attribute import ParamAttr
-from psfleet.program.program import (
-    Program,
-    default_main_program,
-    default_startup_program,
-    eager_guard,
-    program_guard,
-)
-from psfleet.runtime.process_runtime import current
+from psfleet.program.program import default_main_program, default_startup_program, eager_guard
+from tests.runtimes import own_programs, own_runtime
 
 IDS = np.array([[1, 2], [3, 3], [0, 1]])
 CLIPS: dict[str, Callable[[], Any]] = {
@@ -33,20 +25,9 @@ CLIPS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fleet() -> Iterator[EmbeddedRuntime]:
-    fresh = EmbeddedRuntime()
-    before = current().use(fresh)
-    yield fresh
-    current().use(before)
-    fresh.close()
-
-
 def trained(train: Callable[[Any], Any], kind: str = "sparse", also: Any = None) -> list[Any]:
     """Weights after three steps of a program with rows and dense weights, one of them left out of clips."""
-    fresh = EmbeddedRuntime()
-    before = current().use(fresh)
-    with names.guard(), program_guard(Program(random_seed=3), Program()):
+    with own_runtime(), own_programs(seed=3):
         ids = layers.data("ids", [None, 2], "int64")
         count = None if kind == "distributed" else 5
         rows = layers.embedding(
@@ -59,10 +40,7 @@ def trained(train: Callable[[Any], Any], kind: str = "sparse", also: Any = None)
         for _ in range(3):
             Executor().run(feed={"ids": IDS}, fetch_list=[loss])
         weights = [p for p in default_main_program().all_parameters() if p is not table]
-        found = [p.numpy().copy() for p in weights] + [table.lookup(np.arange(5)).copy()]
-    current().use(before)
-    fresh.close()
-    return found
+        return [p.numpy().copy() for p in weights] + [table.lookup(np.arange(5)).copy()]
 
 
 def same(found: list[Any], expected: list[Any], atol: float = 0.0) -> None:
@@ -204,7 +182,7 @@ def test_rows_for_any_id_have_no_whole() -> None:
 
 def test_set_gradient_clip() -> None:
     """It can name parameters, is taken back by None, and gives way to the optimizer's own clip."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         x = layers.data("x", [None, 2])
         layers.fc(layers.fc(x, 2, name="a"), 1, name="b")
         known = default_startup_program().parameters

@@ -19,6 +19,7 @@ from psfleet.program.program import (
 from psfleet.program.variable import Variable, to_variable
 from psfleet.regularizer import L2Decay
 from psfleet.schema.table import InitializerSpec
+from tests.runtimes import own_programs
 
 
 def x(*shape: int | None, dtype: str = "float32") -> Variable:
@@ -63,7 +64,7 @@ SHAPES: list[tuple[Callable[[], Variable], tuple[int | None, ...]]] = [
 def test_shapes_are_known_before_anything_runs() -> None:
     """Unknown extents go through, and the run's shape agrees."""
     for make, shape in SHAPES:
-        with names.guard(), program_guard(Program(), Program()):
+        with own_programs():
             out = make()
             data = [v for v in default_main_program().list_vars() if v.is_data]
             feed = {v.name: np.zeros([n or 2 for n in v.shape], v.dtype) for v in data}
@@ -78,7 +79,7 @@ def test_names_are_the_same_in_every_process() -> None:
     """Counted by kind; the user's own names as they are."""
 
     def build() -> list[str]:
-        with names.guard(), program_guard(Program(), Program()):
+        with own_programs():
             hidden = layers.fc(x(None, 2), 3, act="sigmoid")
             layers.fc(hidden, 3, name="tower")
             layers.fc([hidden, hidden], 2, bias_attr=False)

@@ -1,28 +1,14 @@
 """Models built of layers learn, with the real optimizers on the embedded engine."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 import psfleet as ps
 from psfleet import layers, metrics, optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.variable import Variable, to_variable
-from psfleet.runtime.process_runtime import current
 from tests.program.hand import HandSGD
-
-
-@pytest.fixture(autouse=True)
-def fleet() -> Iterator[None]:
-    """A fresh embedded runtime."""
-    fresh = EmbeddedRuntime()
-    before = current().use(fresh)
-    yield
-    current().use(before)
-    fresh.close()
 
 
 def clicks(size: int = 512) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import psfleet as ps
 from psfleet import layers
-from psfleet.program import names
-from psfleet.program.program import Program, default_startup_program, program_guard
+from psfleet.program.program import default_startup_program
 from psfleet.program.variable import Variable, to_variable
 from tests.program.hand import HandSGD
+from tests.runtimes import own_programs
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 Choices = list[tuple[int, int, int]]
@@ -49,7 +49,7 @@ def build(x: Variable, choices: Choices) -> tuple[Variable, list[Variable]]:
 
 def run_static(choices: Choices, marks: list[int] | None = None) -> tuple[float, dict[str, Any]]:
     """Loss and gradients of a program, recomputed if there are marks."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         loss, pool = build(layers.data("x", [6, 5]), choices)
         sgd = HandSGD(0)
         needed = {record.output for record in _ancestors(loss)}
@@ -63,7 +63,7 @@ def run_static(choices: Choices, marks: list[int] | None = None) -> tuple[float,
 
 def run_eager(choices: Choices) -> tuple[float, dict[str, Any]]:
     """The same, computed at once."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         loss, _ = build(to_variable(X), choices)
         loss.backward()
         return loss.item(), {

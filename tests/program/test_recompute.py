@@ -9,12 +9,12 @@ import pytest
 import psfleet as ps
 from psfleet import layers
 from psfleet.errors import UsageError
-from psfleet.program import names
 from psfleet.program.backward import Automatic
-from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.program import default_main_program
 from psfleet.program.recompute import ActivationMeter, ForwardCosts, choose_cuts, even_cuts, peak_of
 from psfleet.program.variable import Variable
 from tests.program.hand import HandSGD
+from tests.runtimes import own_programs
 
 FEED = {
     "x": np.random.default_rng(1).normal(size=(32, 24)).astype(np.float32),
@@ -40,7 +40,7 @@ def run(
     every: int | None = None, checkpoints: Any = None, depth: int = 12
 ) -> tuple[Any, dict[str, Any], int]:
     """Two steps: the loss of the second, its gradients, the peak of activation bytes."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         loss, outputs = network(depth)
         sgd = HandSGD(0)
         chosen = checkpoints if every is None else outputs[every - 1 :: every]
@@ -109,7 +109,7 @@ def test_measuring_leaves_no_trace_in_metrics() -> None:
     """An accumulated AUC counts each batch once, also the one by which the cuts were chosen."""
     found = []
     for chosen in (None, Automatic()):
-        with names.guard(), program_guard(Program(), Program()):
+        with own_programs():
             loss, outputs = network(3)
             label = layers.data("label", [None, 1], dtype="int64")
             auc, *_ = layers.auc(layers.softmax(layers.fc(outputs[-1], 2)), label)
@@ -152,7 +152,7 @@ def test_64_layers_take_a_quarter_of_the_memory() -> None:
     feed = {"x": np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)}
     peaks: list[int] = []
     for every in (None, 8):
-        with names.guard(), program_guard(Program(), Program()):
+        with own_programs():
             exe, loss = deep(64, 32, every)
             exe.meter = ActivationMeter()
             exe.run(feed=feed, fetch_list=[loss])

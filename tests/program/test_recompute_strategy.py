@@ -7,19 +7,14 @@ import pytest
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
 from psfleet.strategy import RecomputeSettings, resolve
+from tests.runtimes import own_programs, own_runtime
 
 
 def train(strategy: fleet.DistributedStrategy) -> Any:
     """The weights after some steps of a deep network with dropout."""
-    engine = EmbeddedRuntime()
-    before = current().use(engine)
-    with names.guard(), program_guard(Program(), Program()):
+    with own_runtime(), own_programs():
         hidden = layers.data("x", [None, 8])
         for _ in range(9):
             hidden = layers.dropout(layers.fc(hidden, 8, act="tanh"), 0.1)
@@ -32,8 +27,6 @@ def train(strategy: fleet.DistributedStrategy) -> Any:
         (weights,) = exe.run(
             ps.default_main_program().clone(for_test=True), fetch_list=["fc_4.w_0"]
         )
-    current().use(before)
-    engine.close()
     return weights
 
 

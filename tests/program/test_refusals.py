@@ -1,7 +1,5 @@
 """What a script may get wrong in building and running a program: one sentence quotes it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +8,14 @@ import pytest
 
 import psfleet as ps
 from psfleet import fluid, initializer, layers, optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
 from psfleet.program import names
 from psfleet.program.ops.reduce import SequencePool
-from psfleet.program.program import Program, default_startup_program, program_guard
+from psfleet.program.program import default_startup_program
 from psfleet.program.variable import Variable, to_variable
-from psfleet.runtime.process_runtime import current
 from tests.program.hand import HandSGD
 from tests.refusals import check_refusals
+from tests.runtimes import own_programs
 
 
 def x(*shape: int | None, dtype: str = "float32") -> Variable:
@@ -37,13 +34,6 @@ def pool(kind: Any = "sum", data: Any = None, **options: Any) -> Any:
     return layers.sequence_pool(
         to_variable(np.ones((4, 5, 3)) if data is None else data, None), kind, **options
     )
-
-
-@contextmanager
-def fresh() -> Iterator[None]:
-    """Programs and names of its own for each line."""
-    with names.guard(), program_guard(Program(), Program()):
-        yield
 
 
 NAMES = {
@@ -147,7 +137,7 @@ create_parameter([3, 2], attr=initializer.Assign(np.ones((2, 3))))  # ShapeError
 @pytest.mark.parametrize("table", [LAYERS, INITIALIZERS])
 def test_layers(table: str) -> None:
     """What does not fit is refused when it is built, or when values come."""
-    check_refusals(table, NAMES, fresh)
+    check_refusals(table, NAMES, own_programs)
 
 
 FEEDS = """
@@ -191,8 +181,6 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 def test_empty_batch() -> None:
     """A batch without samples has the loss NaN, as NumPy's mean, and changes no weight."""
-    engine = EmbeddedRuntime()
-    before = current().use(engine)
     ids = layers.data("ids", [None, 2], dtype="int64")
     rows = layers.reshape(layers.embedding(ids, [10, 3], is_sparse=True), [-1, 6])
     loss = layers.mean(layers.square(layers.fc(rows, 1)))
@@ -203,5 +191,3 @@ def test_empty_batch() -> None:
     assert np.isnan(value)
     for parameter, start in zip(weights, started, strict=True):
         np.testing.assert_array_equal(parameter.numpy(), start)
-    current().use(before)
-    engine.close()

@@ -1,6 +1,6 @@
 """Every initializer starts every kind of parameter and table, or one sentence says why not."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,13 +8,12 @@ import pytest
 
 from psfleet import initializer, layers, optimizer
 from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, PsfleetError, ShapeError
 from psfleet.execution.executor import Executor
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.attribute import ParamAttr
-from psfleet.runtime.process_runtime import active, current
+from psfleet.runtime.process_runtime import active
 
 ROWS, DIM = 2000, 4
 MAKERS: dict[str, Callable[[int], initializer.Initializer]] = {
@@ -38,15 +37,6 @@ MOMENTS = {
     "MSRA normal": (0.0, 0.2),
 }
 IDS = np.arange(ROWS) * 7_000_003
-
-
-@pytest.fixture(autouse=True)
-def fleet() -> Iterator[EmbeddedRuntime]:
-    fresh = EmbeddedRuntime()
-    before = current().use(fresh)
-    yield fresh
-    current().use(before)
-    fresh.close()
 
 
 def parameter_rows(start: Any) -> Any:

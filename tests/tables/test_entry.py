@@ -14,12 +14,12 @@ from psfleet.entry import ProbabilityEntry
 from psfleet.errors import ShapeError, TableConflict
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.program import names
-from psfleet.program.program import Program, default_startup_program, program_guard
+from psfleet.program.program import default_startup_program
 from psfleet.rules import SGD, Adam
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.table_messages import read_spec, write_spec
+from tests.runtimes import own_programs
 
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=3, entry=ProbabilityEntry(0.25))
 IDS = np.arange(-4000, 4000)
@@ -114,7 +114,7 @@ def test_the_entry_travels_and_is_saved(tmp_path: Path) -> None:
 
 def test_an_embedding_trains_the_rows_that_came() -> None:
     """An embedding's entry reaches its table: about half of the ids of one step have moved."""
-    with names.guard(), program_guard(Program(), Program()):
+    with own_programs():
         ids = layers.data("ids", [None, 1], dtype="int64")
         layers.embedding(ids, [None, 2], is_distributed=True, name="e", entry=ProbabilityEntry(0.5))
         weights = default_startup_program().parameters["e.w_0"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from psfleet import Executor, clip, fluid, layers, optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.execution.inference import load_inference, save_inference
@@ -20,6 +19,7 @@ from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import key_of
 from psfleet.strategy import DistributedStrategy, resolve
 from psfleet.testing.local_fleet import LocalFleet
+from tests.runtimes import own_runtime
 
 ENTRY = ShowClickEntry("show", "click", decay_rate=1.0)
 IDS = np.array([[1, 2], [3, 1], [9, 9]])
@@ -32,25 +32,21 @@ COUNTED = {1: [6, 1], 2: [4, 1], 3: [2, 0]}  # 9 is the padding
 def home(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     """The active runtime: in this process, or two real servers."""
     if request.param == "embedded":
-        fresh: Runtime = EmbeddedRuntime()
-        before = current().use(fresh)
-        yield fresh
+        with own_runtime() as embedded:
+            yield embedded
     else:
-        with LocalFleet(2, 1, in_process=True) as fleet:
-            fresh = fleet.connect(0, "async")
-            before = current().use(fresh)
-            yield fresh
-            fresh.close()
-    current().use(before)
+        with own_runtime(), LocalFleet(2, 1, in_process=True) as fleet:
+            runtime = fleet.connect(0, "async")
+            current().use(runtime)
+            yield runtime
+            runtime.close()
 
 
 @pytest.fixture
 def alone() -> Iterator[Runtime]:
     """A runtime in this process."""
-    fresh = EmbeddedRuntime()
-    before = current().use(fresh)
-    yield fresh
-    current().use(before)
+    with own_runtime() as runtime:
+        yield runtime
 
 
 def build(entry: Any = ENTRY, **options: Any) -> tuple[Any, Any]:
