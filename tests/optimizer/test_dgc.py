@@ -72,11 +72,11 @@ def test_ramp_up() -> None:
 
 def test_before_compression_it_is_momentum() -> None:
     """Until rampup_begin_step, and for sparse parameters always, the bits are Momentum's."""
-    pair = [Parameter(name, np.ones((6, 2))) for name in "ab"]
-    rows = [Parameter(name, np.ones((6, 2)), sparse=True) for name in "cd"]
+    pair = [Parameter(name, np.ones((6, 5))) for name in "ab"]
+    rows = [Parameter(name, np.ones((6, 5)), sparse=True) for name in "cd"]
     ids = np.array([1, 4])
     for opt, w, e in zip([DGCMomentum(0.1, 0.9, 3), Momentum(0.1, 0.9)], pair, rows, strict=True):
-        for number, gradient in enumerate(gradients(6, (6, 2))):
+        for number, gradient in enumerate(gradients(6, (6, 5))):
             opt.apply_gradients(
                 [(e, SparseGrad(ids, gradient[:2]))] + ([(w, gradient)] if number < 3 else [])
             )
@@ -227,9 +227,9 @@ def test_the_decay_of_a_step_stays_the_same() -> None:
 def test_a_parameters_own_regularizer_comes_first() -> None:
     """It replaces the optimizer's; rows of sparse parameters are decayed by the servers."""
     plain, own = Parameter("plain", np.ones(4)), Parameter("own", np.ones(4), regularizer=0.0)
-    rows = Parameter("rows", np.ones((4, 2)), sparse=True)
+    rows = Parameter("rows", np.ones((4, 5)), sparse=True)
     opt = DGCMomentum(0.1, 0.0, 0, sparsity=[0.0], weight_decay=0.5)
-    zero = SparseGrad(np.arange(4), np.zeros((4, 2), np.float32))
+    zero = SparseGrad(np.arange(4), np.zeros((4, 5), np.float32))
     opt.apply_gradients([(plain, np.zeros(4)), (own, np.zeros(4)), (rows, zero)])
     np.testing.assert_allclose(plain.numpy(), 0.95, rtol=1e-6)
     np.testing.assert_array_equal(own.numpy(), 1)

@@ -146,10 +146,10 @@ def test_lookahead_of_rows_that_come_later() -> None:
 
 def test_lookahead_of_rows_that_have_gone(fleet: EmbeddedRuntime) -> None:
     """Slow weights of rows that a shrink has removed are left out; the others go on with theirs."""
-    w = Parameter("w", shape=(-1, 2), sparse=True, distributed=True)
+    w = Parameter("w", shape=(-1, 5), sparse=True, distributed=True)
     opt = optimizer.LookAhead(optimizer.SGD(0.5), k=2)
     for number, ids in enumerate(([1, 2, 9], [1, 2], [1, 2], [1, 2])):
-        rows = np.ones((len(ids), 2), np.float32)
+        rows = np.ones((len(ids), 5), np.float32)
         if number:
             fleet.shrink(0, None, 1)
         opt.apply_gradients([(w, SparseGrad(np.array(ids), rows))])

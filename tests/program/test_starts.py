@@ -15,7 +15,7 @@ from psfleet.program import names
 from psfleet.program.attribute import ParamAttr
 from psfleet.runtime.process_runtime import active
 
-ROWS, DIM = 2000, 4
+ROWS, DIM = 2000, 5
 MAKERS: dict[str, Callable[[int], initializer.Initializer]] = {
     "Constant": lambda seed: initializer.Constant(5.0),
     "Uniform": lambda seed: initializer.Uniform(-2.0, 4.0, seed),

@@ -1,6 +1,6 @@
 """Plain torch models of three shapes, their data and a plain training loop.
 
-Their rows are 1, 5 and 8 wide, for kernels are compiled for each width and rule.
+All rows are WIDTH wide, for kernels are compiled for each width and rule.
 """
 
 # torch annotates some of its methods only.
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 # torch's own Adagrad warns without a choice.
 torch.sparse.check_sparse_tensor_invariants.disable()
 
-ROWS, FIELDS, BATCH = 60, 5, 16
+ROWS, FIELDS, BATCH, WIDTH = 60, 5, 16, 5
 Batch = dict[str, Tensor]
 
 
@@ -27,9 +27,9 @@ class DeepFM(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wide = nn.Embedding(ROWS, 1, sparse=True)
-        self.deep = nn.Embedding(ROWS, 8, sparse=True)
-        self.mlp = nn.Sequential(nn.Linear(FIELDS * 8 + 3, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.wide = nn.Embedding(ROWS, WIDTH, sparse=True)
+        self.deep = nn.Embedding(ROWS, WIDTH, sparse=True)
+        self.mlp = nn.Sequential(nn.Linear(FIELDS * WIDTH + 3, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, batch: Batch) -> Tensor:
         factors = self.deep(batch["ids"])
@@ -44,10 +44,10 @@ class Bags(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mean = nn.EmbeddingBag(ROWS, 5, mode="mean", sparse=True, padding_idx=0)
-        self.sum = nn.EmbeddingBag(ROWS, 8, mode="sum", sparse=True, include_last_offset=True)
-        self.norm = nn.LayerNorm(13)
-        self.head = nn.Linear(13, 1)
+        self.mean = nn.EmbeddingBag(ROWS, WIDTH, mode="mean", sparse=True, padding_idx=0)
+        self.sum = nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True, include_last_offset=True)
+        self.norm = nn.LayerNorm(2 * WIDTH)
+        self.head = nn.Linear(2 * WIDTH, 1)
         self.scale = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -66,11 +66,11 @@ class Sequence(nn.Module):
         super().__init__()
         self.towers = nn.ModuleDict(
             {
-                "user": nn.Embedding(ROWS, 8, padding_idx=0, sparse=True),
-                "item": nn.Embedding(ROWS, 5, sparse=True),
+                "user": nn.Embedding(ROWS, WIDTH, padding_idx=0, sparse=True),
+                "item": nn.Embedding(ROWS, WIDTH, sparse=True),
             }
         )
-        self.gru = nn.GRU(8, 5, batch_first=True)
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
 
     def forward(self, batch: Batch) -> Tensor:
         _, end = self.gru(self.towers["user"](batch["ids"]))

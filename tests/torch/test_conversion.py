@@ -56,7 +56,7 @@ def test_curve_of_torch(model: str, optimizer: str) -> None:
 def test_fleet_has_the_same_bits(servers: int) -> None:
     """On servers of their own, in sync mode, all losses are those of the embedded run, bit for bit."""
     cases = [("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "sgd"), ("sequence", "adamw")]
-    data = list(batches(60))
+    data = list(batches(20))
     with nothing_left(), LocalFleet(servers, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "sync")
         for model, optimizer in cases:
