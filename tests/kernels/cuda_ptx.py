@@ -1,8 +1,8 @@
 """Run in a process of its own: compiles all CUDA kernels to PTX and cubins, with no device and no driver.
 
 Arguments: the parts to compile, tables, dense and rows; none: all. With --list: print what docs/gpu.md says.
-Of dense arrays the kernels of one rule of each shape are compiled, unless PSFLEET_TORTURE or --list asks for
-all: their arithmetic is the rows'.
+The kernels of one rule of each shape are compiled, unless PSFLEET_TORTURE or --list asks for all: that all
+compute alike is the simulator's matter.
 """
 
 import inspect
@@ -72,11 +72,11 @@ def owner_of(rule: Rule, dim: int) -> str:
 
 
 def rule_kernels(dim: int) -> dict[tuple[str, str], str]:
-    """The PTX of every rule's kernels, by what they belong to and their names."""
+    """The PTX of the rules' kernels, by what they belong to and their names."""
     return {
         (owner_of(rule, dim), name): ptx
         for rule in RULE_CASES
-        if dim or IS_FULL or type(rule) in SHAPES
+        if IS_FULL or type(rule) in SHAPES
         for name, ptx in compile_ptx(rule, dim).items()
     }
 

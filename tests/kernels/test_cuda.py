@@ -152,8 +152,8 @@ def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
 @needs_numba_cuda
 @pytest.mark.parametrize("part", ["tables", "dense", "rows"])
 def test_kernels_compile_to_machine_code(part: str) -> None:
-    """Every rule becomes PTX for compute capability 9.0, in float32 throughout its update, and a cubin
-    that spills no register. The parts take some 20 s each, beside each other where there are cores."""
+    """A rule of each shape becomes PTX for compute capability 9.0, in float32 throughout its update, and a
+    cubin that spills no register. `make torture` has every rule."""
     run = ended(
         [sys.executable, "-m", "tests.kernels.cuda_ptx", part],
         cwd=ROOT,
