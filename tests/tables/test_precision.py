@@ -283,17 +283,15 @@ def noise(w, g, h):  # type: ignore[no-untyped-def]
     return (w - h[0] * g,)
 
 
-class Noisy(SGD):
-    """SGD with a function that has the name of one that rounds."""
-
-    name = "noisy"
-
-    def scalar(self) -> Callable[..., tuple[float, ...]]:
-        return noise
-
-
 def test_names_of_a_rule_are_its_own() -> None:
     """A rule's function may be named as one of the rounding, and neither takes the other's place."""
+
+    class Noisy(SGD):  # here, or the tests of all rules would have it too
+        name = "noisy"
+
+        def scalar(self) -> Callable[..., tuple[float, ...]]:
+            return noise
+
     tables = [SparseTable(replace(CASES["weights"], rule=rule)) for rule in (SGD(), Noisy())]
     for table in tables:
         train(table, 3)
