@@ -29,19 +29,6 @@ def test_asgd() -> None:
     assert not np.array_equal(before, linear.weight.numpy())
 
 
-def test_clear_grad() -> None:
-    """Gradients are zero after it."""
-    a = paddle.arange(26, dtype="float32").reshape([2, 13])
-    linear = paddle.nn.Linear(13, 5)
-    # This can be any optimizer supported by dygraph.
-    adam = paddle.optimizer.Adam(learning_rate=0.01, parameters=linear.parameters())
-    out = linear(a)
-    out.backward()
-    adam.step()
-    adam.clear_grad()
-    assert not np.asarray(linear.weight.grad).any()
-
-
 def test_get_lr(capsys: pytest.CaptureFixture[str]) -> None:
     """Constant, stepped in dygraph, stepped in a program."""
     # train on default dynamic graph mode
@@ -176,7 +163,7 @@ def test_state_dict() -> None:
 
 
 def test_step() -> None:
-    """One update."""
+    """The examples of step and of clear_grad: one update, and gradients are zero."""
     a = paddle.arange(26, dtype="float32").reshape([2, 13])
     linear = paddle.nn.Linear(13, 5)
     # This can be any optimizer supported by dygraph.
@@ -187,3 +174,4 @@ def test_step() -> None:
     adam.step()
     adam.clear_grad()
     np.testing.assert_allclose(before - linear.weight.numpy(), 0.01, rtol=1e-3)
+    assert not np.asarray(linear.weight.grad).any()

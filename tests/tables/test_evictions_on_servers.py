@@ -89,9 +89,9 @@ def content(runtime: Runtime, spec: TableSpec) -> list[bytes]:
     return [state.ids.tobytes(), *(part.tobytes() for part in (state.scores, *state.values))]
 
 
-def undisturbed(spec: TableSpec, rules: list[str]) -> tuple[Events, list[bytes]]:
+def undisturbed(spec: TableSpec) -> tuple[Events, list[bytes]]:
     """The events and rows of training without a fault."""
-    with LocalFleet(servers=2, workers=1, rules=rules) as local:
+    with LocalFleet(servers=2, workers=1, in_process=True) as local:
         runtime = local.connect(0, "async")
         try:
             runtime.create(spec)
@@ -106,7 +106,7 @@ def undisturbed(spec: TableSpec, rules: list[str]) -> tuple[Events, list[bytes]]
 def test_a_server_that_dies_evicts_the_same_rows_again(module: str) -> None:
     """From a snapshot and the log: same rows, and a reader across two deaths sees each eviction once."""
     spec = spec_of("fading_use")
-    wanted, rows = undisturbed(spec, [module])
+    wanted, rows = undisturbed(spec)
     found: Events = []
     local = LocalFleet(servers=2, workers=1, durability="log", rules=[module])
     with local, local.reviving():
@@ -141,7 +141,7 @@ def lose_primary(pairs: Pairs, index: int) -> None:
 def test_a_standby_goes_on_with_the_stream() -> None:
     """It has the positions of its primary, of evictions before its copy too; none is read twice."""
     spec = spec_of("lfu")
-    wanted, rows = undisturbed(spec, [])
+    wanted, rows = undisturbed(spec)
     found: Events = []
     with Pairs(servers=2, workers=1) as pairs, pairs.deciding():
         runtime = pairs.connect(0, "async")

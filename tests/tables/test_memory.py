@@ -291,7 +291,7 @@ def test_what_a_server_has_saved_it_can_load(
     mode: Mode, servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers are filled until they refuse, and as many others with as much memory load what they saved."""
-    monkeypatch.setenv("PSFLEET_MEMORY", "360M")
+    monkeypatch.setenv("PSFLEET_MEMORY", "300M")
     with LocalFleet(servers, workers=1) as fleet:
         runtime = fleet.connect(0, mode)
         keys = [runtime.create(spec_of(32, name=name)) for name in "ab"]

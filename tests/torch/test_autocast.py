@@ -14,7 +14,6 @@ from psfleet.mode_runtimes.switch import connect
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
-from tests.trainings import in_threads
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
@@ -61,32 +60,3 @@ def test_modes(mode: Any) -> None:
         runtime.close()
     assert got[0] == wanted[0] != float32[0]
     np.testing.assert_allclose(got, wanted, rtol=0.05 if mode == "half-async" else 0.01)
-
-
-def test_servers_do_not_change_bits() -> None:
-    """Two workers in sync mode: 1 and 4 servers end with the same weights."""
-    torch.manual_seed(5)
-    start = DeepFM()
-    ends = [_weights(start, servers) for servers in (1, 4)]
-    assert not any(torch.equal(value, ends[0][name]) for name, value in start.state_dict().items())
-    for end in ends[1:]:
-        assert all(torch.equal(value, end[name]) for name, value in ends[0].items())
-
-
-def _weights(start: Any, servers: int) -> dict[str, torch.Tensor]:
-    """What two workers train on so many servers."""
-    found: dict[int, dict[str, torch.Tensor]] = {}
-    with nothing_left(), LocalFleet(servers, 2, in_process=True) as fleet:
-
-        def work(worker: int) -> None:
-            runtime = fleet.connect(worker, "sync")
-            model = copy.deepcopy(start)
-            model, opt = pst.convert(model, OPTIMIZERS["adam"](model), runtime=runtime)
-            trained(model, [opt], batches(6, worker))
-            runtime.barrier()
-            opt.refresh()
-            found[worker] = {key: value.clone() for key, value in model.state_dict().items()}
-            runtime.close()
-
-        in_threads([lambda: work(0), lambda: work(1)])
-    return found[0]
