@@ -19,7 +19,7 @@ MODULES = sorted(
 
 
 FACES = (
-    *("psfleet/layers/", "psfleet/program/ops/", "psfleet/fluid/", "psfleet/errors.py"),
+    *("psfleet/layers/", "psfleet/fluid/", "psfleet/errors.py"),
     *(
         "psfleet/clip.py",
         "psfleet/entry.py",

@@ -6,8 +6,6 @@ from psfleet.parameters.moving_average import promise
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.attribute import ParamAttr, make_parameter
 
-__all__ = ["channel_axis", "moving_average"]
-
 
 def channel_axis(data_layout: str, rank: int) -> int:
     """Return the axis of an input's channels: NCHW and NC have them second, NHWC last."""

@@ -6,8 +6,6 @@ from psfleet.errors import ConfigError
 from psfleet.layers import activations
 from psfleet.program.variable import Variable
 
-__all__ = ["activate"]
-
 _BY_NAME: dict[str, Callable[..., Variable]] = {
     name: getattr(activations, name) for name in activations.__all__
 }

@@ -105,7 +105,7 @@ def test_torch_embeddings() -> None:
 def test_what_no_row_can_start_from(place: str) -> None:
     """An array, fans of an unknown number of rows and other things get a sentence that names the table."""
     for start, sentence in (
-        (initializer.Assign(np.ones((3, DIM))), r"'t': an array of shape \(3, 4\) cannot"),
+        (initializer.Assign(np.ones((3, DIM))), r"'t': an array of shape \(3, 5\) cannot"),
         (initializer.Xavier(), "'t': fans of the shape"),
         (initializer.MSRA(), "'t': fans of the shape"),
     ):

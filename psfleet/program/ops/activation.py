@@ -15,18 +15,6 @@ from psfleet.program.ops.arithmetic import Unary
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = [
-    "Dropout",
-    "LogSoftmax",
-    "Relu",
-    "Sigmoid",
-    "Softmax",
-    "Tanh",
-    "keep_mask",
-    "log_softmax",
-    "sigmoid",
-]
-
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)) without overflow: exp is only taken of numbers up to 0."""

@@ -20,27 +20,6 @@ from psfleet.program.operation import (
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = [
-    "Abs",
-    "Add",
-    "Clip",
-    "Div",
-    "Exp",
-    "Log",
-    "Max",
-    "Min",
-    "Mul",
-    "Pow",
-    "Power",
-    "Scale",
-    "Sign",
-    "Sqrt",
-    "Square",
-    "Sub",
-    "Unary",
-    "unbroadcast",
-]
-
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum a gradient over the axes along which its input was repeated."""

@@ -13,8 +13,6 @@ from psfleet.program.operation import Context, Gradient, Op, Spec
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["BoundGradient", "GradientSquare", "ScaleGradient"]
-
 
 @dataclass(frozen=True)
 class _OfGradient(Op):

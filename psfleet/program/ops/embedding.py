@@ -18,8 +18,6 @@ from psfleet.runtime.pooled_ids import Asked, PooledIds
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["DenseEmbedding", "Embedding", "PooledEmbedding", "check_ids", "spread"]
-
 
 Ids = NDArray[np.int64]
 

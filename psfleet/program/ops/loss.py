@@ -24,16 +24,6 @@ from psfleet.program.ops.activation import log_softmax, sigmoid
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = [
-    "Accuracy",
-    "AreaUnderCurve",
-    "CrossEntropy",
-    "LogLoss",
-    "SigmoidCrossEntropy",
-    "SoftmaxCrossEntropy",
-    "SquareError",
-]
-
 
 # The reference's bound on -log(p).
 _WORST = 1e20

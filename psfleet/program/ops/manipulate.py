@@ -24,8 +24,6 @@ from psfleet.program.operation import (
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["Cast", "Concat", "Expand", "Gather", "OneHot", "Reshape", "Slice", "Stack", "Transpose"]
-
 
 @dataclass(frozen=True)
 class Reshape(Op, saved="reshape shape"):

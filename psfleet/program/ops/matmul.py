@@ -23,8 +23,6 @@ from psfleet.program.ops.arithmetic import unbroadcast
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["Affine", "MatMul"]
-
 
 def _swap(x: Any) -> Any:
     return x.swapaxes(-1, -2)

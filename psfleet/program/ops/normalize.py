@@ -22,8 +22,6 @@ from psfleet.program.operation import (
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["BatchNorm", "LayerNorm"]
-
 
 @dataclass(frozen=True)
 class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):

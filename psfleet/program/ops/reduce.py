@@ -24,8 +24,6 @@ from psfleet.program.operation import (
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["POOLS", "ArgMax", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "SequencePool"]
-
 
 @dataclass(frozen=True)
 class _Reduce(Op):

@@ -7,8 +7,6 @@ import numpy as np
 
 from psfleet.program.operation import Array, Context, Op, Spec
 
-__all__ = ["FillConstant", "PerRun", "StepCounter"]
-
 
 @dataclass(frozen=True)
 class FillConstant(Op, saved="fill shape dtype value"):
