@@ -52,7 +52,7 @@ def test_servers_on_other_machines(
 
 def test_files_of_a_job_go_both_ways(tmp_path: Path) -> None:
     """What one side writes the other one gets once, and never back; other names and shared folders are left
-    alone, and what an earlier job has left is removed."""
+    alone, what an earlier job has left is removed, and a file that cannot be written ends nothing."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
@@ -68,6 +68,7 @@ def test_files_of_a_job_go_both_ways(tmp_path: Path) -> None:
     [outcome] = sides[1].changed()
     sides[0].take(outcome)
     assert (ours / SCALED).read_text() == (theirs / SCALED).read_text()
+    JobFiles(tmp_path / "none").take(outcome)
     sides[0].take(JobFile(name="../escape", content=b"x"))
     assert not (tmp_path / "escape").exists()
     assert not [*JobFiles(ours, is_shared=True).changed()]

@@ -1,5 +1,6 @@
 """Requests to a running job, where the launcher and server 0 have folders of logs of their own."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class JobFiles:
                 yield pb.JobFile(name=name, content=content)
 
     def take(self, file: pb.JobFile) -> None:
-        """Write a file that the other side has sent."""
+        """Write a file that the other side has sent. On a full disk it is lost, and may be asked for again."""
         if file.name in _NAMES and not self.is_shared:
             self._seen[file.name] = file.content
-            let_appear(self._folder / file.name, lambda draft: draft.write_bytes(file.content))
+            with contextlib.suppress(OSError):  # which is no reason to end a job
+                let_appear(self._folder / file.name, lambda draft: draft.write_bytes(file.content))
