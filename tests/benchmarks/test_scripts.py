@@ -144,6 +144,14 @@ def test_small_steps(tmp_path: Path) -> None:
     assert all(0 < row["of it servers"] < row["CPU us / step"] for row in rows)
 
 
+def test_row_cache(tmp_path: Path) -> None:
+    """Of rows that their reader has pushed none is unchanged; a wider bound leaves out no fewer."""
+    rows = run("row_cache.py", "--steps", "8", folder=tmp_path)["rows"]
+    shares = {(row["workers"], row["bound"]): row["left out"] for row in rows}
+    for workers in (1, 2, 4):
+        assert shares[workers, 0] == 0 < shares[workers, 4] <= shares[workers, 16] < 1
+
+
 def test_distance(tmp_path: Path) -> None:
     """With two servers a round of sync mode takes more than one round trip."""
     small = ("--steps", "3", "--networks", "50 ms", "--contenders", "sync, 2 servers")
