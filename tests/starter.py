@@ -212,13 +212,13 @@ def _zygote_for(program: Sequence[str], environment: dict[str, str], folder: str
 def _needs_exec(zygote: _Zygote, environment: dict[str, str], given: dict[str, Any]) -> bool:
     """Whether only a new interpreter can be what was asked for."""
     asks = environment.get("PSFLEET_TEST_STARTER") == "0"
-    counts = environment.get("PSFLEET_MEMORY")  # a fork has the memory of its zygote, too
+    counts = environment.get("PSFLEET_MEMORY", "")  # below 1 GB the memory of its zygote counts
     had = {**_AT_START, **zygote.read}
     names = {name for name in {*environment, *had} if name.startswith(("PYTHON", "NUMBA"))}
     reads = any(environment.get(name) != had.get(name) for name in names - _SETTABLE)
     reads = reads or any(Path(entry, "sitecustomize.py").is_file() for entry in _path(environment))
     unknown = given["preexec_fn"] is not None and not _is_spawned(given)
-    return asks or bool(counts) or reads or unknown or given.get("umask", -1) != -1
+    return asks or 0 < len(counts) < 10 or reads or unknown or given.get("umask", -1) != -1
 
 
 def _path(environment: dict[str, str]) -> list[str]:

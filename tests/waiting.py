@@ -18,12 +18,13 @@ def until(
 
     Args:
         what: What the error says that was found or awaited.
-        every: Seconds between looks.
+        every: Seconds between looks at first; they become rarer, so that a long wait costs little.
     """
-    deadline = time.monotonic() + _PATIENCE
+    began = time.monotonic()
     while not holds():
-        assert time.monotonic() < deadline, what() if callable(what) else f"no {what}"
-        time.sleep(every)
+        waited = time.monotonic() - began
+        assert waited < _PATIENCE, what() if callable(what) else f"no {what}"
+        time.sleep(max(every, min(waited / 20, 5 * _LOOK)))
 
 
 def pause(process: "subprocess.Popen[Any]") -> None:

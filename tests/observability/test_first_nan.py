@@ -36,6 +36,6 @@ def test_a_job_names_the_worker_that_began(tmp_path: Path) -> None:
         assert f"server 0: first NaN or infinity: {SENTENCE}\n" in screen.read_text()
         for rank in "01":
             count = "psfleet_nonfinite_pushes_total"
-            until(lambda: job.value(count, rank=rank) > 10, "steps with NaN")  # noqa: B023  # at once
+            until(lambda: job.value(count, rank=rank) > 10, "steps with NaN", every=0.2)  # noqa: B023  # at once
     said = [one.text for one in read_history(tmp_path / "psfleet-logs" / "spoilt").events]
     assert said.count(f"first NaN or infinity: {SENTENCE}") == 1

@@ -21,15 +21,21 @@ def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
         def value(name: str) -> float:
             return job.value(f"psfleet_{name}", **own)
 
-        until(lambda: value("standby_attached") == 1, "a standby")
-        until(lambda: value("pushes_total") > 20, "pushes")
+        until(lambda: value("standby_attached") == 1, "a standby", every=0.2)
+        until(lambda: value("pushes_total") > 20, "pushes", every=0.2)
         os.kill(job.launcher.pid_of("server", DIES), signal.SIGKILL)
-        until(lambda: value("takeover_seconds_count") == 1, lambda: job.launcher.log("*"))
+        until(
+            lambda: value("takeover_seconds_count") == 1, lambda: job.launcher.log("*"), every=0.2
+        )
         until(lambda: value("pushes_total") > 0, "the standby in the place of its server")
         before = value("pushes_total")
         until(lambda: value("pushes_total") > before, "pushes after the takeover")
         (tmp_path / "hold").touch()
-        until(lambda: shown(page) == expected(job), lambda: f"{shown(page)} {expected(job)}")
+        until(
+            lambda: shown(page) == expected(job),
+            lambda: f"{shown(page)} {expected(job)}",
+            every=0.2,
+        )
         figures = shown(page)
         assert figures["Deaths"][f"server {DIES}"] == sum(figures["Deaths"].values()) == 1
         assert figures["Takeovers"] == {"server 0": 0, "server 1": 1}

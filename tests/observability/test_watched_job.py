@@ -51,7 +51,7 @@ def job(folder: Path) -> Iterator[Watched]:
                 and watched.value("psfleet_nonfinite_pushes_total") == 1
             ),
             lambda: f"training: {watched.launcher.log('*')}",
-            every=0.1,
+            every=0.2,
         )
         yield watched
 
@@ -148,7 +148,7 @@ def test_logged_values_are_shown_and_kept(job: Watched, folder: Path) -> None:
     def kept() -> dict[int, list[tuple[str, int, float]]]:
         return {worker: scalars(folder / f"events/watched/worker.{worker}") for worker in (0, 1)}
 
-    until(lambda: shown() == {worker: found[-1][2] for worker, found in kept().items()})
+    until(lambda: shown() == {rank: found[-1][2] for rank, found in kept().items()}, every=0.2)
     for found in kept().values():
         assert found == [("steps made", step, step) for step in range(1, len(found) + 1)]
     (folder / "hold").unlink()
@@ -184,7 +184,11 @@ def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
     (folder / "hold").touch()
     phone = {"width": 390, "height": 844}
     with opened(job.url, viewport=phone, color_scheme="dark") as page:
-        until(lambda: shown(page) == expected(job), lambda: f"{shown(page)} {expected(job)}")
+        until(
+            lambda: shown(page) == expected(job),
+            lambda: f"{shown(page)} {expected(job)}",
+            every=0.2,
+        )
         assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert back == "rgb(17, 20, 24)"
