@@ -78,6 +78,12 @@ class TrainingWorkload:
         return [runtime.read_table(self.dense.key), runtime.read_table(self.sparse.key)]
 
 
+def zero_rows(name: str, dim: int = 1) -> TableSpec:
+    """A table under SGD whose rows begin with 0, so that they count what is pushed."""
+    zero = InitializerSpec("constant", 0.0)
+    return TableSpec(name, "sparse", (dim,), make_rule("sgd", {}), initializer=zero)
+
+
 def in_threads(works: Sequence[Callable[[], None]]) -> None:
     """Run the works at the same time; raises the first error after all of them have ended.
 

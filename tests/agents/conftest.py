@@ -128,6 +128,12 @@ class Site:
         code = launcher.process.wait(_PATIENCE)
         return code, (self.folder / "out").read_text(), self.said()
 
+    def ends_with(self, code: int, launcher: Launcher) -> tuple[str, str]:
+        """Standard output and standard error of one that ends with this code."""
+        found, out, err = self.ends(launcher)
+        assert found == code, err
+        return out, err
+
     def agent_pid(self, launcher: Launcher, host: str) -> int:
         """The agent of a machine."""
         for agent in self.agents:

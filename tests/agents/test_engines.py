@@ -22,8 +22,7 @@ def test_sync_mode_gives_the_same_bits(site: Site) -> None:
     """The final weights of a job do not depend on the engine; every process has its log."""
     needs = ("--worker-cores", "1", "--worker-memory", "512M")
     launcher = site.launch(*TWO, *needs, TRAINER, "30")
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert digest(out) == DIGEST
     assert f"{site.engine} · 2 servers · 2 workers" in err
     logs = {path.name for path in launcher.folder.glob("psfleet-logs/*/*log.*")}
@@ -39,8 +38,7 @@ def test_a_killed_process_is_the_first_cause(site: Site) -> None:
     launcher = site.launch(*TWO, *LONG)
     launcher.until_logged("workerlog.1", "step 9")
     os.kill(launcher.pid_of(role, 1), signal.SIGKILL)
-    code, _, err = site.ends(launcher)
-    assert code == 128 + signal.SIGKILL, err
+    _, err = site.ends_with(128 + signal.SIGKILL, launcher)
     assert f"{role} 1 failed first: killed by SIGKILL" in err
     assert f"host {site.hosts[1]} · rank 1" in err
 
@@ -49,8 +47,7 @@ def test_a_killed_process_is_the_first_cause(site: Site) -> None:
 def test_a_script_that_fails_is_quoted(site: Site) -> None:
     """The exception of a worker on another machine is the headline, with the line of the script."""
     launcher = site.launch(*TWO, TRAINER, "many")
-    code, _, err = site.ends(launcher)
-    assert code == 1, err
+    _, err = site.ends_with(1, launcher)
     assert "failed first: ValueError: invalid literal for int() with base 10: 'many'" in err
     assert "trainer.py:" in err
 
@@ -75,8 +72,7 @@ def test_ctrl_c(site: Site) -> None:
     launcher = site.launch(*TWO, *LONG)
     launcher.until_logged("workerlog.1", "step 9")
     launcher.process.send_signal(signal.SIGINT)
-    code, _, err = site.ends(launcher)
-    assert code == 130
+    _, err = site.ends_with(130, launcher)
     assert "stopped by SIGINT" in err
     logs = [launcher.log(f"workerlog.{rank}") for rank in (0, 1)]
     assert any("KeyboardInterrupt" in log for log in logs)
@@ -90,8 +86,7 @@ def test_a_server_comes_back_from_its_log(site: Site) -> None:
     os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
     launcher.until(lambda: "it goes on from its log" in site.said(), "restart")
     gate.touch()
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert "server 1 ended with signal 9; it goes on from its log (restart 1 of 5)" in err
     assert digest(out) == DIGEST
 
@@ -119,8 +114,7 @@ def test_a_standby_takes_over(site: Site) -> None:
     os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
     launcher.until(lambda: "server 1 copy 1 takes over" in site.said(), "takeover")
     gate.touch()
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert "server 1 ended with signal 9; server 1 copy 1 takes over" in err
     assert digest(out) == DIGEST
 
@@ -131,8 +125,7 @@ def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
     launcher = site.launch(*TWO, *LONG)
     launcher.until_logged("workerlog.1", "step 9")
     os.kill(site.agent_pid(launcher, site.hosts[1]), signal.SIGKILL)
-    code, _, err = site.ends(launcher)
-    assert code == 128 + signal.SIGKILL, err
+    _, err = site.ends_with(128 + signal.SIGKILL, launcher)
     lost = f"the agent on host {site.hosts[1]} is lost: its connection has ended"
     assert f"server 1 failed first: {lost}" in err
     assert f"host {site.hosts[1]} · rank 1" in err
@@ -147,8 +140,7 @@ def test_stages_train_on_one_of_the_machines(site: Site) -> None:
     for name, start in (("local", site.start), ("agents", site.launch)):
         out = site.folder / f"{name}.npz"
         job = (*stages, "--servers", "2", "--job", name, script, str(out), "plain", "4")
-        code, _, err = site.ends(start(*job, OMP_NUM_THREADS="1"))
-        assert code == 0, err
+        site.ends_with(0, start(*job, OMP_NUM_THREADS="1"))
         with np.load(out) as arrays:
             found.append({key: value.tobytes() for key, value in arrays.items()})
     assert found[0] == found[1]

@@ -292,8 +292,7 @@ def test_chaos_in_pods(site: Site, machines: Lab) -> None:
         assert not any(agent.wait(60) for agent in site.agents)
         for number in range(3):
             pods.start_agent(number)
-    code, _, err = site.ends(launcher)
-    assert code == 0, err
+    site.ends_with(0, launcher)
     report = json.loads((site.folder / "psfleet-logs" / "ctr" / "chaos.json").read_text())
     verdicts = {one["promise"]: one["verdict"] for one in report["promises"]}
     assert "kept" in verdicts.values(), report

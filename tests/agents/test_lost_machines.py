@@ -40,8 +40,7 @@ def test_the_standby_on_another_machine_takes_over(site: Site) -> None:
         assert reader.version is not None
         assert reader.version.is_cut
     gate.touch()
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert "the agent on host beta is lost: its connection has ended" in err
     assert digest(out) == ALONE
 
@@ -98,8 +97,7 @@ def test_a_machine_that_comes_back_is_fenced(site: Site, pair: Lab) -> None:
         "next standby",
     )
     gate.touch()
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert "server 1 cannot be reached; server 1 copy 1 takes over" in err
     assert digest(out) == ALONE
 
@@ -121,8 +119,7 @@ def test_a_stopped_agent_is_given_up_late_and_fenced(site: Site) -> None:
     )  # it is refused, unless it has noticed its own silence before
     launcher.until(lambda: not Path(f"/proc/{old}").exists(), "end of the old server")
     gate.touch()
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert "the agent on host beta is lost: it has been silent for too long" in err
     assert "cannot be reached" not in err
     assert digest(out) == ALONE
@@ -137,8 +134,7 @@ def test_a_server_goes_on_from_a_shared_log(site: Site) -> None:
     os.kill(site.agent_pid(launcher, "beta"), signal.SIGKILL)
     launcher.until(lambda: "it goes on from its log" in site.said(), "restart")
     gate.touch()
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert "server 1 ended with signal 9; it goes on from its log (restart 1 of 2)" in err
     assert digest(out) == ALONE
 
@@ -155,8 +151,7 @@ def test_chaos_takes_a_machine(site: Site) -> None:
     lost = "is lost: its connection has ended"
     launcher.until(lambda: lost in site.said() and "takes over" in site.said(), "loss")
     gate.touch()
-    code, _, err = site.ends(launcher)
-    assert code == 0, err
+    _, err = site.ends_with(0, launcher)
     assert ": machine of server " in err
     report = json.loads((site.folder / "psfleet-logs" / "j" / "chaos.json").read_text())
     assert report["faults"][0]["kind"] == "lose"

@@ -101,8 +101,7 @@ def test_a_disk_without_room_for_a_servers_log(site: Site, little_room_for_logs:
     said = "server 1 on host beta: log '"
     launcher.until(lambda: said in site.said(), "word of the full disk")
     filler.unlink()
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert "cannot be written: No space left on device; make room for it. Pushes wait" in err
     assert digest(out) == ALONE
 
@@ -176,8 +175,7 @@ def test_a_shared_disk_without_room_for_snapshots(site: Site, shared_disk: _Shar
     run(*shared_disk.within(0), "mount", "-o", "remount,size=64m", mounted)
     launcher.until(lambda: "snapshots are taken again, after " in site.said(), "next snapshot")
     (site.folder / "gate").touch()
-    code, _, err = site.ends(launcher)
-    assert code == 0, err
+    _, err = site.ends_with(0, launcher)
     verify(max(snapshots.glob("snapshot-*")))
     [line] = [line for line in err.splitlines() if said in line]
     assert line.endswith(": No space left on device")

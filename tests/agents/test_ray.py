@@ -25,8 +25,7 @@ def engine(request: pytest.FixtureRequest, ray_nodes: Lab) -> tuple[str, Lab]:
 def refused(site: Site, *arguments: str, **variables: str) -> str:
     """The one sentence of a job that cannot start."""
     launcher = site.start("--engine", "ray", *arguments, *TWO, TRAINER, "30", **variables)
-    code, _, err = site.ends(launcher)
-    assert code == 2, err
+    _, err = site.ends_with(2, launcher)
     return err.splitlines()[-1]
 
 
@@ -79,8 +78,7 @@ def test_a_busy_cluster(site: Site) -> None:
         launcher = site.launch(*TWO, TRAINER, "30")
         waits = "Ray has not placed 2 bundle(s) of 1 CPU; free now: none\n"
         launcher.until(lambda: waits in site.said(), "busy cluster")
-    code, out, err = site.ends(launcher)
-    assert code == 0, err
+    out, err = site.ends_with(0, launcher)
     assert err.count(waits) == 1
     assert digest(out) == DIGEST
 
@@ -92,8 +90,7 @@ def test_a_killed_actor_is_the_first_cause(site: Site) -> None:
     agent = site.agent_pid(launcher, RAY_NODES[1])
     actor = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(actor, signal.SIGKILL)
-    code, _, err = site.ends(launcher)
-    assert code == 128 + signal.SIGKILL, err
+    _, err = site.ends_with(128 + signal.SIGKILL, launcher)
     assert f"failed first: the agent on host {RAY_NODES[1]} is lost: " in err
 
 

@@ -67,8 +67,7 @@ def test_a_requeued_job_goes_on_from_its_snapshot(site: Site, tmp_path: Path) ->
     launcher = site.launch(*TWO, *SNAPSHOTS, "train.py")
     until_snapshot(launcher)
     ask(site.lab, "scontrol", "requeue", number(site))
-    code, _, err = site.ends(launcher)
-    assert code == 0, err
+    _, err = site.ends_with(0, launcher)
     assert "the job runs again, from" in err
     assert "snapshots/snapshot-00000" in err
     plain = site.start(*TWO, "--engine", "local", RESUMING, "40", "0", "plain")
@@ -82,8 +81,7 @@ def test_a_job_ends_in_order_before_its_time_limit(site: Site) -> None:
     launcher = site.launch(*TWO, *SNAPSHOTS, RESUMING, "60", "0.5", "model")
     until_snapshot(launcher)
     ask(site.lab, "scancel", "--batch", "--signal=USR1", number(site))
-    code, _, err = site.ends(launcher)
-    assert code == 128 + signal.SIGUSR1, err
+    _, err = site.ends_with(128 + signal.SIGUSR1, launcher)
     assert "the snapshot is complete; continue with --resume " in err
     assert "stopped by SIGUSR1" in err
 
@@ -94,8 +92,7 @@ def test_a_node_without_psfleet(site: Site, tmp_path: Path) -> None:
     (tmp_path / "broken" / "sitecustomize.py").write_text(BROKEN_ON_BETA)
     path = f"{tmp_path / 'broken'}:{_environment()['PYTHONPATH']}"
     launcher = site.launch(*TWO, TRAINER, "30", PYTHONPATH=path)
-    code, _, err = site.ends(launcher)
-    assert code == 2, err
+    _, err = site.ends_with(2, launcher)
     assert "psfleet-launch: host beta: no psfleet is installed here" in err
 
 
@@ -113,8 +110,7 @@ def test_a_lost_node_is_the_first_cause(site: Site) -> None:
         launcher.until(lambda: lost in site.said(), "loss of beta")
     finally:
         site.lab.cut("beta", is_up=True)
-    code, _, err = site.ends(launcher)
-    assert code == 128 + signal.SIGKILL, err
+    site.ends_with(128 + signal.SIGKILL, launcher)
 
 
 def test_a_waiting_job_is_cancelled(site: Site) -> None:
@@ -131,8 +127,7 @@ def test_a_waiting_job_is_cancelled(site: Site) -> None:
 def test_what_slurm_refuses_is_quoted(site: Site) -> None:
     """A partition that does not exist: nothing starts, and the sentence is Slurm's own."""
     launcher = site.launch("--sbatch-options", "--partition=none", *TWO, TRAINER, "30")
-    code, _, err = site.ends(launcher)
-    assert code == 2
+    _, err = site.ends_with(2, launcher)
     assert "psfleet-launch: sbatch: " in err
     assert "Invalid partition" in err
 

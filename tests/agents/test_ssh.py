@@ -23,8 +23,7 @@ def refused(site: Site, *arguments: str) -> str:
     """The one sentence of a job that cannot start."""
     assert site.lab is not None
     launcher = site.start("--engine", "ssh", *arguments, *TWO, TRAINER, "30")
-    code, _, err = site.ends(launcher)
-    assert code == 2, err
+    _, err = site.ends_with(2, launcher)
     return err.splitlines()[-1]
 
 
@@ -76,8 +75,7 @@ def test_a_killed_login_is_the_first_cause(site: Site) -> None:
         if line.startswith("ssh ") and "--name beta" in line
     )
     os.kill(login, signal.SIGKILL)
-    code, _, err = site.ends(launcher)
-    assert code == 128 + signal.SIGKILL, err
+    _, err = site.ends_with(128 + signal.SIGKILL, launcher)
     assert "failed first: the agent on host beta is lost: its standard input has ended" in err
 
 
@@ -102,8 +100,7 @@ def test_chaos_on_several_machines(site: Site) -> None:
     options = ("--chaos", "3", "--chaos-pace", "2", "--replicas", "1", "--hung-after", "2s")
     script = str(ROOT / "tests" / "chaos" / "scripts" / "trainer.py")
     launcher = site.launch(*TWO, *options, "--job", "j", script, "sync", "4")
-    code, _, err = site.ends(launcher)
-    assert code == 0, err
+    site.ends_with(0, launcher)
     report = json.loads((site.folder / "psfleet-logs" / "j" / "chaos.json").read_text())
     kept = {one["promise"][0] for one in report["promises"] if one["verdict"] == "kept"}
     assert kept >= {"1", "2", "7"}, report

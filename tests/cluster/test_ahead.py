@@ -20,6 +20,7 @@ from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from psfleet_worker.stream.pending import LINGER
+from tests.watched_calls import WatchedCalls
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.SGD())
 WHOLE = TableSpec("whole", "dense", (300, 100), rules.SGD())
@@ -108,28 +109,15 @@ def test_looked_at_in_any_order(endpoint: str, lane: str, drop: float) -> None:
     runtime.close()
 
 
-class Slow:
-    """A server whose answers to pulls take longer than a push waits for company."""
-
-    def __init__(self) -> None:
-        self.methods: list[str] = []
-
-    def __call__(self, server: int, send: Send) -> Send:
-        """`send` of that server."""
-
-        def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            reply = send(method, request, seconds)
-            self.methods.append(method)
-            if method in ("Shard/Pull", "Shard/Exchange"):
-                threading.Event().wait(4 * LINGER)
-            return reply
-
-        return meddled
+def answer_slowly(server: int, method: str, request: bytes) -> None:
+    """Take longer to answer to a pull than a push waits for company."""
+    if method in ("Shard/Pull", "Shard/Exchange"):
+        threading.Event().wait(4 * LINGER)
 
 
 def test_one_call_for_each_step(endpoint: str) -> None:
     """However long a server takes, a push behind a pull read ahead leaves with the next one."""
-    slow = Slow()
+    slow = WatchedCalls(after=answer_slowly)
     runtime = connect(endpoint, meddle=slow)
     for _ in range(100):  # between answer and question this process may be held up
         ahead = runtime.pull_ahead(READS)
@@ -141,27 +129,15 @@ def test_one_call_for_each_step(endpoint: str) -> None:
     runtime.close()
 
 
-class Sizes:
-    """Notes how long the messages of exchanges are."""
-
-    def __init__(self) -> None:
-        self.requests: list[int] = []
-
-    def __call__(self, server: int, send: Send) -> Send:
-        """`send` of a server."""
-
-        def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            if method == "Shard/Exchange":
-                self.requests.append(len(request))
-            return send(method, request, seconds)
-
-        return meddled
-
-
 def test_memory_grows_while_calls_are_under_way(endpoint: str) -> None:
     """Batches that outgrow the shared memory are in it again, though a call is under way at each push."""
-    sizes = Sizes()
-    runtime = connect(endpoint, meddle=sizes)
+    sizes: list[int] = []  # of the messages of exchanges
+
+    def measure(server: int, method: str, request: bytes) -> None:
+        if method == "Shard/Exchange":
+            sizes.append(len(request))
+
+    runtime = connect(endpoint, meddle=WatchedCalls(measure))
     ids = np.arange(200_000, dtype=np.int64)
     rows = np.ones((len(ids), 8), np.float32)
     ahead = runtime.pull_ahead([Read(ROWS.key, ids)])
@@ -170,9 +146,9 @@ def test_memory_grows_while_calls_are_under_way(endpoint: str) -> None:
         ahead.wait()
         runtime.push([Gradient(ROWS.key, rows, ids, 1.0)])
         ahead = following
-        if sizes.requests and sizes.requests[-1] < 1000:
+        if sizes and sizes[-1] < 1000:
             break
-    assert sizes.requests[-1] < 1000
+    assert sizes[-1] < 1000
     runtime.close()
 
 

@@ -16,12 +16,12 @@ from psfleet.parameters.binding import BoundTables
 from psfleet.parameters.parameter import Parameter
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Precision, Runtime, TableState
-from psfleet.schema.table import BLOCK, InitializerSpec, TableSpec
+from psfleet.schema.table import BLOCK, TableSpec
 from psfleet.strategy import AMPSettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals
-from tests.trainings import in_threads, same_bits
+from tests.trainings import in_threads, same_bits, zero_rows
 
 SIZE = 3 * BLOCK + 17
 DENSE = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
@@ -105,9 +105,7 @@ def test_missing_elements_are_zero() -> None:
 def test_16_bits_are_rounded_after_the_sum() -> None:
     """Rows of a repeated id are summed in float32 and rounded once: what cancels leaves the rest."""
     runtime = EmbeddedRuntime()
-    spec = TableSpec(
-        "sum", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-    )
+    spec = zero_rows("sum")
     runtime.create(spec)
     values = np.array([[1 + 2.0**-9], [-1]], np.float32)
     assert rounded(values, "bfloat16").sum() == 0

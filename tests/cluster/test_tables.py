@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +12,7 @@ import psfleet
 from psfleet.client import Client
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import ShapeError, UsageError
-from psfleet.faults import MessageFaults, Send
+from psfleet.faults import MessageFaults
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.settings.environment import Environment
@@ -23,6 +21,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals
 from tests.trainings import in_threads, same_bits
+from tests.watched_calls import WatchedCalls
 
 ONES = np.ones((2, 4), np.float32)
 
@@ -217,36 +216,15 @@ def test_every_mode_applies_every_push(mode: Mode) -> None:
         np.testing.assert_allclose(total, wanted, rtol=1e-5)
 
 
-class Calls:
-    """Counts the calls of a worker by method; give it to a ClusterRuntime as `meddle`."""
-
-    def __init__(self) -> None:
-        self.made: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def __call__(self, server: int, send: Send) -> Send:
-        """`send` of one server."""
-
-        def counted(method: str, request: bytes, seconds: float) -> bytes:
-            with self._lock:
-                self.made[method] += 1
-            return send(method, request, seconds)
-
-        return counted
-
-    def of_training(self) -> int:
-        """Pulls, pushes, and both in one."""
-        return sum(self.made[f"Shard/{method}"] for method in ("Pull", "Push", "Exchange"))
-
-
 def counted(mode: Mode, how: str) -> tuple[int, list[int]]:
     """Calls that a worker makes for its steps to a fleet of two servers, and the pushes they count."""
-    calls = Calls()
+    calls = WatchedCalls()
     with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), mode, meddle=calls)
         with Client(runtime) as client:
             getattr(Model(client), how)(0)
-            made = calls.of_training()
+            methods = ("Shard/Pull", "Shard/Push", "Shard/Exchange")
+            made = sum(method in methods for method in calls.methods)
             return made, [server["pushes"] for server in client.stats()]
 
 

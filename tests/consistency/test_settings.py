@@ -1,7 +1,6 @@
 """Consistency modes as they are asked for: by script, file and flag."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from psfleet.errors import ConfigError
 from psfleet.strategy import ConsistencySettings, DistributedStrategy, resolve
 from psfleet_launch.commands.options import merged
+from tests.refusals import check_refusals
 
 
 @pytest.mark.parametrize(
@@ -37,39 +37,32 @@ def test_the_references_settings(
     assert resolve(strategy, "").consistency == wanted
 
 
-@pytest.mark.parametrize(
-    ("a_sync", "configs", "words"),
-    [
-        (True, {"speed": 3}, "no setting 'speed'"),
-        (True, {"thread_pool_size": 2}, "thread_pool_size has no meaning here"),
-        (True, {"k_steps": 2.5}, "2.5; it must be a whole number"),
-        (True, {"k_steps": -2}, "k_steps is -2"),
-        (True, {"k_steps": 5, "max_merge_var_num": 3}, "k_steps and max_merge_var_num contradict"),
-        (True, {"k_steps": 5, "staleness": 3}, "k_steps and staleness contradict"),
-        (True, {"send_queue_size": 3}, "send_queue_size is 3 and max_merge_var_num is 1"),
-        (False, {"k_steps": 5}, "k_steps = 5 asks for a mode that is not sync"),
-        (True, {"staleness": -1}, "staleness is -1; it must be at least 0"),
-    ],
-)
-def test_what_is_refused(a_sync: bool, configs: dict[str, Any], words: str) -> None:
-    """Unknown and contradictory settings are one sentence that quotes them."""
-    with pytest.raises(ConfigError, match=re.escape(words)):
+REFUSED = """
+script(speed=3)  # ConfigError: ...no setting 'speed'
+script(thread_pool_size=2)  # ConfigError: ...thread_pool_size has no meaning here
+script(k_steps=2.5)  # ConfigError: ...2.5; it must be a whole number
+script(k_steps=-2)  # ConfigError: ...k_steps is -2
+script(k_steps=5, max_merge_var_num=3)  # ConfigError: ...k_steps and max_merge_var_num contradict
+script(k_steps=5, staleness=3)  # ConfigError: ...k_steps and staleness contradict
+script(send_queue_size=3)  # ConfigError: ...send_queue_size is 3 and max_merge_var_num is 1
+script(False, k_steps=5)  # ConfigError: ...k_steps = 5 asks for a mode that is not sync
+script(staleness=-1)  # ConfigError: ...staleness is -1; it must be at least 0
+file(mode="often")  # ConfigError: ...'often'; it must be sync, async, ssp, geo or half-async
+file(mode="async", staleness=3)  # ConfigError: ...staleness = 3 and mode = 'async' contradict
+file(mode="geo", max_merge=3)  # ConfigError: ...it is a setting of half-async
+file(mode="geo", k_steps=0)  # ConfigError: ...k_steps is 0; it must be at least 1"""
+
+
+def test_what_is_refused() -> None:
+    """Unknown and contradictory settings, in a script or in a file, are one sentence that quotes them."""
+
+    def script(a_sync: bool = True, **configs: Any) -> None:
         resolve(DistributedStrategy(a_sync=a_sync, a_sync_configs=configs), "")
 
+    def file(**settings: Any) -> None:
+        resolve(None, json.dumps({"consistency": settings}))
 
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"mode": "often"}, "'often'; it must be sync, async, ssp, geo or half-async"),
-        ({"mode": "async", "staleness": 3}, "staleness = 3 and mode = 'async' contradict"),
-        ({"mode": "geo", "max_merge": 3}, "it is a setting of half-async"),
-        ({"mode": "geo", "k_steps": 0}, "k_steps is 0; it must be at least 1"),
-    ],
-)
-def test_what_a_file_may_not_say(said: dict[str, Any], words: str) -> None:
-    """A setting goes with its mode only."""
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        resolve(None, json.dumps({"consistency": said}))
+    check_refusals(REFUSED, {"script": script, "file": file})
 
 
 def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:

@@ -8,17 +8,13 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import TrainingWorkload, in_threads, same_bits
+from tests.trainings import TrainingWorkload, in_threads, same_bits, zero_rows
 
 TRAINING = TrainingWorkload(steps=15)
-ROWS = TableSpec(
-    "rows", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
-)
+ROWS = zero_rows("rows", 2)
 
 
 def train(fleet: LocalFleet, transport: str, lane: str = "auto") -> list[TableState]:

@@ -18,9 +18,7 @@ import pytest
 
 from psfleet.http2 import frames
 from psfleet.http2.inbound_limits import RateLimit
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import open_channel
@@ -28,6 +26,7 @@ from psfleet.wire.v1.shard_pb2 import TransportReply
 from tests.http2.calls import SETTINGS, connected, only, serving
 from tests.http2.floods import FLOODS, flood
 from tests.http2.raw_connection import GRPC, headers, message, talking
+from tests.trainings import zero_rows
 
 TORTURE = "PSFLEET_TORTURE" in os.environ
 LIMITS = replace(
@@ -35,9 +34,7 @@ LIMITS = replace(
 )
 TOKEN = ("authorization", "Bearer right")
 PING = frames.frame(frames.PING, 0, 0, b"are you?")
-ROWS = TableSpec(
-    "rows", "sparse", (4,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
-)
+ROWS = zero_rows("rows", 4)
 IDS = np.arange(8)
 STEPS = 300
 

@@ -15,9 +15,7 @@ from psfleet.http2.http2_client import ClientConnection, Http2Client
 from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.incoming_call import IncomingCall
 from psfleet.http2.socket_transport import PlainTransport
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.shard_pb2 import TransportReply
 from psfleet_worker.cluster_runtime import ClusterRuntime
@@ -25,11 +23,10 @@ from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.session.retries import Patience
 from tests.http2.calls import SETTINGS, listening
+from tests.trainings import zero_rows
 from tests.waiting import until
 
-ROWS = TableSpec(
-    "rows", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
-)
+ROWS = zero_rows("rows", 2)
 IDS = np.arange(6)
 GRADIENT = Gradient(ROWS.key, np.ones((6, 2), np.float32), IDS, 1.0)
 

@@ -73,6 +73,12 @@ class Launcher:
         out, err = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, err
 
+    def ends_with(self, code: int, timeout: float = _PATIENCE) -> tuple[str, str]:
+        """Standard output and standard error of one that ends with this code."""
+        found, out, err = self.ends(timeout)
+        assert found == code, err
+        return out, err
+
 
 def _words(pid: int) -> set[str]:
     """The environment that a process was started with; none, if it has ended meanwhile."""

@@ -40,19 +40,15 @@ Traceback (most recent call last):
 RuntimeError: cannot load
 second line of the message
 """
-ASIDE = (
-    SIMPLE
-    + """\
+ASIDE = f"""{SIMPLE}\
 Exception ignored in: <function Pool.__del__ at 0x7f>
 Traceback (most recent call last):
   File "/lib/pool.py", line 4, in __del__
     self.close()
 OSError: too late
 """
-)
-CHANGED = SIMPLE.replace(
-    "\npsfleet.errors", "\n^^^^^^^^\npsfleet.errors"
-)  # the file, since it began
+# The file has changed since the script began.
+CHANGED = SIMPLE.replace("\npsfleet.errors", "\n^^^^^^^^\npsfleet.errors")
 SYNTAX = """\
   File "/home/me/train.py", line 3
     for x in
@@ -62,31 +58,18 @@ SyntaxError: invalid syntax
 SIMPLE_LINE = "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9) (train.py:31 in <module>)\n"
 
 
+SHAPE = FailureCause(
+    "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)", "train.py:31 in <module>"
+)
+
+
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
-        (
-            SIMPLE,
-            FailureCause(
-                "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
-                "train.py:31 in <module>",
-            ),
-        ),
-        (
-            CHANGED,
-            FailureCause(
-                "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
-                "train.py:31 in <module>",
-            ),
-        ),
+        (SIMPLE, SHAPE),
+        (CHANGED, SHAPE),
         (CHAINED, FailureCause("RuntimeError: cannot load", "train.py:9 in <module>")),
-        (
-            ASIDE,
-            FailureCause(
-                "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
-                "train.py:31 in <module>",
-            ),
-        ),
+        (ASIDE, SHAPE),
         (SYNTAX, FailureCause("SyntaxError: invalid syntax", "train.py:3")),
         ("usage: train.py\ntrain.py: error: no data\n\n", FailureCause("train.py: error: no data")),
         ("", FailureCause("it wrote nothing")),
@@ -126,17 +109,11 @@ def test_the_report(tmp_path: Path) -> None:
     job, state = a_job(tmp_path)
     failed = Member("worker", 1)
     job.log(failed).write_text(SIMPLE)
-    for exited in (
-        ProcessExited(failed, 1),
-        ProcessExited(Member("worker", 0), -15),
-        ProcessExited(job.servers[0], 0),
-    ):
-        state.handle(exited, 1)
+    for member, code in ((failed, 1), (Member("worker", 0), -15), (job.servers[0], 0)):
+        state.handle(ProcessExited(member, code), 1)
     text = report(job, state, {failed: datetime(2024, 5, 1, 14, 2, 11, 381000)}, host)
     lines = text.splitlines()
-    assert lines[0] == (
-        "worker 1 failed first: psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)"
-    )
+    assert lines[0] == f"worker 1 failed first: {SHAPE.headline}"
     assert lines[1].split("  ", 2)[1] == "train.py:31 in <module>"
     assert lines[1].endswith("host node-7 · rank 1 · exit 1 · 14:02:11.381")
     assert lines[2] == f"  whole traceback: {tmp_path}/workerlog.1"
@@ -163,9 +140,7 @@ def test_the_report_of_a_log_of_json_lines(tmp_path: Path) -> None:
     job.log(failed).write_text(f'{line}\n{{"time": 3\n')
     state.handle(ProcessExited(failed, 1), 1)
     lines = report(job, state, {}, host).splitlines()
-    assert lines[0] == (
-        "worker 1 failed first: psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)"
-    )
+    assert lines[0] == f"worker 1 failed first: {SHAPE.headline}"
     assert lines[1].startswith("  train.py:31 in <module>")
 
 

@@ -77,8 +77,7 @@ def test_a_job_goes_back_after_a_worker_was_restarted(job: Launch) -> None:
     os.kill(launcher.pid_of("server", 0), signal.SIGKILL)
     hangs(3)
     launcher.process.terminate()
-    code, _, err = launcher.ends()
-    assert code == 128 + signal.SIGTERM, err
+    _, err = launcher.ends_with(128 + signal.SIGTERM)
     assert "generation 1 starts from the beginning" in err
     assert err.count("(restart 1 of 1)") == 1
 
@@ -96,8 +95,7 @@ def test_snapshots_that_fail_are_told_on_the_screen(launch: Launch, tmp_path: Pa
     assert exchange(job / "snapshots", job / "away")
     launcher.until(lambda: "taken again" in log.read_text(), "a success")
     (tmp_path / "hurry").touch()
-    code, _, err = launcher.ends()
-    assert code == 0, err
+    _, err = launcher.ends_with(0)
     assert re.search(r"server 0: a snapshot could not be taken: .+ \(1 in a row\)", err), err
     assert "server 0: snapshots are taken again, after" in err
 
@@ -128,6 +126,5 @@ def test_a_job_without_snapshots_ends_without_one(job: Launch) -> None:
     launcher = job("hangs")
     launcher.until_logged("workerlog.0", "hanging")
     launcher.process.send_signal(signal.SIGUSR1)
-    code, _, err = launcher.ends()
-    assert code == 128 + signal.SIGUSR1, err
+    _, err = launcher.ends_with(128 + signal.SIGUSR1)
     assert "the job keeps no snapshots, so it ends without one; see --snapshot-every" in err

@@ -16,8 +16,7 @@ def test_every_cluster_gives_the_same_bits(launch: Launch) -> None:
     """Two workers in sync mode: one server on a unix socket and three on TCP agree to the bit."""
     digests = set()
     for options in (["--servers", "1"], ["--servers", "3", "--tcp", "--sync"]):
-        code, out, err = launch(*options, "--workers", "2", TRAINER, "20").ends()
-        assert code == 0, err
+        out, _ = launch(*options, "--workers", "2", TRAINER, "20").ends_with(0)
         digests.add(digest(out))
     assert len(digests) == 1
 
@@ -42,8 +41,7 @@ def test_servers_that_run_the_script(launch: Launch) -> None:
     """A script that branches on fleet.is_server() serves and trains under --server-script."""
     script = str(Path(TRAINER).with_name("branching.py"))
     launcher = launch("--servers", "2", "--workers", "2", "--server-script", script)
-    code, _, err = launcher.ends()
-    assert code == 0, err
+    launcher.ends_with(0)
     assert "server 1 has served" in launcher.log("serverlog.1")
     assert "worker 1 of 2 has trained" in launcher.log("workerlog.1")
 

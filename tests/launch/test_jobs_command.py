@@ -116,8 +116,7 @@ def test_a_running_job_changes_its_mode(
         assert main(["mode", "j", mode, "--wait", "120", *logs]) == 0
         said = f"the workers of j have met and were told to go on in mode {mode}\n"
         assert capsys.readouterr().out == said
-    code, _, err = job.ends(120)
-    assert code == 0, err
+    job.ends_with(0, 120)
     for worker in range(2):
         assert (tmp_path / str(worker)).read_text() == "ssp half-async geo"
 

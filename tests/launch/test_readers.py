@@ -36,8 +36,7 @@ def test_a_launched_job_is_read(launch: Launch, tmp_path: Path) -> None:
         rows = reader.sparse_table("users").pull(np.arange(5))
         np.testing.assert_array_equal(rows, np.load(tmp_path / "rows.npy"))
         (tmp_path / "seen").touch()
-    code, _, err = job.ends()
-    assert code == 0, err
+    job.ends_with(0)
     with pytest.raises(ConfigError, match=r"no job runs in '.*/j': it has no servers.json"):
         psfleet.connect(job=folder)
 

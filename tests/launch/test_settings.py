@@ -102,8 +102,7 @@ def test_a_job_file_says_what_flags_say(launch: Start, tmp_path: Path) -> None:
     (tmp_path / "stand_in.py").write_text(source.read_text())
     (tmp_path / "job.toml").write_text(JOB)
     launcher = launch("--config", "job.toml", "--staleness", "7", "--workers", "2")
-    code, _, err = launcher.ends()
-    assert code == 0, err
+    _, err = launcher.ends_with(0)
     assert "job filed  local · 2 servers · 2 workers · ssp" in err
     seen = json.loads(launcher.log("workerlog.1").splitlines()[0])
     told = read_environment(seen)

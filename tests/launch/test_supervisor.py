@@ -55,6 +55,11 @@ def told(job: Supervisor, *events: Event, at: float = 1) -> list[Action]:
     return actions
 
 
+def failed(job: Supervisor) -> Member | None:
+    """Who failed first."""
+    return job.failure.member if job.failure else None
+
+
 def test_workers_start_when_all_servers_are_ready() -> None:
     """The last server's readiness starts the workers, all at once."""
     job = begun()
@@ -110,8 +115,7 @@ def test_the_first_failure_counts() -> None:
     assert told(job, ProcessExited(W1, 7)) == [SendSignal((W0,), signal.SIGTERM)]
     assert told(job, ProcessExited(W0, -15)) == [SendSignal((S0, S1), signal.SIGTERM)]
     assert told(job, ProcessExited(S0, 0), ProcessExited(S1, 1)) == [FinishJob(7)]
-    assert job.failure is not None
-    assert job.failure.member == W1
+    assert failed(job) == W1
     assert not job.killed
 
 
@@ -134,8 +138,7 @@ def test_the_start_has_a_deadline() -> None:
     job = begun()
     told(job, ServerReady(S0))
     assert told(job, ClockTick(), at=10) == [SendSignal((S0, S1), signal.SIGTERM)]
-    assert job.failure is not None
-    assert job.failure.member == S1
+    assert failed(job) == S1
     assert told(job, ProcessExited(S0, 0), ProcessExited(S1, -15)) == [FinishJob(1)]
 
 
@@ -245,8 +248,7 @@ def test_a_server_with_a_log_is_started_again() -> None:
     ]
     assert told(job, ProcessExited(S0, -9)) == [StartProcesses((S0,))]
     assert told(job, ProcessExited(S1, -9)) == [SendSignal((W0, W1), signal.SIGTERM)]
-    assert job.failure is not None
-    assert job.failure.member == S1
+    assert failed(job) == S1
     early = begun(restarts=2)
     told(early, ProcessExited(S0, 1))
     assert early.failure is not None
@@ -264,8 +266,7 @@ def test_a_worker_is_started_again() -> None:
     job = training(worker_restarts=1)
     assert told(job, ProcessExited(W1, -9)) == [StartProcesses((W1,))]
     assert told(job, ProcessExited(W1, 1)) == [SendSignal((W0,), signal.SIGTERM)]
-    assert job.failure is not None
-    assert job.failure.member == W1
+    assert failed(job) == W1
 
 
 def test_a_worker_that_has_left_is_done() -> None:
@@ -320,5 +321,4 @@ def test_a_job_goes_on_without_a_worker() -> None:
     assert told(job, ProcessExited(W1, -9)) == [ReportLostWorker(W1, -9)]
     assert job.failure is None
     assert told(job, ProcessExited(W0, 1)) == [SendSignal((S0, S1), signal.SIGTERM)]
-    assert job.failure is not None
-    assert job.failure.member == W0
+    assert failed(job) == W0

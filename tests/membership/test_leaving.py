@@ -2,9 +2,9 @@
 
 import time
 
-from psfleet.faults import Send
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.watched_calls import WatchedCalls
 
 
 def test_server_0_hears_last_of_a_worker_that_leaves() -> None:
@@ -12,18 +12,15 @@ def test_server_0_hears_last_of_a_worker_that_leaves() -> None:
     the worker's word, and it ends with the last worker."""
     events = []
 
-    def late(server: int, send: Send) -> Send:
-        def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            if method != "Shard/Leave":
-                return send(method, request, seconds)
+    def delay(server: int, method: str, _: bytes) -> None:
+        if method == "Shard/Leave":
             time.sleep(0.2 * server)
-            reply = send(method, request, seconds)
-            events.append(server)
-            return reply
 
-        return meddled
+    def record(server: int, method: str, _: bytes) -> None:
+        if method == "Shard/Leave":
+            events.append(server)
 
     with LocalFleet(3, 1, in_process=True) as fleet:
-        ClusterRuntime(fleet.environment(0), "async", meddle=late).close()
+        ClusterRuntime(fleet.environment(0), "async", meddle=WatchedCalls(delay, record)).close()
         assert fleet.wait(60) == [0, 0, 0]
     assert events == [1, 2, 0]

@@ -27,6 +27,7 @@ from psfleet.settings.mode_names import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, same_bits
+from tests.watched_calls import WatchedCalls
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 WEIGHTS = TableSpec("weights", "dense", (64,), make_rule("adam", {}))
@@ -170,15 +171,10 @@ def test_async_uses_no_sample_twice(
     assert sum(times.values()) <= 8  # of a death between servers one may lack the step
 
 
-def dies_leaving(server: int, send: Send) -> Send:
-    """`send` of a worker that dies when server 1 has heard that it leaves, before server 0 hears it."""
-
-    def meddled(method: str, request: bytes, seconds: float) -> bytes:
-        if method == "Shard/Leave" and server == 0:
-            raise SimulatedDeath("the worker has died before every server knew that it leaves")
-        return send(method, request, seconds)
-
-    return meddled
+def die_leaving(server: int, method: str, _: bytes) -> None:
+    """Let a worker die when server 1 has heard that it leaves, before server 0 hears it."""
+    if method == "Shard/Leave" and server == 0:
+        raise SimulatedDeath("the worker has died before every server knew that it leaves")
 
 
 def test_who_dies_while_it_leaves_does_nothing_again() -> None:
@@ -199,7 +195,7 @@ def test_who_dies_while_it_leaves_does_nothing_again() -> None:
     with LocalFleet(2, 2, in_process=True) as fleet:
         other = ClusterRuntime(fleet.environment(1), "async")
         with pytest.raises(SimulatedDeath):
-            run_script(dies_leaving)
+            run_script(WatchedCalls(die_leaving))
         run_script(None)
         other.create(counts())
         used = other.read_table(counts().key)

@@ -23,6 +23,7 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads
+from tests.watched_calls import WatchedCalls
 
 FIRST = ConsistencySettings("sync")
 CHANGES = [
@@ -138,28 +139,18 @@ def refuse(mode: str, wanted: ConsistencySettings) -> None:
         raise ConfigError(f"this strategy does not go with {mode!r}")
 
 
-Send = Callable[[str, bytes, float], bytes]
-
 IDS = np.arange(10)  # on both servers
 
 
-class Change:
+def change(told: int, arrive: Callable[[], None]) -> WatchedCalls:
     """Stands before the first word of a worker to each server from `told` on that the mode is changed."""
 
-    def __init__(self, told: int, arrive: Callable[[], None]) -> None:
-        self.told = told
-        self.arrive = arrive
+    def before(server: int, method: str, request: bytes) -> None:
+        joins = method == "Shard/Join" and server >= told
+        if joins and shard_pb2.JoinRequest.FromString(request).switch:
+            arrive()
 
-    def __call__(self, server: int, send: Send) -> Send:
-        """See ClusterRuntime's `meddle`."""
-
-        def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            joins = method == "Shard/Join" and server >= self.told
-            if joins and shard_pb2.JoinRequest.FromString(request).switch:
-                self.arrive()
-            return send(method, request, seconds)
-
-        return meddled
+    return WatchedCalls(before)
 
 
 @pytest.mark.parametrize("told", [0, 1])
@@ -203,7 +194,7 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
         raise SimulatedDeath("the worker has died before it told the servers")
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        meddle = Change(told, die if worker else wait)
+        meddle = change(told, die if worker else wait)
         runtime = ClusterRuntime(fleet.environment(worker), before, meddle=meddle)
         try:
             script(runtime)

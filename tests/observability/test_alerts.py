@@ -11,65 +11,35 @@ from psfleet.observability.panels import PANELS
 from tests.programs import ended
 
 RULES = Path(__file__).resolve().parents[2] / "docs" / "alerts.yml"
-RANK_0, RANK_1 = 'rank="0",role="server"', 'rank="1",role="server"'
 
-Series = dict[str, tuple[str, str]]
-"""By metric with labels its values, every 15 s, in a job in trouble and in a healthy one."""
+TABLE = """
+PsfleetNoProgress; server 0; pushes_total, server 0, 700x80, 0+1x80
+PsfleetCallsNearLimit; server 0; waiting_calls, server 0, 91x80, 90x80; \
+waiting_calls_limit, server 0, 100x80, 100x80
+PsfleetMemoryShort; server 1; memory_used_bytes, server 1, 95e6x80, 80e6x80; \
+memory_limit_bytes, server 1, 100e6x80, 100e6x80
+PsfleetSkewedServers; ; received_bytes_total, server 0, 0+8000x80, 0+5000x80; \
+received_bytes_total, server 1, 0+2000x80, 0+5000x80
+PsfleetNonFinite; worker 3; nonfinite_pushes_total, worker 3, 0x40 1x40, 0x80
+PsfleetProcessDied; server 1; deaths_total, server 1, 0x40 1x40, 0x80
+PsfleetManyRetries; worker 0; retries_total, worker 0, 0+30x80, 0+10x80
+PsfleetSnapshotOverdue; ; snapshot_wait_seconds, server 0, 190x80, 170x80; \
+snapshot_interval_seconds, server 0, 60x80, 60x80
+PsfleetStandbyMissing; server 1; standby_ready, server 1, 1x8 0x72, 1x80
+PsfleetStandbyBehind; server 0; standby_queued_bytes, server 0, 80e6x80, 60e6x80"""
+"""An alert, of whom it is, and metrics with values every 15 s, in a job in trouble and in a healthy one."""
+CONDITIONS = {line.split("; ")[0]: line.split("; ")[1:] for line in TABLE.strip().splitlines()}
 
-CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
-    "PsfleetNoProgress": (
-        {f"psfleet_pushes_total|{RANK_0}": ("700x80", "0+1x80")},
-        {"rank": "0", "role": "server"},
-    ),
-    "PsfleetCallsNearLimit": (
-        {
-            f"psfleet_waiting_calls|{RANK_0}": ("91x80", "90x80"),
-            f"psfleet_waiting_calls_limit|{RANK_0}": ("100x80", "100x80"),
-        },
-        {"rank": "0", "role": "server"},
-    ),
-    "PsfleetMemoryShort": (
-        {
-            f"psfleet_memory_used_bytes|{RANK_1}": ("95e6x80", "80e6x80"),
-            f"psfleet_memory_limit_bytes|{RANK_1}": ("100e6x80", "100e6x80"),
-        },
-        {"rank": "1", "role": "server"},
-    ),
-    "PsfleetSkewedServers": (
-        {
-            f"psfleet_received_bytes_total|{RANK_0}": ("0+8000x80", "0+5000x80"),
-            f"psfleet_received_bytes_total|{RANK_1}": ("0+2000x80", "0+5000x80"),
-        },
-        {},
-    ),
-    "PsfleetNonFinite": (
-        {'psfleet_nonfinite_pushes_total|rank="3",role="worker"': ("0x40 1x40", "0x80")},
-        {"rank": "3", "role": "worker"},
-    ),
-    "PsfleetProcessDied": (
-        {f"psfleet_deaths_total|{RANK_1}": ("0x40 1x40", "0x80")},
-        {"rank": "1", "role": "server"},
-    ),
-    "PsfleetManyRetries": (
-        {'psfleet_retries_total|rank="0",role="worker"': ("0+30x80", "0+10x80")},
-        {"rank": "0", "role": "worker"},
-    ),
-    "PsfleetSnapshotOverdue": (
-        {
-            f"psfleet_snapshot_wait_seconds|{RANK_0}": ("190x80", "170x80"),
-            f"psfleet_snapshot_interval_seconds|{RANK_0}": ("60x80", "60x80"),
-        },
-        {},
-    ),
-    "PsfleetStandbyMissing": (
-        {f"psfleet_standby_ready|{RANK_1}": ("1x8 0x72", "1x80")},
-        {"rank": "1", "role": "server"},
-    ),
-    "PsfleetStandbyBehind": (
-        {f"psfleet_standby_queued_bytes|{RANK_0}": ("80e6x80", "60e6x80")},
-        {"rank": "0", "role": "server"},
-    ),
-}
+
+def seat(text: str) -> dict[str, str]:
+    """The labels of a process."""
+    role, _, rank = text.partition(" ")
+    return {"rank": rank, "role": role} if rank else {}
+
+
+def labelled(**labels: str) -> str:
+    """The labels as PromQL has them."""
+    return ",".join(f'{key}="{value}"' for key, value in labels.items())
 
 
 def test_every_alert_has_a_condition() -> None:
@@ -79,20 +49,17 @@ def test_every_alert_has_a_condition() -> None:
 
 def case(name: str) -> dict[str, Any]:
     """What promtool is to find: the alert of the job in trouble after its time, and nothing before."""
-    series, labels = CONDITIONS[name]
-    [severity] = [
-        panel.alert.severity for panel in PANELS if panel.alert and panel.alert.name == name
-    ]
+    whose, *series = CONDITIONS[name]
+    [severity] = [one.alert.severity for one in PANELS if one.alert and one.alert.name == name]
     kept = {"alertname": name, "alertstate": "firing", "job": "bad", "severity": severity}
-    said = ",".join(f'{key}="{value}"' for key, value in (kept | labels).items())
+    said = labelled(**kept, **seat(whose))
     asked = {"expr": f'ALERTS{{alertname="{name}",alertstate="firing"}}'}
     firing = [{"labels": f"ALERTS{{{said}}}", "value": 1}]
     return {
         "interval": "15s",
         "input_series": [
-            {"series": f'{metric}{{job="{job}",{told}}}', "values": values}
-            for key, both in series.items()
-            for metric, told in [key.split("|")]
+            {"series": f"psfleet_{metric}{{{labelled(job=job, **seat(of))}}}", "values": values}
+            for metric, of, *both in (one.split(", ") for one in series)
             for job, values in zip(("bad", "good"), both, strict=True)
         ],
         "promql_expr_test": [

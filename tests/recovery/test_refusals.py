@@ -8,17 +8,14 @@ from numpy.typing import NDArray
 
 from psfleet.consistency import find_mode
 from psfleet.errors import Gap
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
+from tests.trainings import zero_rows
 
-ROWS = TableSpec(
-    "rows", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-)
+ROWS = zero_rows("rows")
 
 
 def refused(host: ShardHost) -> "weakref.ref[NDArray[np.float32]]":

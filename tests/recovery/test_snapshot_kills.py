@@ -13,19 +13,15 @@ import numpy as np
 import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
+from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together, zero_rows
 
 TRAINING = TrainingWorkload(steps=60, pause=0.03)
 ALONE = TrainingWorkload(steps=60)
-COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-)
+COUNTS = zero_rows("counts")
 PUSHES = 120
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 POINTS = ("turned", "cut", "page", "written")

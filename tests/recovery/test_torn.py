@@ -1,47 +1,36 @@
 """A step that a dead worker has left on some servers only is named where people look."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from psfleet.faults import SimulatedDeath
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Send
+from tests.trainings import zero_rows
+from tests.watched_calls import WatchedCalls
 
-COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-)
+COUNTS = zero_rows("counts")
 IDS = np.arange(50)
 
 
-class Between:
+def dying_between(last: int) -> WatchedCalls:
     """Lets a worker die between two servers: from its `last` push on server 1 hears nothing of it."""
+    pushes = itertools.count(1)
 
-    def __init__(self, last: int) -> None:
-        self._left = last - 1
+    def before(server: int, method: str, request: bytes) -> None:
+        if server == 1 and method == "Shard/Push" and next(pushes) >= last:
+            raise SimulatedDeath(f"the worker has died before {method} reached server {server}")
 
-    def __call__(self, server: int, send: Send) -> Send:
-        """`send` of one server."""
-
-        def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            if server == 1 and method == "Shard/Push":
-                self._left -= 1
-                if self._left < 0:
-                    raise SimulatedDeath(
-                        f"the worker has died before {method} reached server {server}"
-                    )
-            return send(method, request, seconds)
-
-        return meddled
+    return WatchedCalls(before)
 
 
 def test_a_torn_step_is_in_the_status() -> None:
     """Async mode: the next incarnation finds what the servers have of the one before it."""
     with LocalFleet(2, 1, in_process=True) as fleet:
-        dying = ClusterRuntime(fleet.environment(0), "async", meddle=Between(3))
+        dying = ClusterRuntime(fleet.environment(0), "async", meddle=dying_between(3))
         dying.create(COUNTS)
         rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), IDS, 1.0)
         for _ in range(2):

@@ -42,8 +42,7 @@ def a_job(folder: Path, port: int | None, insecure: bool, credentials: dict[str,
 def test_a_job_on_tcp_is_encrypted_without_a_flag(launch: Launch) -> None:
     """`--tcp` alone: the screen says TLS, the job trains, and no key is left behind."""
     launcher = launch("--tcp", "--no-progress", TRAINER, "3")
-    code, _, err = launcher.ends()
-    assert code == 0, err
+    _, err = launcher.ends_with(0)
     assert "tcp with TLS" in err
     log = launcher.log("serverlog.0")
     assert re.search(r"ready at 127\.0\.0\.1:\d+", log), log

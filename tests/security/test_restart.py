@@ -2,16 +2,13 @@
 
 import numpy as np
 
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
+from tests.trainings import zero_rows
 from tests.waiting import until
 
 _SOON = 60.0  # seconds; it takes tenths of one
-_TABLE = TableSpec(
-    "t", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
-)
+_TABLE = zero_rows("t", 2)
 
 
 def test_workers_find_a_server_again_over_tls() -> None:

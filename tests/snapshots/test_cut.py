@@ -12,18 +12,16 @@ from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.consistency import AsyncMode, SspMode
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.schema.table import TableSpec
 from psfleet.settings.mode_names import Mode
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads
+from tests.trainings import in_threads, zero_rows
 
-COUNTS = TableSpec(
-    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-)
+COUNTS = zero_rows("counts", 3)
 SHARE = TableSpec("share", "dense", (3 * 4096 * 3,), make_rule("sgd", {}))
 SERVERS, WORKERS, IDS = 3, 3, 60
 # Nobody waits for the worker that only takes snapshots.

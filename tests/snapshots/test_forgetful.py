@@ -7,18 +7,15 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
+from tests.trainings import zero_rows
 
-COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-)
+COUNTS = zero_rows("counts")
 IDS = np.arange(100)
 PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # processes start one after the other

@@ -18,14 +18,13 @@ from psfleet import fleet
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.schema.table import TableSpec
 from psfleet.strategy import DistributedStrategy
+from tests.trainings import zero_rows
 
 SAMPLES, EPOCHS = 160, 2
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
-COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-)
+COUNTS = zero_rows("counts")
 
 
 def await_file(path: Path) -> None:

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.environment import read_environment
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.trainings import zero_rows
 
-ROWS = TableSpec(
-    "rows", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
-)
+ROWS = zero_rows("rows", 2)
 IDS = np.arange(6)
 GRADIENT = Gradient(ROWS.key, np.ones((6, 2), np.float32), IDS, 1.0)
 
