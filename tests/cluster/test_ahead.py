@@ -109,7 +109,7 @@ def test_looked_at_in_any_order(endpoint: str, lane: str, drop: float) -> None:
     runtime.close()
 
 
-def answer_slowly(server: int, method: str, request: bytes) -> None:
+def reply_slowly(server: int, method: str, request: bytes) -> None:
     """Take longer to answer to a pull than a push waits for company."""
     if method in ("Shard/Pull", "Shard/Exchange"):
         threading.Event().wait(4 * LINGER)
@@ -117,7 +117,7 @@ def answer_slowly(server: int, method: str, request: bytes) -> None:
 
 def test_one_call_for_each_step(endpoint: str) -> None:
     """However long a server takes, a push behind a pull read ahead leaves with the next one."""
-    slow = WatchedCalls(after=answer_slowly)
+    slow = WatchedCalls(after=reply_slowly)
     runtime = connect(endpoint, meddle=slow)
     for _ in range(100):  # between answer and question this process may be held up
         ahead = runtime.pull_ahead(READS)
