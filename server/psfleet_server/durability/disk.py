@@ -47,14 +47,14 @@ class LogDisk:
             error: Why.
             size: Bytes of the write that failed.
         """
-        said = f"{what}: {error.strerror}; make room for it"
+        sentence = f"{what}: {error.strerror}; make room for it"
         if error.errno not in _FULL:
             return LogError(f"{what}: {error.strerror}; start the job anew on another disk")
         if self._full_since is None:
             self._full_since = self._clock()
-            self._tell(f"{said}. Pushes wait until there is some")
+            self._tell(f"{sentence}. Pushes wait until there is some")
         self._wanted = max(self._wanted, size)
-        return NoRoom(said)
+        return NoRoom(sentence)
 
     def took(self, what: str, file: Path) -> None:
         """Something was written to the file. A little may fit where more does not: that is not the end."""
@@ -81,9 +81,9 @@ class PageCacheEvictor:
         self._over = False
         self._thread: threading.Thread | None = None
 
-    def follow(self, file: int, end: int, written: int) -> None:
-        """So many bytes were written to the file, up to `end`. Returns at once."""
-        self._way += written
+    def follow(self, file: int, end: int, size: int) -> None:
+        """`size` bytes were written to the file, up to `end`. Returns at once."""
+        self._way += size
         if self._way < self._stride:
             return
         self._way = 0

@@ -23,12 +23,12 @@ def decided(environment: Environment) -> tuple[Environment, int]:
     """
     if not environment.snapshot_folder:
         return environment, 0
-    scaled = read_scaled(job_folder(environment))
-    if not scaled.generation or environment.rank >= len(scaled.endpoints):
+    scaling = read_scaled(job_folder(environment))
+    if not scaling.generation or environment.rank >= len(scaling.endpoints):
         return environment, 0
-    if len(scaled.endpoints) != len(environment.servers):
-        environment = dataclasses.replace(environment, servers=scaled.endpoints)
-    return environment, scaled.generation
+    if len(scaling.endpoints) != len(environment.servers):
+        environment = dataclasses.replace(environment, servers=scaling.endpoints)
+    return environment, scaling.generation
 
 
 def job_folder(environment: Environment) -> Path:
@@ -44,11 +44,11 @@ def log_path(environment: Environment, generation: int) -> Path:
 
 def remove_earlier(environment: Environment) -> None:
     """Remove this server's logs that count no more: those of earlier generations, or of an earlier server."""
-    scaled = read_scaled(job_folder(environment))
-    is_new = environment.rank >= len(scaled.endpoints)
-    first = scaled.number + 1 if is_new and scaled.number else scaled.generation
+    scaling = read_scaled(job_folder(environment))
+    is_new = environment.rank >= len(scaling.endpoints)
+    first = scaling.number + 1 if is_new and scaling.number else scaling.generation
     name = re.compile(rf"server\.{environment.rank}(?:\.move(\d+))?(?:\.\d{{6,}})?\.log")
     for path in Path(environment.log_folder).glob(f"server.{environment.rank}.*"):
-        found = name.fullmatch(path.name)
-        if found and int(found[1] or 0) < first:
+        match = name.fullmatch(path.name)
+        if match and int(match[1] or 0) < first:
             path.unlink()

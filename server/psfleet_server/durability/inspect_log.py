@@ -33,10 +33,10 @@ def verify(path: str) -> str:
             kinds[name_of(kind)] += 1
     last = list(files_of(first).values())[-1]
     torn = last.stat().st_size - whole
-    counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
     return (
         f"{path} is whole: {len(files_of(first))} file(s), {sum(kinds.values()):,} records "
-        f"({counted or 'none'})" + (f"; {_torn(torn)}" if torn else "")
+        f"({counts or 'none'})" + (f"; {_torn(torn)}" if torn else "")
     )
 
 
@@ -93,11 +93,11 @@ def _whose(path: Path) -> tuple[int, int, int]:
 
 def _first(path: str) -> Path:
     """The name of the first file of a log of which any file is named."""
-    given = Path(path)
-    name = re.sub(r"\.\d{6,}(\.log)?$", r"\1", given.name)
-    if not name or "\0" in path or not files_of(given.with_name(name)):
+    start = Path(path)
+    name = re.sub(r"\.\d{6,}(\.log)?$", r"\1", start.name)
+    if not name or "\0" in path or not files_of(start.with_name(name)):
         raise LogError(f"{path!r} is no log; name a file like server.0.log")
-    return given.with_name(name)
+    return start.with_name(name)
 
 
 def main(words: Sequence[str]) -> int:

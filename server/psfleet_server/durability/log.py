@@ -96,11 +96,11 @@ class ServerLog:
         if not files_of(path):
             self._patiently(lambda: self._create(path, header))
         for file in self.files.values():
-            found = read_header(file)
-            found.ClearField("after")
-            if found != header:
+            present = read_header(file)
+            present.ClearField("after")
+            if present != header:
                 raise LogError(
-                    f"log {str(file)!r} is of {_words(found)}, this process is {_words(header)}; "
+                    f"log {str(file)!r} is of {_words(present)}, this process is {_words(header)}; "
                     "use another folder"
                 )
         self.path = self.files[max(self.files)]
@@ -227,8 +227,8 @@ class ServerLog:
 
     def _create(self, path: Path, header: LogHeader) -> None:
         """The file appears whole."""
-        said = header.SerializeToString(deterministic=True)
-        content = _MAGIC + _LENGTHS.pack(VERSION, len(said), _checksum(VERSION, said)) + said
+        body = header.SerializeToString(deterministic=True)
+        content = _MAGIC + _LENGTHS.pack(VERSION, len(body), _checksum(VERSION, body)) + body
         try:
             replace(path, lambda to: _write_private(to, content))
         except OSError as error:
@@ -261,7 +261,7 @@ class ServerLog:
             with self._syncing:
                 if self._synced >= end:
                     return
-                reached, began = self.end, time.perf_counter_ns()
+                position, began = self.end, time.perf_counter_ns()
                 try:
                     os.fdatasync(self._file)
                 except OSError as error:
@@ -269,10 +269,10 @@ class ServerLog:
                     what = f"log {str(self.path)!r} cannot be synced to disk"
                     _log.critical(f"{what}: {error.strerror}")
                     os._exit(1)
-                self._synced = reached
-                spent = time.perf_counter_ns() - began
-                self.syncs.counts[spent.bit_length()] += 1
-                self.syncs.total += spent
+                self._synced = position
+                duration = time.perf_counter_ns() - began
+                self.syncs.counts[duration.bit_length()] += 1
+                self.syncs.total += duration
         finally:
             if span is not None:
                 span.end()
@@ -298,8 +298,8 @@ def files_of(first: Path) -> dict[int, Path]:
     """The files of a log that are there, by the number of the snapshot with which each begins."""
     name = re.compile(re.escape(first.stem) + r"\.(\d{6,})" + re.escape(first.suffix))
     there = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
-    named = {int(found[1]): path for found, path in there if found}
-    return dict(sorted({**({0: first} if first.exists() else {}), **named}.items()))
+    others = {int(match[1]): path for match, path in there if match}
+    return dict(sorted({**({0: first} if first.exists() else {}), **others}.items()))
 
 
 def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int, int]]:
@@ -375,23 +375,23 @@ def _header(path: Path) -> tuple[LogHeader, int, int]:
             if len(start) < len(_MAGIC) + _LENGTHS.size or not start.startswith(_MAGIC):
                 raise LogError(f"{str(path)!r} is no log of a server")
             version, length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
-            said = file.read(min(length, 1 << 20))
+            body = file.read(min(length, 1 << 20))
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise LogError(f"log {str(path)!r} cannot be read: {reason(error)}") from None
-    if len(said) != length or _checksum(version, said) != crc:
+    if len(body) != length or _checksum(version, body) != crc:
         raise _damaged(path, 0)
     try:
         if version != VERSION:
             raise FrameError(f"it has version {version}, and this psfleet reads version {VERSION}")
-        return parse(LogHeader, said), len(start) + length, crc
+        return parse(LogHeader, body), len(start) + length, crc
     except FrameError as error:
         raise LogError(
             f"log {str(path)!r} cannot be read: {error}; read it with the psfleet version that wrote it"
         ) from None
 
 
-def _checksum(version: int, said: bytes) -> int:
-    return zlib.crc32(said, zlib.crc32(_NUMBER.pack(version)))
+def _checksum(version: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(_NUMBER.pack(version)))
 
 
 def _words(header: LogHeader) -> str:
@@ -412,11 +412,11 @@ def _write(views: list[memoryview], file: int) -> None:
     """All the bytes, however many calls it takes."""
     views = [view for view in views if view.nbytes]
     while views:
-        written = os.writev(file, views[:_MOST_PARTS])
-        while views and written >= views[0].nbytes:
-            written -= views.pop(0).nbytes
-        if written:
-            views[0] = views[0][written:]
+        size = os.writev(file, views[:_MOST_PARTS])
+        while views and size >= views[0].nbytes:
+            size -= views.pop(0).nbytes
+        if size:
+            views[0] = views[0][size:]
 
 
 def _is_zero(file: Any, head: bytes) -> bool:

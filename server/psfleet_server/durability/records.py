@@ -71,8 +71,8 @@ def read_tensor(message: state_pb2.Tensor) -> Array:
         FrameError: Its bytes are not of its shape.
     """
     try:
-        found: NDArray[np.generic] = np.frombuffer(message.data, dtype_of(message.dtype))
-        return found.reshape(tuple(message.shape)).copy()
+        values: NDArray[np.generic] = np.frombuffer(message.data, dtype_of(message.dtype))
+        return values.reshape(tuple(message.shape)).copy()
     except ValueError:
         raise FrameError(
             f"an array of {message.dtype} and shape {list(message.shape)} has "
@@ -99,8 +99,8 @@ def write_coordinator(coordinator: Coordinator) -> state_pb2.CoordinatorState:
 
 def server_state(shard: ShardState, coordinator: Coordinator | None) -> ServerState:
     """Collect a server's state without its tables; on server 0 with the coordinator's decisions."""
-    decided = None if coordinator is None else write_coordinator(coordinator)
-    return ServerState(shard, decided)
+    coordination = None if coordinator is None else write_coordinator(coordinator)
+    return ServerState(shard, coordination)
 
 
 def become(coordinator: Coordinator, message: state_pb2.CoordinatorState) -> None:

@@ -53,8 +53,8 @@ def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinato
         LogError: The log is damaged, or says what cannot have been.
     """
     base = begin(first, snapshots, shard, coordinator)
-    found = ((kind, body) for kind, body, *_ in chained(first, base) if kind)
-    return take_all(found, first, snapshots, shard, coordinator)
+    records = ((kind, body) for kind, body, *_ in chained(first, base) if kind)
+    return take_all(records, first, snapshots, shard, coordinator)
 
 
 def begin(
@@ -87,7 +87,7 @@ def begin(
 
 
 def take_all(
-    found: Iterable[tuple[int, memoryview]],
+    records: Iterable[tuple[int, memoryview]],
     first: Path,
     snapshots: Path | None,
     shard: Shard,
@@ -99,7 +99,7 @@ def take_all(
         LogError: One cannot be taken, or the log's last file is missing.
     """
     count = cut = 0
-    for kind, body in found:
+    for kind, body in records:
         count += 1
         try:
             take(kind, body, shard, coordinator)
@@ -190,11 +190,11 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
     if coordinator is not None:
         for seat in coordinator.members.seats.values():
             seat.progress = ""
-        known = shard.consistency
-        made = None
-        if known.mode is not None and known.switches:
-            made = ModeSwitch(known.switches, known.declared, {}, {})
-        coordinator.collectives = CollectiveState(switch=made)
+        consistency = shard.consistency
+        switch = None
+        if consistency.mode is not None and consistency.switches:
+            switch = ModeSwitch(consistency.switches, consistency.declared, {}, {})
+        coordinator.collectives = CollectiveState(switch=switch)
 
 
 def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:

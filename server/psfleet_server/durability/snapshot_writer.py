@@ -132,14 +132,14 @@ class SnapshotWriter:
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
             thread.start()
 
-    def await_part(self, number: int, told: Told, *, cut: bool) -> None:
-        """Have `told` called when the cut is made, or when the file is on the disk."""
+    def await_part(self, number: int, reply: Told, *, cut: bool) -> None:
+        """Have `reply` called when the cut is made, or when the file is on the disk."""
         with self._lock:
             part = self._parts.get(number)
             if part is not None and not (part.made if cut else part.outcome is not None):
-                (part.for_cut if cut else part.for_file).append(told)
+                (part.for_cut if cut else part.for_file).append(reply)
                 return
-        told(_unknown(number) if part is None else part.outcome or b"")
+        reply(_unknown(number) if part is None else part.outcome or b"")
 
     def begin(self, frozen: FrozenShard, state: ServerState) -> None:
         """The cut is made: write the shard as it was there. Returns at once."""
@@ -158,15 +158,15 @@ class SnapshotWriter:
             if part is not None:
                 part.cut.put(None)
         if part is not None:
-            for told in (*part.for_cut, *part.for_file):
-                told(_unknown(number))
+            for reply in (*part.for_cut, *part.for_file):
+                reply(_unknown(number))
 
     def end(self) -> None:
         """Begin no snapshot any more and give up those without a cut; files are written without rests."""
         with self._lock:
             self._ending = True
-            awaited = [n for n, part in self._parts.items() if not part.made]
-        for number in awaited:
+            numbers = [n for n, part in self._parts.items() if not part.made]
+        for number in numbers:
             self.forget(number)
 
     def stop(self) -> None:
@@ -180,8 +180,8 @@ class SnapshotWriter:
             return
         with self._lock:
             waiting, part.for_cut = part.for_cut, []
-        for told in waiting:
-            told(b"")
+        for reply in waiting:
+            reply(b"")
         self._write_file(part, *cut)
 
     def _write_file(self, part: _PartInProgress, frozen: FrozenShard, state: ServerState) -> None:
@@ -209,8 +209,8 @@ class SnapshotWriter:
         self._reach("written")
         with self._lock:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []
-        for told in waiting:
-            told(outcome)
+        for reply in waiting:
+            reply(outcome)
 
     def _complain(self, text: str) -> None:
         (_log.warning if self._has_failed else self.tell)(text)

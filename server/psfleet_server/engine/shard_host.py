@@ -307,16 +307,16 @@ class ShardHost:
         """Answer a follower, when the round is closed that it waits for or its time is over."""
         self._check_waiting_calls()
         with self.mutating():
-            found = self.followers.ask(request, reply)
-        self._perform(found)
+            instructions = self.followers.ask(request, reply)
+        self._perform(instructions)
         if not reply.done:
             seconds = request.milliseconds / 1e3
             reply.park(self._deadlines, lambda: self._lapse(reply), seconds)
 
     def _lapse(self, reply: DeferredReply) -> None:
         with self.mutating():
-            found = self.followers.expire(reply)
-        self._perform(found)
+            instructions = self.followers.expire(reply)
+        self._perform(instructions)
 
     def settle_read(self) -> None:
         """Return when what was read may be sent: it may be newer than what the call waited for."""
