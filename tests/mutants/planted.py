@@ -197,7 +197,6 @@ MUTANTS = (
     ),
     Mutant("if self._attach and self._attach <= self._floor:", "if self._attach:", "tests/standby"),
     # -- the worker's stream -------------------------------------------------------------------------
-    Mutant("return min(self.addressed) < self.sequence", "return False", STREAM),
     Mutant("if number <= self._last_snapshot:", "if number < self._last_snapshot:", STREAM),
     Mutant("last = max(self._begun, session.sequence)", "last = session.sequence", STREAM),
     Mutant(
