@@ -43,7 +43,7 @@ class JobFiles:
                 yield pb.JobFile(name=name, content=content)
 
     def take(self, file: pb.JobFile) -> None:
-        """Write a file that the other side has sent. On a full disk it is lost, and may be asked for again."""
+        """Write a file that the other side has sent. On a full disk it is lost; one may ask again."""
         if file.name in _NAMES and not self.is_shared:
             self._seen[file.name] = file.content
             with contextlib.suppress(OSError):  # which is no reason to end a job
