@@ -36,7 +36,7 @@ from psfleet.wire.connections.channel import open_channel
 from tests.programs import ended
 from tests.serving import models
 from tests.standby.pairs import Pairs
-from tests.waiting import until
+from tests.waiting import pause, until
 
 Floats = NDArray[np.float32]
 Values = tuple[Floats, Floats, Floats]
@@ -402,7 +402,7 @@ def test_a_stopped_follower_holds_nobody_up() -> None:
         with serving("serve", "--follow", fleet.endpoints[0]) as (process, grpc_address, http):
             with psfleet.serving.ServingClient(grpc_address) as client:
                 until(lambda: len(client.look_up("many", ids[:1])) == 1)
-            process.send_signal(signal.SIGSTOP)
+            pause(process)
             before = resident(fleet.processes[0].pid)
             for _ in range(45):
                 runtime.push([gradient]).wait(timeout=60)
