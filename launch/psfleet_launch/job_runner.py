@@ -112,8 +112,8 @@ class JobRunner:
         return self._exit_code
 
     def _step(self) -> None:
-        left = max(0.0, self._supervisor.deadline - time.monotonic())
-        self._wait(min(_REFRESH, self._engine.pause, left))
+        seconds = max(0.0, self._supervisor.deadline - time.monotonic())
+        self._wait(min(_REFRESH, self._engine.pause, seconds))
         events = self._happened()
         if events and self._supervisor.phase is Phase.TRAINING:
             self._scale()  # what has happened may be to servers that the job has by now, or has no more

@@ -54,9 +54,9 @@ class ServerCount(int):
 
     def __new__(cls, fewest: int, most: int = 0) -> "ServerCount":
         """A number of servers; 0: at most as many as it starts with."""
-        made = super().__new__(cls, fewest)
-        made.most = most or fewest
-        return made
+        instance = super().__new__(cls, fewest)
+        instance.most = most or fewest
+        return instance
 
     def __str__(self) -> str:
         return f"{int(self)}..{self.most}" if self.most > self else f"{int(self)}"
@@ -67,10 +67,10 @@ def _servers(text: str) -> ServerCount:
     if match is None:
         raise ValueError
     fewest = int(match[1])
-    made = ServerCount(fewest, int(match[2] or fewest))
-    if not made <= made.most <= _MOST_SERVERS:
+    instance = ServerCount(fewest, int(match[2] or fewest))
+    if not instance <= instance.most <= _MOST_SERVERS:
         raise ValueError
-    return made
+    return instance
 
 
 _MOST_SERVERS = 1024  # more would have less than a virtual shard each

@@ -61,8 +61,8 @@ def dealt(
     tables = [*shard.tables.values()]
     for table in tables:
         for server in range(servers):
-            held = np.zeros(_values(table.spec, server, servers), np.float32)
-            yield server, CreateTable(table.spec, held)
+            values = np.zeros(_values(table.spec, server, servers), np.float32)
+            yield server, CreateTable(table.spec, values)
     for table in tables:
         if isinstance(table, SparseTable):
             yield from _dealt_rows(table, since.get(table.spec.key), servers, ahead)

@@ -227,17 +227,17 @@ class LocalFleet:
 
     def settle(self) -> str:
         """End the servers that are not in the fleet after a move; why there was none, or nothing."""
-        scaled = read_scaled(self._folder)
-        if scaled.number != self._move:
+        decision = read_scaled(self._folder)
+        if decision.number != self._move:
             raise UsageError("no move is over; let all workers come to a collective")
-        self.endpoints = self._known = scaled.endpoints
+        self.endpoints = self._known = decision.endpoints
         self.servers = len(self.endpoints)
         with self._spawning:
             for process in self.processes[self.servers :]:
                 process.terminate()
                 process.wait(10)
             del self.processes[self.servers :]
-        return scaled.why
+        return decision.why
 
     @contextlib.contextmanager
     def reviving(self) -> Iterator[None]:

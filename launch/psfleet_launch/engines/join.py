@@ -48,8 +48,8 @@ class JoinEngine(RemoteEngine):
 
     @override
     def control_credentials(self) -> tuple[Path, bytes]:
-        chosen = self.launch.of(JoinSettings).credentials
-        return (Path(chosen), b"") if chosen else super().control_credentials()
+        path = self.launch.of(JoinSettings).credentials
+        return (Path(path), b"") if path else super().control_credentials()
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         if not invitation:

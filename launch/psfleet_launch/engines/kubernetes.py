@@ -76,16 +76,16 @@ class KubernetesEngine(JoinEngine):
     def hand_over(
         cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
     ) -> int | None:
-        chosen = launch.of(KubernetesSettings)
-        if not chosen.render:
+        settings = launch.of(KubernetesSettings)
+        if not settings.render:
             raise ConfigError(
                 "a job on Kubernetes starts from files: write them with --render kubernetes FOLDER, then run "
                 "kubectl apply -f FOLDER"
             )
-        files = manifests(request, name, launch, chosen)
+        files = manifests(request, name, launch, settings)
         if not launch.dry_run:
-            _write(Path(chosen.render), {**files, _SECRETS: _secrets(name)})
-        click.echo("\n".join(f"{chosen.render}/{file}" for file in sorted([*files, _SECRETS])))
+            _write(Path(settings.render), {**files, _SECRETS: _secrets(name)})
+        click.echo("\n".join(f"{settings.render}/{file}" for file in sorted([*files, _SECRETS])))
         return 0
 
 

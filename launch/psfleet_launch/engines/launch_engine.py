@@ -207,9 +207,9 @@ def load_engine(name: str) -> type[Engine]:
     Raises:
         ConfigError: There is none.
     """
-    known = _names()
-    if name not in known:
-        raise ConfigError(f"--engine is {name!r}; it must be one of {', '.join(known)}")
+    names = _names()
+    if name not in names:
+        raise ConfigError(f"--engine is {name!r}; it must be one of {', '.join(names)}")
     children_without_grpc()  # an engine may load gRPC
     return _load(name)
 
@@ -240,5 +240,5 @@ def _names() -> list[str]:
 
 
 def _load(name: str) -> type[Engine]:
-    found: type[Engine] = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
-    return found
+    engine: type[Engine] = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
+    return engine

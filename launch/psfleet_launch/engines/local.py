@@ -112,10 +112,10 @@ class LocalEngine(Engine):
             follows=told.follows,
             listen=told.listen,
         )
-        with self._liveness_pipe(member) as kept:
-            environment["PSFLEET_PULSE"] = "".join(map(str, kept))
+        with self._liveness_pipe(member) as pipe:
+            environment["PSFLEET_PULSE"] = "".join(map(str, pipe))
             process = spawn(
-                command(self.job, member), environment, log, piped, told.takes_commands, kept
+                command(self.job, member), environment, log, piped, told.takes_commands, pipe
             )
         self._processes[member] = process
         if piped:
@@ -159,16 +159,16 @@ class LocalEngine(Engine):
         return _LOOK if self._awaited else float("inf")
 
     def events(self) -> list[Event | Shown]:
-        ended = [
+        exits = [
             self._exit(member, code)
             for member, process in self._processes.items()
             if member not in self._ended and (code := self._poll(process)) is not None
         ]
-        self._ended.update(exit.member for exit in ended)
-        for exit in ended:
+        self._ended.update(exit.member for exit in exits)
+        for exit in exits:
             self._close_liveness_pipe(exit.member)
-        happened, self._events = self._events, []
-        return [*happened, *self._now_ready(), *causes_first(ended)]
+        events, self._events = self._events, []
+        return [*events, *self._now_ready(), *causes_first(exits)]
 
     def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
         """Return the code of a process that has ended; None: it runs."""

@@ -82,7 +82,7 @@ class RayEngine(RemoteEngine):
         return own_address() if head == "auto" else address_towards(head.rpartition(":")[0])
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
-        wanted = {
+        driver_request = {
             "address": self._said.ray_address,
             "endpoint": endpoint,
             "bundles": self._said.bundles,
@@ -90,7 +90,7 @@ class RayEngine(RemoteEngine):
             "spread": bool(self.job.request.replicas),
             "seconds": self.launch.start_timeout,
         }
-        command = [sys.executable, *_DRIVER, json.dumps(wanted)]
+        command = [sys.executable, *_DRIVER, json.dumps(driver_request)]
         output = self.job.folder / "ray"
         self._driver = AgentStarter(command, invitation, output, self.job.token)
 
@@ -110,8 +110,8 @@ class RayEngine(RemoteEngine):
             if line.startswith(FAILED):
                 raise ConfigError(line.removeprefix(FAILED))
         if self._driver.exit_code is not None:
-            ended = f"Ray's driver has ended with exit code {self._driver.exit_code}"
-            raise ConfigError([ended, *lines][-1])
+            sentence = f"Ray's driver has ended with exit code {self._driver.exit_code}"
+            raise ConfigError([sentence, *lines][-1])
 
     def stop_agents(self) -> None:
         if self._driver is not None:

@@ -78,11 +78,13 @@ class SlurmEngine(RemoteEngine):
     ) -> int | None:
         if _is_allocated() or launch.dry_run:
             return None
-        said = launch.of(SlurmSettings)
-        nodes = _asked_for(said)
+        settings = launch.of(SlurmSettings)
+        nodes = _asked_for(settings)
         job = Job(request, name, "", Path(), launch.log_dir / name)
         needs = MachinePlacement(job, nodes).largest
-        return BatchJob.submit(SlurmQueue(said.sbatch_options), name, launch, words, needs).follow()
+        return BatchJob.submit(
+            SlurmQueue(settings.sbatch_options), name, launch, words, needs
+        ).follow()
 
     @classmethod
     def is_requeued(cls) -> bool:
@@ -117,8 +119,10 @@ class SlurmEngine(RemoteEngine):
             if time.monotonic() < self._failed_at + _LAST_WORDS:
                 return
             label = f"{failed[1]}: "
-            said = [line.removeprefix(label) for line in lines if line.startswith(label)]
-            raise ConfigError(f"host {self.machines()[int(failed[1])]}: {[failed[0], *said][-1]}")
+            lines_of_label = [line.removeprefix(label) for line in lines if line.startswith(label)]
+            raise ConfigError(
+                f"host {self.machines()[int(failed[1])]}: {[failed[0], *lines_of_label][-1]}"
+            )
         code = self._step.exit_code
         if code is not None and len(self.agents) < len(self.machines()):
             raise ConfigError([f"srun has ended with exit code {code}", *lines][-1])
@@ -136,9 +140,9 @@ def _is_allocated() -> bool:
     return "SLURM_JOB_ID" in os.environ and "SLURM_JOB_NODELIST" in os.environ
 
 
-def _asked_for(said: SlurmSettings) -> list[str]:
+def _asked_for(settings: SlurmSettings) -> list[str]:
     """The nodes of a job that the queue does not have yet."""
-    return [f"node {number}" for number in range(1, said.nodes + 1)]
+    return [f"node {number}" for number in range(1, settings.nodes + 1)]
 
 
 def _node(name: str) -> Mapping[str, str]:

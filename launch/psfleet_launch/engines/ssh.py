@@ -87,18 +87,18 @@ class SshEngine(RemoteEngine):
                 f"--hostfile {self._said.hostfile!r} cannot be read: {error}"
             ) from None
         words = [line.partition("#")[0].split() for line in lines]
-        return [found[0] for found in words if found]
+        return [match[0] for match in words if match]
 
     def default_address(self) -> str:
         """The address that faces the first host."""
         first = self.machines()[0]
-        told = subprocess.run(
+        process = subprocess.run(
             ["ssh", "-G", *self._said.ssh_options, first],
             capture_output=True,
             text=True,
             check=False,
         ).stdout
-        names = [line.split()[1] for line in told.splitlines() if line.startswith("hostname ")]
+        names = [line.split()[1] for line in process.splitlines() if line.startswith("hostname ")]
         return address_towards(names[0] if names else first)
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
@@ -112,8 +112,8 @@ class SshEngine(RemoteEngine):
     def check_agents(self) -> None:
         for host, login in self._logins.items():
             if login.exit_code is not None and host not in self.agents:
-                ended = f"ssh has ended with exit code {login.exit_code}"
-                raise ConfigError(f"host {host}: {[ended, *login.lines()][-1]}")
+                sentence = f"ssh has ended with exit code {login.exit_code}"
+                raise ConfigError(f"host {host}: {[sentence, *login.lines()][-1]}")
 
     def stop_agents(self) -> None:
         for login in self._logins.values():

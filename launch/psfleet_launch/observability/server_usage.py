@@ -55,12 +55,12 @@ class ServerUsageWatch:
         usages = self._poller.history[-_KEPT:]
         if request.disk:  # rows take what memory there is
             usages = [replace(usage, memory=0.0) for usage in usages]
-        found = wanted(usages, request.server_count, request.server_cores or 1)
-        if found is None:
+        number = wanted(usages, request.server_count, request.server_cores or 1)
+        if number is None:
             return ""
         self._asked = time.monotonic()
-        write_scale(self._job.logs, found.servers)
-        return f"servers   {found.servers} are wanted: {found.why}"
+        write_scale(self._job.logs, number.servers)
+        return f"servers   {number.servers} are wanted: {number.why}"
 
 
 def _usage(replies: "Sequence[StatusReply]", at: float) -> ServerUsage:

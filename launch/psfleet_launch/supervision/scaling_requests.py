@@ -126,16 +126,16 @@ class ScalingRequests:
 
     def _wait_for_decision(self) -> ScalingStep:
         try:
-            scaled = read_scaled(self._folder)
+            decision = read_scaled(self._folder)
         except FrameError as error:
             return self._over(ScalingStep(said=str(error)))
-        if scaled.number != self._number:
+        if decision.number != self._number:
             return ScalingStep()
-        if scaled.why:
+        if decision.why:
             return self._over(
-                ScalingStep(said=f"the number of servers stays as it is: {scaled.why}")
+                ScalingStep(said=f"the number of servers stays as it is: {decision.why}")
             )
-        endpoints = scaled.endpoints
+        endpoints = decision.endpoints
         servers = tuple(Member("server", rank) for rank in range(len(endpoints)))
         step = ScalingStep(
             servers=servers,

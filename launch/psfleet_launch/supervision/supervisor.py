@@ -116,12 +116,12 @@ class Supervisor:
 
     def rescale(self, servers: tuple[Member, ...]) -> list[Action]:
         """The job has these servers from now on; those that it has no more are asked to end."""
-        gone = tuple(member for member in self.servers if member not in servers)
-        self.alive = self.alive - set(gone) | set(servers[len(self.servers) :])
-        for member in gone:
+        leavers = tuple(member for member in self.servers if member not in servers)
+        self.alive = self.alive - set(leavers) | set(servers[len(self.servers) :])
+        for member in leavers:
             self._parting(member)
         self.servers = servers
-        return [SendSignal(gone, signal.SIGTERM)] if gone else []
+        return [SendSignal(leavers, signal.SIGTERM)] if leavers else []
 
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
@@ -331,10 +331,10 @@ class Supervisor:
 
     def _was_killed(self, exited: ProcessExited) -> bool:
         """Return whether a server was killed whose log or standby has all that its workers have pushed."""
-        kept = self.restarts > 0 or (
+        keeps = self.restarts > 0 or (
             self.standbys is not None and self.standbys.has_heir(exited.member)
         )
-        return exited.member.role == "server" and kept and exited.code < 0
+        return exited.member.role == "server" and keeps and exited.code < 0
 
     def _may_lose(self, member: Member) -> bool:
         return (
@@ -374,8 +374,8 @@ class Supervisor:
             self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.timeouts.grace
             return self._kill(self._living())
         self.asked = number
-        known = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # to scripts, as an end
-        return self._stop_workers(number if known else signal.SIGTERM, at)
+        is_known = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # to scripts, as an end
+        return self._stop_workers(number if is_known else signal.SIGTERM, at)
 
     def _stop_workers(self, number: int, at: float) -> list[Action]:
         """Workers first: what a script does on its way out may need the servers."""

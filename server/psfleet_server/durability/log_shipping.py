@@ -169,11 +169,11 @@ class LogShipping:
                 )
                 if not self._follows(attach) or not self._waiting:
                     return
-                fed = self._waiting.popleft()
-                self._bytes -= len(fed.body)
-                if self._bytes < _MOST <= self._bytes + len(fed.body):
+                record = self._waiting.popleft()
+                self._bytes -= len(record.body)
+                if self._bytes < _MOST <= self._bytes + len(record.body):
                     self._less.notify_all()
-            yield fed
+            yield record
 
     def took(self, attach: int, number: int) -> None:
         """The standby has taken all records up to this one."""

@@ -132,8 +132,8 @@ class RowMoves:
         with self._lock:
             taken = self._of(number)
             for record in records:
-                found = decode(record.kind, memoryview(record.body), self._spec_of)
-                taken.take(found)  # type: ignore[arg-type]  # whatever else it is, it does not take
+                instruction = decode(record.kind, memoryview(record.body), self._spec_of)
+                taken.take(instruction)  # type: ignore[arg-type]  # whatever else it is, it does not take
             self._settle()
         self._reach("filled")
 

@@ -306,13 +306,13 @@ class ServerScaling:
 
     def _insist(self, peer: Peer, method: str, message: bytes) -> None:
         """Call until there is an answer."""
-        said = False
+        is_late = False
         while not self._over.is_set():
             try:
                 peer.call(method, message, _REPLY)
                 return
             except PsfleetError as error:
-                if not said:
+                if not is_late:
                     _log.warning(f"{peer.name} has not heard how the move has ended: {error}")
-                said = True
+                is_late = True
                 self._over.wait(_PAUSE)

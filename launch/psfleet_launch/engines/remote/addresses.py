@@ -15,30 +15,30 @@ def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
-def listen_endpoint(said: str) -> str:
+def listen_endpoint(text: str) -> str:
     """The endpoint of `ADDRESS` or `ADDRESS:PORT`; without a port it is any free one."""
-    if said.startswith("["):
-        return said if not said.endswith("]") else f"{said}:0"
-    return said if said.count(":") == 1 else f"{bracketed(said)}:0"
+    if text.startswith("["):
+        return text if not text.endswith("]") else f"{text}:0"
+    return text if text.count(":") == 1 else f"{bracketed(text)}:0"
 
 
-def read_addresses(said: Sequence[str]) -> dict[str, str]:
+def read_addresses(texts: Sequence[str]) -> dict[str, str]:
     """Machines and their addresses, of `HOST=ADDRESS`.
 
     Raises:
         ConfigError: An entry is none, or a machine is named twice.
     """
-    found: dict[str, str] = {}
-    for entry in said:
+    addresses: dict[str, str] = {}
+    for entry in texts:
         host, _, address = entry.rpartition("=")
         if not host or not address:
             raise ConfigError(f"--addresses says {entry!r}; write HOST=ADDRESS for each machine")
-        if host in found:
+        if host in addresses:
             raise ConfigError(
                 f"--addresses names host {host!r} twice; give each machine one address"
             )
-        found[host] = bracketed(address)
-    return found
+        addresses[host] = bracketed(address)
+    return addresses
 
 
 def set_addresses(addresses: Mapping[str, str], machines: Mapping[str, Hello]) -> None:
@@ -49,9 +49,9 @@ def set_addresses(addresses: Mapping[str, str], machines: Mapping[str, Hello]) -
     """
     for host, address in addresses.items():
         if host not in machines:
-            known = ", ".join(machines) or "none"
+            machine_names = ", ".join(machines) or "none"
             raise ConfigError(
-                f"--addresses names host {host!r}; the machines of this job are {known}"
+                f"--addresses names host {host!r}; the machines of this job are {machine_names}"
             )
         machines[host].address = address
 
@@ -63,8 +63,8 @@ def address_towards(host: str, port: int = 1) -> str:
         ConfigError: The host has no address, or there is no route.
     """
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, where = found[0]
+        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, where = infos[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(where)
             return bracketed(str(probe.getsockname()[0]))
@@ -80,11 +80,11 @@ def own_address() -> str:
     """
     name = socket.gethostname()
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
-        found = []
-    known = [ipaddress.ip_address(where[0]) for *_, where in found]
-    usable = [one for one in known if not one.is_loopback and not one.is_link_local]
+        infos = []
+    own = [ipaddress.ip_address(where[0]) for *_, where in infos]
+    usable = [one for one in own if not one.is_loopback and not one.is_link_local]
     if not usable:
         raise ConfigError(
             f"the name of this machine, {name!r}, has no address that others could reach; name one with "

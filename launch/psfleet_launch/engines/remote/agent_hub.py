@@ -109,10 +109,10 @@ class PeerSocket:
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # it was closed meanwhile
                 if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                    found = socket.socket(fileno=os.dup(int(name)))
-                    if _address(found) == self._peer:
-                        return found
-                    found.close()
+                    peer = socket.socket(fileno=os.dup(int(name)))
+                    if _address(peer) == self._peer:
+                        return peer
+                    peer.close()
         return None
 
 
@@ -262,8 +262,8 @@ class AgentHub(LauncherServicer):
         self, requests: Iterator[pb.AgentMessage], context: grpc.ServicerContext
     ) -> Iterator[pb.LauncherMessage]:
         """Exchange messages with an agent, in a thread of its own."""
-        said = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
-        if not hmac.compare_digest(str(said).encode(), self._expected.encode()):
+        token = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
+        if not hmac.compare_digest(str(token).encode(), self._expected.encode()):
             self._put(AgentConnection(""), pb.AgentMessage(notice=_wrong_token(context.peer())))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
         connection = AgentConnection(context.peer())

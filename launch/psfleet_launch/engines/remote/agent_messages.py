@@ -82,10 +82,10 @@ def member_message(member: Member) -> pb.AgentMember:
     return pb.AgentMember(role=member.role, rank=member.rank, stage=member.stage, copy=member.copy)
 
 
-def member_of(said: pb.AgentMember) -> Member:
+def member_of(message: pb.AgentMember) -> Member:
     """The member that a message names."""
-    role: Any = said.role
-    return Member(role, said.rank, said.stage, said.copy)
+    role: Any = message.role
+    return Member(role, message.rank, message.stage, message.copy)
 
 
 def write_request(request: JobRequest) -> bytes:
@@ -104,10 +104,10 @@ def read_request(document: bytes) -> JobRequest:
     names = [one.name for one in dataclasses.fields(JobRequest)]
     values = exact(_REQUEST.parse(document), "job request", **dict.fromkeys(names, object))
     fields = dict(zip(names, values, strict=True))
-    taken: dict[str, Any] = {
-        name: tuple(said) if isinstance(said, list) else said for name, said in fields.items()
+    fields_read: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
-    return JobRequest(**taken)
+    return JobRequest(**fields_read)
 
 
 def secrets_of(job: Job) -> dict[str, bytes]:
@@ -164,15 +164,19 @@ def event_of(message: pb.AgentMessage) -> Event | Said | None:
         case "ending":
             return ProcessEnding(member_of(message.ending))
         case "notice":
-            said = message.notice
-            return Said(member_of(said.member) if said.HasField("member") else None, said.text)
+            notice = message.notice
+            return Said(
+                member_of(notice.member) if notice.HasField("member") else None, notice.text
+            )
         case _:
             return None
 
 
-def _exit_of(said: pb.Exited) -> ProcessExited:
-    usage = f"{said.cpu_seconds:.1f} s of CPU, {said.peak_memory / 2**20:,.0f} MiB at most"
-    return ProcessExited(member_of(said.member), said.code, said.left, said.cause, usage)
+def _exit_of(message: pb.Exited) -> ProcessExited:
+    usage = f"{message.cpu_seconds:.1f} s of CPU, {message.peak_memory / 2**20:,.0f} MiB at most"
+    return ProcessExited(
+        member_of(message.member), message.code, message.left, message.cause, usage
+    )
 
 
 def user_variables() -> dict[str, str]:

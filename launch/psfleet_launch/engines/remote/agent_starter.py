@@ -40,12 +40,12 @@ class AgentStarter:
     def __init__(self, command: Sequence[str], invitation: bytes, output: Path, token: str) -> None:
         self._output = output
         environment: Mapping[str, str] = {**os.environ, MARKER: token}
-        with output.open("wb") as said:
+        with output.open("wb") as file:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=file,
+                stderr=file,
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for the launcher
             )

@@ -166,19 +166,19 @@ class BatchJob:
     def _states(self) -> Iterator[BatchState]:
         """Yield the job's state again and again; the last one is its end."""
         state = BatchState()
-        pause, asked = _FIRST, time.monotonic()
-        answered = asked
+        pause, request_at = _FIRST, time.monotonic()
+        reply_at = request_at
         while state.exit_code is None:
             yield state
             time.sleep(_LOOK)
-            if time.monotonic() - asked < pause:
+            if time.monotonic() - request_at < pause:
                 continue
-            pause, asked = min(pause * 1.2, _LAST), time.monotonic()
+            pause, request_at = min(pause * 1.2, _LAST), time.monotonic()
             try:
                 state = self._queue.state(self.id)
-                answered = time.monotonic()
+                reply_at = time.monotonic()
             except ConfigError as error:
-                if time.monotonic() - answered > _PATIENCE:
+                if time.monotonic() - reply_at > _PATIENCE:
                     raise ConfigError(
                         f"{self._queue.label} {self.id} can be followed no more: {error}"
                     ) from None
@@ -187,11 +187,11 @@ class BatchJob:
     @contextlib.contextmanager
     def _passes_signals_on(self) -> Iterator[None]:
         """Within, SIGINT and SIGTERM end the job: the first in order, the next at once."""
-        asked: list[int] = []
+        numbers: list[int] = []
 
         def end(number: int, frame: object) -> None:
-            asked.append(number)
-            self._queue.cancel(self.id, signal.Signals(number) if len(asked) == 1 else None)
+            numbers.append(number)
+            self._queue.cancel(self.id, signal.Signals(number) if len(numbers) == 1 else None)
 
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -300,16 +300,16 @@ def ask_slurm(*command: str) -> str:
         ConfigError: It fails; the text is its own.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise ConfigError(
             f"--engine slurm needs {command[0]}, which is not on the path; run this on a machine of the "
             "cluster"
         ) from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"it has ended with {done.returncode}"]
-        raise ConfigError(f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: ')}")
-    return done.stdout
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"it has ended with {process.returncode}"]
+        raise ConfigError(f"{command[0]}: {lines[-1].removeprefix(f'{command[0]}: ')}")
+    return process.stdout
 
 
 def fields_of(line: str) -> Mapping[str, str]:

@@ -68,10 +68,10 @@ class JobOpening:
         Raises:
             ConfigError: The text names the host.
         """
-        for name, said in self.replies.items():
-            if said.error:
-                raise ConfigError(f"host {name}: {said.error}")
-        alone = [name for name, said in self.replies.items() if not said.has_shared_logs]
+        for name, reply in self.replies.items():
+            if reply.error:
+                raise ConfigError(f"host {name}: {reply.error}")
+        alone = [name for name, reply in self.replies.items() if not reply.has_shared_logs]
         request = self._job.request
         if alone and request.keeps_snapshots and url_of(request.snapshot_store) is None:
             raise ConfigError(
@@ -83,7 +83,7 @@ class JobOpening:
     @property
     def has_shared_logs(self) -> bool:
         """The folder of logs is the same on all machines."""
-        return all(said.has_shared_logs for said in self.replies.values())
+        return all(reply.has_shared_logs for reply in self.replies.values())
 
 
 @dataclass

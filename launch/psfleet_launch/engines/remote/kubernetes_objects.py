@@ -95,8 +95,8 @@ class _JobObjects:
     @property
     def has_volume(self) -> bool:
         """Flag: all pods need one folder of logs."""
-        kept = self.request.keeps_log or self.request.keeps_snapshots
-        return kept or self.launch.chaos is not None
+        keeps = self.request.keeps_log or self.request.keeps_snapshots
+        return keeps or self.launch.chaos is not None
 
     # -- pods ------------------------------------------------------------------------------------
 

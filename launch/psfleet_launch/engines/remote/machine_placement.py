@@ -97,11 +97,11 @@ class MachinePlacement:
 
     def _put(self, seats: Iterable[Member]) -> None:
         """Place seats, each rank on one machine."""
-        chosen: dict[int, str] = {}
+        places: dict[int, str] = {}
         for seat in seats:
-            if seat.rank not in chosen:
-                chosen[seat.rank] = self._emptiest(seat, self._machines)
-            self._where[seat] = chosen[seat.rank]
+            if seat.rank not in places:
+                places[seat.rank] = self._emptiest(seat, self._machines)
+            self._where[seat] = places[seat.rank]
 
     def _emptiest(self, member: Member, machines: Sequence[str]) -> str:
         """The machine with the fewest processes of the member's kind, of those that have room for it.

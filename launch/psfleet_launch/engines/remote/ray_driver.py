@@ -49,9 +49,9 @@ class _Actor:
     def run(self, endpoint: str, name: str) -> str:
         """Run the agent until it ends; the last line that it has written."""
         hidden = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # Ray sets them from the bundle's size
-        kept = {one: said for one, said in os.environ.items() if one != hidden[0]}
-        if not kept.get(hidden[1]):
-            kept.pop(hidden[1], None)
+        environment = {one: value for one, value in os.environ.items() if one != hidden[0]}
+        if not environment.get(hidden[1]):
+            environment.pop(hidden[1], None)
         # Ray's own processes block it, and what the agent starts would never hear of Ctrl-C.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         command = [sys.executable, *_AGENT, "--join", endpoint, "--name", name]
@@ -60,7 +60,7 @@ class _Actor:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=kept | self._variables,
+            env=environment | self._variables,
             text=True,
         ) as agent:
             assert agent.stdin is not None
@@ -80,10 +80,10 @@ class _Driver:
         invitation: The credentials of agents.
     """
 
-    def __init__(self, wanted: dict[str, Any], invitation: bytes) -> None:
-        self._wanted = wanted
+    def __init__(self, request: dict[str, Any], invitation: bytes) -> None:
+        self._wanted = request
         self._invitation = invitation
-        self._deadline = time.monotonic() + wanted["seconds"]
+        self._deadline = time.monotonic() + request["seconds"]
 
     def run(self) -> None:
         """Connect, place, hold, let go.
@@ -108,9 +108,9 @@ class _Driver:
         try:
             ray.init(address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
-            said = str(error).splitlines()[0]
+            why = str(error).splitlines()[0]
             raise ConfigError(
-                f"there is no Ray cluster at {address!r} ({said}); start one with `ray start`, and run the "
+                f"there is no Ray cluster at {address!r} ({why}); start one with `ray start`, and run the "
                 "launcher on one of its machines"
             ) from None
 
@@ -121,17 +121,18 @@ class _Driver:
         self._check_resources(ray.nodes())
         strategy = "STRICT_SPREAD" if self._wanted["spread"] else "SPREAD"
         group = ray.util.placement_group([bundle] * count, strategy=strategy)
-        left = max(self._deadline - time.monotonic() - 2 * _LOOK, 1.0)  # the launcher gives up then
-        if not group.wait(min(_QUIET, left)):
+        # The launcher gives up then.
+        seconds = max(self._deadline - time.monotonic() - 2 * _LOOK, 1.0)
+        if not group.wait(min(_QUIET, seconds)):
             print(f"{WAITS}{self._not_placed()}", flush=True)
-            if not group.wait(max(left - _QUIET, 0.0)):
+            if not group.wait(max(seconds - _QUIET, 0.0)):
                 raise ConfigError(f"{self._not_placed()}; {self._wanted['seconds']:g} s are over")
         return group
 
     def _not_placed(self) -> str:
         """Return a description of the resources that the cluster lacks now."""
-        left = _ray().available_resources()
-        free = _words({name: left.get(name, 0.0) for name in self._bundle})
+        resources = _ray().available_resources()
+        free = _words({name: resources.get(name, 0.0) for name in self._bundle})
         count = self._wanted["bundles"]
         return f"Ray has not placed {count} bundle(s) of {_words(self._bundle)}; free now: {free}"
 
@@ -189,13 +190,13 @@ class _Driver:
     def _report(self, agents: dict[Any, str]) -> None:
         """Print the last output of each agent that has ended."""
         ray = _ray()
-        ended, _ = ray.wait([*agents], num_returns=len(agents), timeout=0)
-        for one in ended:
+        ends, _ = ray.wait([*agents], num_returns=len(agents), timeout=0)
+        for one in ends:
             try:
-                said = ray.get(one)
+                report = ray.get(one)
             except ray.exceptions.RayError as error:
-                said = f"its actor has ended: {type(error).__name__}"
-            print(f"{FAILED}host {agents.pop(one)}: {said}", flush=True)
+                report = f"its actor has ended: {type(error).__name__}"
+            print(f"{FAILED}host {agents.pop(one)}: {report}", flush=True)
 
 
 def _ray() -> Any:
@@ -226,20 +227,20 @@ def _check_head(address: str) -> None:
 
 def names_of(addresses: Sequence[str]) -> list[str]:
     """Return the names of agents: those of their machines, with a number where one has several."""
-    count, seen = Counter(addresses), Counter[str]()
+    count, seen_so_far = Counter(addresses), Counter[str]()
     names = []
     for one in addresses:
-        seen[one] += 1
-        names.append(one if count[one] == 1 else f"{one}-{seen[one]}")
+        seen_so_far[one] += 1
+        names.append(one if count[one] == 1 else f"{one}-{seen_so_far[one]}")
     return names
 
 
 def _words(resources: dict[str, float]) -> str:
     """Resources for people; not those that name a node."""
-    said = [f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name)]
+    parts = [f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name)]
     if memory := resources.get("memory"):
-        said.append(f"{memory / 2**30:.1f} GiB")
-    return " and ".join(said) or "none"
+        parts.append(f"{memory / 2**30:.1f} GiB")
+    return " and ".join(parts) or "none"
 
 
 def _input_has_ended(seconds: float) -> bool:

@@ -307,8 +307,8 @@ class RemoteEngine(Engine):
             self.spawn(member, self._unplaced.pop(member))
         for file in self._files.changed():
             self._tell(Member("server", 0), pb.LauncherMessage(job_file=file))
-        happened, self._events = self._events, []
-        return happened
+        events, self._events = self._events, []
+        return events
 
     def _take(self) -> None:
         assert self._hub is not None
@@ -331,8 +331,8 @@ class RemoteEngine(Engine):
             case "swept":
                 self._swept[agent.name] = message.swept
             case "connected":
-                tried = message.connected
-                self._events += self._checks.answered(agent.name, tried.endpoint, tried.error)
+                attempt = message.connected
+                self._events += self._checks.answered(agent.name, attempt.endpoint, attempt.error)
             case "leaving":
                 self._lose(agent, message.leaving)
             case "job_file":
@@ -419,7 +419,7 @@ class RemoteEngine(Engine):
     # -- end -------------------------------------------------------------------------------------
 
     def has_joined(self) -> bool:
-        return any(said.joined for said in self._swept.values())
+        return any(sweep.joined for sweep in self._swept.values())
 
     def sweep(self) -> None:
         for agent in self.agents.values():
@@ -444,6 +444,6 @@ class RemoteEngine(Engine):
     def left_behind(self) -> list[str]:
         return [
             f"{process} on host {name}"
-            for name, said in self._swept.items()
-            for process in said.left_behind
+            for name, sweep in self._swept.items()
+            for process in sweep.left_behind
         ]
