@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 import psfleet
-from psfleet.errors import ServerUnavailable
+from psfleet.errors import ProtocolError, ServerUnavailable
 from psfleet.formats import write_running_job
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
@@ -21,6 +21,8 @@ from psfleet.settings.mode_names import Mode
 from psfleet.strategy import Settings
 from psfleet.tables import disk_file, disk_rows
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
+from psfleet_server.rpc.peer import Peer
 from tests.pools import started_pool
 from tests.waiting import until
 
@@ -373,3 +375,38 @@ def test_readers_and_followers(tmp_path: Path) -> None:
                 assert np.array_equal(again.sparse_table("counts").pull(ids), 2 * ones)
             until(lambda: np.array_equal(followed.pull(ids), 2 * ones), lambda: "rows of the move")
         runtime.close()
+
+
+def test_a_server_that_misses_the_end_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that cannot be told that a move is given up takes pushes once it can be; what comes late of
+    that move begins nothing."""
+    call, lost = Peer.call, ["Scaling/Send", "Scaling/Abandon", "Scaling/Abandon"]
+    late: list[bytes] = []
+
+    def lossy(peer: Peer, method: str, request: bytes, seconds: float) -> bytes:
+        is_ahead = method == "Scaling/Send" and SendRowsRequest.FromString(request).ahead
+        if method in lost and not is_ahead and "server 1" in peer.name:
+            lost.remove(method)
+            raise ServerUnavailable("it is paused")
+        if method == "Scaling/Open" and not OpenMoveRequest.FromString(request).ahead:
+            late.append(request)
+        reply = call(peer, method, request, seconds)
+        if method == "Scaling/Abandon" and "server 1" in peer.name:
+            with pytest.raises(ProtocolError, match="has ended"):
+                call(peer, "Scaling/Open", late[-1], seconds)
+            late.append(b"")
+        return reply
+
+    monkeypatch.setattr(Peer, "call", lossy)
+    ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(COUNTS)
+        fleet.scale(3)
+        runtime.barrier()
+        assert "paused" in fleet.settle()
+        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        assert np.all(runtime.read_table(COUNTS.key).values[0] == 1)
+        runtime.close()
+    assert not lost
+    assert late[-1] == b""

@@ -9,13 +9,14 @@ from collections import Counter
 
 import pytest
 
-from tests.protocol.fleet import follower_mutants
+from tests.protocol.fleet import follower_mutants, scaling_mutants
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
 from tests.protocol.fleet.scaled_fleet import fleet
 from tests.protocol.scheduler import Broken, run, shrink
 
-assert follower_mutants  # adds to MUTANTS
+assert follower_mutants  # adds to MUTANTS, as the other one does
+assert scaling_mutants
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
@@ -56,7 +57,9 @@ def test_promises_hold(suite: str) -> None:
             error.add_note(f"suite {suite!r}, seed {seed}")
             raise
     if "moves" in suite:
-        assert all(counts[what] for what in ("moves", "given up", "dead at moves"))
+        assert counts["given up"]
+        assert counts["dead at moves"]
+        assert counts["moves"] or "removal" in suite  # there workers meet at the ends alone
         return
     assert counts["dead servers"] > len(seeds) / 2
     assert counts["torn"] >= len(seeds) / 4

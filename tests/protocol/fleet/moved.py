@@ -19,7 +19,7 @@ from tests.protocol.scheduler import Received, Send, Tick
 if TYPE_CHECKING:
     from tests.protocol.fleet.server import Server
 
-_PATIENCE = 8  # ticks in which a call waits until it fails, and one more for every 20 seconds
+_PATIENCE = 3  # ticks in which a call waits until it fails, and one more for every minute
 
 
 class _Nothing:
@@ -123,7 +123,7 @@ class Moved:
     def call(self, to: str, method: str, request: bytes, seconds: float) -> bytes:
         """Call another server, and wait for its answer."""
         self._number += 1
-        number, end = self._number, self.ticks + _PATIENCE + seconds / 20
+        number, end = self._number, self.ticks + _PATIENCE + seconds / 60
         self._waited.add(number)
         move = MoveRows(method.removeprefix("Scaling/").lower(), request)
         self._server.out.append(Send(to, Request(number, move)))

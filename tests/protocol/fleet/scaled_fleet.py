@@ -31,7 +31,8 @@ from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
 _MOST = 4  # servers
 _LAUNCHER = 0.2  # of the steps: the launcher looks at what there is
 _READY = 0.5  # of its looks at a server that has started
-_LATE = 0.01  # of the steps: a call that was lost comes nevertheless
+_CUT = (200, 500)  # steps in which no call of other servers reaches one
+_LATE = 0.02  # of the steps: a call that was lost comes nevertheless
 _KILLS = 0.02  # of the steps in which rows move
 _FATAL = 0.03  # of the deaths of servers without logs: one of the job's
 
@@ -53,6 +54,7 @@ class ScaledFleet(Fleet):
         self._arriving: dict[int, Place] = {}  # servers that are none of the job's yet
         self._made: set[tuple[str, int]] = set()  # calls between servers
         self._late: list[tuple[str, str, Any]] = []  # calls whose callers may have given up waiting
+        self._cut, self._cut_until = "", 0
         self._looks = 0
 
     def run(self) -> None:
@@ -107,6 +109,9 @@ class ScaledFleet(Fleet):
         match message:
             case Request(number, MoveRows()):
                 if (source, number) in self._made:
+                    return
+                if to == self._cut and self.step < self._cut_until and not self.is_calm:
+                    self.lose(to, source, message)
                     return
                 self._made.add((source, number))
         super()._deliver(to, source, message)
@@ -211,11 +216,15 @@ class ScaledFleet(Fleet):
             super().random_fault()
 
     def _kill_at_move(self) -> None:
-        """While rows move, or are about to, deaths matter most."""
+        """While rows move, or are about to, deaths and silence matter most."""
         home = self.machines.get(self.at(self.job.home))
         if home is None or self.dice.random() > _KILLS:
             return
         scaling = home.coordinator.scaling
+        if scaling.moving and self.step >= self._cut_until and self.dice.random() < 0.5:
+            if self.fault(f"{(to := self.dice.choice(self.endpoints))} is cut off"):
+                self._cut, self._cut_until = to, self.step + self.dice.randint(*_CUT)
+            return
         new = [place.primary for place in self._arriving.values()] if scaling.moving else []
         names = [*new, *self.workers] if scaling.request is not None else []
         name = self.dice.choice(names) if names else ""
@@ -233,7 +242,8 @@ class ScaledFleet(Fleet):
     def calm(self) -> None:
         """See Scheduler."""
         super().calm()
-        self._ask(self.dice.randint(1, _MOST))
+        if self.dice.random() < 0.5:
+            self._ask(self.dice.randint(1, _MOST))
 
     def is_over(self) -> bool:
         """See Scheduler."""
