@@ -61,6 +61,7 @@ class RowMoves:
         self._lock = threading.Lock()  # of what is taken
         self._crashes = CrashFaults.wanted()
         self._number = self._over = generation  # the last move, and the last one that has ended
+        self._adopted = generation  # the last move whose rows this server holds
         self._taken: DealtShard | None = None
         self._log: ServerLog | None = None  # what is taken, for whoever starts again after the move
         self._sent = DeltaBases()  # what has changed since rows were sent ahead
@@ -214,7 +215,7 @@ class RowMoves:
     def adopt(self, number: int) -> None:
         """Hold what was taken. Asked again, it holds it already."""
         with self._lock, self._host.lock:
-            if number == self._number and self._taken is None:
+            if number == self._adopted:
                 return
             if number != self._number:
                 self._start_again()
@@ -222,7 +223,7 @@ class RowMoves:
             if self._log is not None and self._host.journal is not None:
                 self._host.journal.go_on_in(self._log)
             self._taken, self._log, self._sent = None, None, DeltaBases()
-            self._over = number
+            self._over = self._adopted = number
             self._host.lanes.forget_layouts()
         self._reach("adopted")
 
