@@ -294,10 +294,10 @@ class JobRunner:
         request = self._job.request
         if not 1 <= servers <= MOST:
             return f"{servers} servers are wanted; ask for 1 to {MOST}"
-        if request.replicas or (request.keeps_log and self._engine.spans_machines):
-            what = "have standbys" if request.replicas else "keep logs on several machines"
+        if self._engine.spans_machines and (request.keeps_log or request.replicas):
+            what = "have standbys" if request.replicas else "keep logs"
             return (
-                f"its servers {what}; end the job with SIGUSR1 and start it with "
+                f"its servers {what} on several machines; end the job with SIGUSR1 and start it with "
                 f"--servers {servers} --resume"
             )
         if self._chaos is not None:
@@ -327,7 +327,8 @@ class JobRunner:
             return
         for member in step.start:
             endpoints = self._scaling.endpoints(self.endpoints)
-            self._engine.spawn(member, Told(endpoints))
+            takes = self._supervisor.standbys is not None
+            self._engine.spawn(member, Told(endpoints, takes_commands=takes))
         if step.servers is not None:
             self.endpoints[:] = step.endpoints
             self._perform(self._supervisor.rescale(step.servers))

@@ -88,7 +88,7 @@ class Server:
                 "server (PSFLEET_ROLE)"
             )
         self._generation = 0
-        if environment.keeps_log:
+        if environment.keeps_log or environment.replicas:
             environment, self._generation = decided(environment)
         self.environment = environment
         self.endpoint = environment.listen or environment.servers[environment.rank]

@@ -194,7 +194,10 @@ class Standby:
                 self._took(number)
 
     def _requests(self) -> Iterator[bytes]:
-        first = FollowRequest(server=self._host.shard.index, attach=self._attach, version=VERSION)
+        shard = self._host.shard
+        first = FollowRequest(
+            server=shard.index, attach=self._attach, version=VERSION, servers=shard.servers
+        )
         yield first.SerializeToString()
         while (request := self._said.get()) is not None:
             while not request.term and not self._said.empty():  # one message says it all

@@ -287,7 +287,7 @@ class Ground:
         )
         yield "Shard/Load", Pb.LoadRequest(path="checkpoint")  # within the present folder
         yield from self._valid_for_snapshots()
-        yield "Replica/Follow", FollowRequest(attach=1, taken=1, version=1)
+        yield "Replica/Follow", FollowRequest(attach=1, taken=1, version=1, servers=1)
         move: Any = scaling_pb2
         yield "Scaling/Open", move.OpenMoveRequest(number=1, servers=1, ahead=True)
         moved = [

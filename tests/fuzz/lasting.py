@@ -14,9 +14,6 @@ class Undying(LogShipping):
 class Staying(RowMoves):
     """Moves of a server that keeps its tables in the end: this one has more to try."""
 
-    def _check(self) -> None:
-        pass  # it has a standby
-
     def adopt(self, number: int) -> None:
         """See RowMoves."""
         self.abandon(number)

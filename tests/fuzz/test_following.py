@@ -63,7 +63,7 @@ def a_stream() -> list[bytes]:
     feeds_standby(host)
     details: Any = Details("/psfleet.v1.Replica/Follow")
     follow: Any = replica_handler(host).service(details)
-    request = FollowRequest(attach=1, version=VERSION).SerializeToString()
+    request = FollowRequest(attach=1, version=VERSION, servers=1).SerializeToString()
     copy = list(follow.stream_stream(iter([request]), Context()))[:-1]  # the last says it is over
     records: list[tuple[int, bytes]] = []
 

@@ -117,6 +117,34 @@ def test_a_job_with_logs(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("durability", ["none", "log"])
+def test_a_job_with_standbys(
+    launch: Launch,
+    tmp_path: Path,
+    logs: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    durability: str,
+) -> None:
+    """Each server of another number gets a standby, which takes over when it dies, a new one and server 0;
+    the rows in the end have the bits of a job without any of that."""
+    job = start(launch, tmp_path, "--replicas", "1", "--durability", durability)
+    for servers, standby in ((3, 1), (1, 3)):
+        assert main(["scale", "j", "--servers", str(servers), "--wait", "120", *logs]) == 0
+        log = f"serverlog.{servers - 1}.copy.{standby}"
+        job.until_logged(log, f"standby {standby} of server {servers - 1} ready")
+        os.kill(job.pid_of("server", servers - 1), signal.SIGKILL)
+        job.until_logged(log, "took over")
+    capsys.readouterr()
+    go_on(tmp_path)
+    code, out, err = job.ends(120)
+    assert code == 0, err
+    assert (tmp_path / "servers.0").read_text() == "1"
+    (tmp_path / "runs.1").unlink()
+    plain = start(launch, tmp_path)
+    assert digest(plain.ends(120)[1]) == digest(out)
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("end", "servers"), [(signal.SIGKILL, 2), (signal.SIGUSR1, 3)])
 def test_a_launcher_that_ends(
     launch: Launch,

@@ -124,6 +124,33 @@ class Standbys:
         self.ready.discard(member)
         return ReleaseStandbys(self.primary[rank], member.copy), self._next(rank)
 
+    def renew(self, servers: int) -> tuple[list[Member], list[ReleaseStandbys], list[Member]]:
+        """The job has so many servers, whose rows no standby has any more.
+
+        Returns:
+            The members to end, the primaries' releases, and the standbys to start.
+        """
+        leavers = [member for rank, member in self.primary.items() if rank >= servers]
+        before, self.standby = [*self.standby.values()], {}
+        self.ready.clear()
+        self.promoted -= {*leavers}
+        self.primary = {
+            rank: self.primary.get(rank, Member("server", rank)) for rank in range(servers)
+        }
+        self.terms = {rank: self.terms.get(rank, 1) for rank in self.primary}
+        released = [
+            ReleaseStandbys(self.primary[member.rank], member.copy)
+            for member in before
+            if member.rank in self.primary
+        ]
+        started = [
+            standby
+            for rank, primary in self.primary.items()
+            if primary not in self.promoted
+            for standby in self._next(rank)
+        ]
+        return [*leavers, *before], released, started
+
     def _next(self, rank: int) -> tuple[Member, ...]:
         number = self._numbers.get(rank, 0) + 1
         if number > self.most:

@@ -21,6 +21,7 @@ from psfleet_launch.supervision.job_events import (
     MachineCutOff,
     ProcessEnding,
     ProcessExited,
+    ReleaseStandbys,
     ReportHung,
     ReportLostWorker,
     ReportMissingLeave,
@@ -117,11 +118,17 @@ class Supervisor:
     def rescale(self, servers: tuple[Member, ...]) -> list[Action]:
         """The job has these servers from now on; those that it has no more are asked to end."""
         leavers = tuple(member for member in self.servers if member not in servers)
+        released: list[ReleaseStandbys] = []
+        started: list[Member] = []
+        if self.standbys is not None:
+            ended, released, started = self.standbys.renew(len(servers))
+            leavers = tuple(ended)
         self.alive = self.alive - set(leavers) | set(servers[len(self.servers) :])
         for member in leavers:
             self._parting(member)
         self.servers = servers
-        return [SendSignal(leavers, signal.SIGTERM)] if leavers else []
+        ends: list[Action] = [SendSignal(leavers, signal.SIGTERM)] if leavers else []
+        return [*ends, *released, *self._start(tuple(started))]
 
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself."""

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/replica.proto, SHA-256 deddcf48ab36d654db8cdc71aa928b611811f61d3f51a48a0b489de78c65dc20
+# From protos/psfleet/v1/replica.proto, SHA-256 febeeee8c72e8eaf6f8c813416b6ed67c7ea92925c74e732236c216aa2bc8a98
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional
@@ -6,20 +6,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FollowRequest(_message.Message):
-    __slots__ = ("server", "attach", "taken", "term", "version", "metrics")
+    __slots__ = ("server", "attach", "taken", "term", "version", "metrics", "servers")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     server: int
     attach: int
     taken: int
     term: int
     version: int
     metrics: bytes
-    def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ..., version: _Optional[int] = ..., metrics: _Optional[bytes] = ...) -> None: ...
+    servers: int
+    def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ..., version: _Optional[int] = ..., metrics: _Optional[bytes] = ..., servers: _Optional[int] = ...) -> None: ...
 
 class FollowReply(_message.Message):
     __slots__ = ("number", "kind", "body", "more", "required", "over", "complete", "padding", "wants_metrics")

@@ -208,6 +208,10 @@ class LogShipping:
             self._more.notify()
             self._less.notify_all()
 
+    def renew(self) -> None:
+        """Let the standby go that there is: what it has is out of date. A later one may follow."""
+        self.release(self._attach)
+
     def depose(self, term: int) -> None:
         """The standby has taken over: this process ends before it answers anybody."""
         _log.warning(f"deposed: its standby has taken over with term {term}")

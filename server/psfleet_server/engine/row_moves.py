@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from psfleet.errors import ConfigError, ProtocolError
+from psfleet.errors import ProtocolError
 from psfleet.faults import CrashFaults
 from psfleet.platform.logs import log_of
 from psfleet.schema.table import TableSpec
@@ -77,10 +77,8 @@ class RowMoves:
             ahead: Training goes on for now.
 
         Raises:
-            ConfigError: This server cannot take part in any.
             ProtocolError: It has ended.
         """
-        self._check()
         self._check_ended(number)
         shard = self._host.shard
         if number != self._number:
@@ -120,13 +118,6 @@ class RowMoves:
     def _reach(self, point: str) -> None:
         if self._crashes is not None:
             self._crashes.reach(point)
-
-    def _check(self) -> None:
-        if self._host.feed.enabled:
-            raise ConfigError(
-                "the number of servers cannot change in a job whose servers have standbys; "
-                "end it with SIGUSR1 and start it with --resume and the other number"
-            )
 
     def fill(self, number: int, records: Iterable[scaling_pb2.MovedRecord]) -> None:
         """Take records of another server."""
@@ -225,6 +216,7 @@ class RowMoves:
             self._taken, self._log, self._sent = None, None, DeltaBases()
             self._over = self._adopted = number
             self._host.lanes.forget_layouts()
+            self._host.feed.renew()  # its standby has rows of before
         self._reach("adopted")
 
     def _start_again(self) -> NoReturn:

@@ -273,7 +273,7 @@ class ServerScaling:
         _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")
         abandon = scaling_pb2.AbandonMoveRequest(number=request.number).SerializeToString()
         present = self._present()
-        revives = self._host.journal is not None
+        revives = self._host.journal is not None or self._host.feed.enabled
         self._unheard = {} if revives else dict.fromkeys(range(len(present)), request.number)
         for server, peer in enumerate(peers):
             if revives and server < len(present):

@@ -83,6 +83,10 @@ class _ReplicaService:
                 f"a standby reads records of version {request.version}, this server writes version "
                 f"{VERSION}; start both with the same version of psfleet"
             )
+        if request.servers != host.shard.servers:
+            raise ProtocolError(
+                f"a standby of one of {request.servers} servers has come to one of {host.shard.servers}"
+            )
         with host.lock:
             last = feed.attach(request.attach)
             frozen = host.shard.freeze()
