@@ -91,6 +91,9 @@ class JobRunner:
         self._generation = 0
         self._resume = job.request.resume
         self._notice = StandbyNotice()
+        self._leaving: set[Member] = (
+            set()
+        )  # servers that the job has no more, until they have ended
         self._usage = ServerUsageWatch(job)
         self._scaling = ScalingRequests(job.logs, self._too_many, engine.asked_endpoint)
 
@@ -173,6 +176,7 @@ class JobRunner:
                     self.ended_at[member] = datetime.now()
                     self._codes[member] = code
                     self._answering.discard(member)
+                    self._leaving.discard(member)
                 case ServerReady(member, endpoint):
                     self._answering.add(member)
                     if not self._scaling.is_new(member):
@@ -316,6 +320,8 @@ class JobRunner:
 
     def _scale(self) -> None:
         """Do what there is to be done for another number of servers."""
+        if self._leaving:  # the end of one would be taken for that of a new one in its place
+            return
         try:
             if line := self._usage.ask():
                 self._say(line)
@@ -330,11 +336,13 @@ class JobRunner:
             takes = self._supervisor.standbys is not None
             self._engine.spawn(member, Told(endpoints, takes_commands=takes))
         if step.servers is not None:
+            self._leaving |= {*self._supervisor.servers} - {*step.servers}
             self.endpoints[:] = step.endpoints
             self._perform(self._supervisor.rescale(step.servers))
             self._publish()
             self._screen.follow(self.endpoints)
             self._usage.follow(self.endpoints)
+        self._leaving |= {*step.end}
         for member in step.end:
             self._engine.send(member, signal.SIGTERM)
         if step.said:
