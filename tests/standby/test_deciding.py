@@ -239,3 +239,24 @@ def test_a_record_in_one_part_has_all_its_bytes() -> None:
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     parts: list[Part] = [b"head", rows[:, ::2], np.empty((0, 4), np.float32), memoryview(b"tail")]
     assert joined(parts) == b"head" + rows[:, ::2].tobytes() + b"tail"
+
+
+def test_another_number_of_servers_has_other_standbys() -> None:
+    """Standbys of before a move are ended, also one that was promoted to a place that goes, and do not take
+    over again; every server gets another one."""
+    job = training()
+    job.handle(ServerReady(FIRST), 2.0)
+    other, follower = Member("server", 1), Member("server", 1, copy=1)
+    assert job.rescale((SERVER, other)) == [
+        SendSignal((FIRST,), signal.SIGTERM),
+        ReleaseStandbys(SERVER, 1),
+        StartProcesses((SECOND, follower)),
+    ]
+    assert job.handle(ProcessExited(FIRST, -15), 3.0) == []
+    job.handle(ServerReady(follower), 4.0)
+    assert job.handle(ProcessExited(other, -9), 5.0) == [PromoteStandby(follower, other, 2)]
+    job.handle(ServerReady(follower), 6.0)
+    assert job.rescale((SERVER,))[0] == SendSignal(
+        (follower, SECOND, Member("server", 1, copy=2)), signal.SIGTERM
+    )
+    job.validate()
