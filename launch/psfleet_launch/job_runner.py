@@ -28,8 +28,6 @@ from psfleet_launch.supervision.job_events import (
     KillHung,
     Output,
     ProcessExited,
-    PromoteStandby,
-    ReleaseStandbys,
     ReportHung,
     ReportLostWorker,
     ReportMissingLeave,
@@ -42,6 +40,7 @@ from psfleet_launch.supervision.job_events import (
 )
 from psfleet_launch.supervision.job_phases import Phase
 from psfleet_launch.supervision.scaling_requests import MOST, ScalingRequests
+from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 from psfleet_launch.supervision.supervisor import Supervisor
 
 Taker = Callable[[Event | Shown | Action, float], None]

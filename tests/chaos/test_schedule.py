@@ -13,7 +13,7 @@ from psfleet_launch.chaos.fault_schedule import ChaosSchedule, FaultSignal, sche
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, followed
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.supervision.job_events import Standbys
+from psfleet_launch.supervision.standbys import Standbys
 
 COUNT = 300
 

@@ -9,12 +9,8 @@ import pytest
 from psfleet_launch.console.failure_report import FailureCause, Tracebacks, find_cause, report, tail
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.supervision.job_events import (
-    ProcessExited,
-    ServerReady,
-    Standbys,
-    StopRequested,
-)
+from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StopRequested
+from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 
 SIMPLE = """\

@@ -22,11 +22,11 @@ from psfleet_launch.supervision.job_events import (
     Event,
     FinishJob,
     ProcessExited,
-    PromoteStandby,
     Said,
     Shown,
     StartProcesses,
 )
+from psfleet_launch.supervision.standbys import PromoteStandby
 from tests.observability.browser import opened
 
 SERVERS = Member("server", 0), Member("server", 1)

@@ -28,13 +28,13 @@ from psfleet_launch.supervision.job_events import (
     FinishJob,
     KillHung,
     ProcessExited,
-    PromoteStandby,
     ReportHung,
     Said,
     ServerReady,
     StartProcesses,
     StopRequested,
 )
+from psfleet_launch.supervision.standbys import PromoteStandby
 from tests.observability.browser import CELLS, opened
 
 SERVER, STANDBY, WORKER = Member("server", 1), Member("server", 1, copy=1), Member("worker", 0)

@@ -19,12 +19,8 @@ from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.watch_port import WatchPort
-from psfleet_launch.supervision.job_events import (
-    ProcessExited,
-    PromoteStandby,
-    ServerReady,
-    StartProcesses,
-)
+from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
+from psfleet_launch.supervision.standbys import PromoteStandby
 
 SERVER = Member("server", 1)
 STANDBY, SECOND = Member("server", 1, copy=1), Member("server", 1, copy=2)

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.job_events import PromoteStandby, Standbys
+from psfleet_launch.supervision.standbys import PromoteStandby, Standbys
 from tests.waiting import until
 
 LOOK = 0.005  # seconds between looks at processes and ready files

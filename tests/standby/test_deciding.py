@@ -18,13 +18,11 @@ from psfleet_launch.supervision.job_events import (
     FinishJob,
     MachineCutOff,
     ProcessExited,
-    PromoteStandby,
-    ReleaseStandbys,
     SendSignal,
     ServerReady,
-    Standbys,
     StartProcesses,
 )
+from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.durability.log_shipping import LogShipping, joined
 from psfleet_server.engine.shard_host import ShardHost

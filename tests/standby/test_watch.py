@@ -14,14 +14,12 @@ from psfleet_launch.supervision.job_events import (
     LivenessSignal,
     ProcessEnding,
     ProcessExited,
-    PromoteStandby,
-    ReleaseStandbys,
     ReportHung,
     ServerReady,
-    Standbys,
     StartProcesses,
 )
 from psfleet_launch.supervision.job_phases import HangDetector
+from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.signals import LivenessPipe
 from tests.waiting import until

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from psfleet.chaos.audit import ChaosSettings
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.supervision.job_events import Standbys
+from psfleet_launch.supervision.standbys import Standbys
 
 Kind = Literal["kill", "pause", "hang", "full", "lose"]
 

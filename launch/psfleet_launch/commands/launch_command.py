@@ -50,8 +50,9 @@ from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_figures import FigureEvents, logged_in
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.job_report import write_report
-from psfleet_launch.supervision.job_events import FinishJob, Standbys
+from psfleet_launch.supervision.job_events import FinishJob
 from psfleet_launch.supervision.job_phases import HangDetector, Timeouts
+from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 
 _RESTARTS_IN_CHAOS = 1000

@@ -22,7 +22,7 @@ from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.job.status_poller import StatusPoller
-from psfleet_launch.supervision.job_events import Standbys
+from psfleet_launch.supervision.standbys import Standbys
 
 if TYPE_CHECKING:
     from psfleet.wire.v1.shard_pb2 import StatusReply

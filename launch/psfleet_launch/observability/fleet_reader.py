@@ -18,12 +18,12 @@ from psfleet_launch.supervision.job_events import (
     Action,
     Event,
     ProcessExited,
-    PromoteStandby,
     ReportHung,
     ServerReady,
     Shown,
     StartProcesses,
 )
+from psfleet_launch.supervision.standbys import PromoteStandby
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

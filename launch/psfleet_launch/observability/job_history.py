@@ -28,7 +28,6 @@ from psfleet_launch.supervision.job_events import (
     FinishJob,
     KillHung,
     ProcessExited,
-    PromoteStandby,
     ReportHung,
     Said,
     ServerReady,
@@ -36,6 +35,7 @@ from psfleet_launch.supervision.job_events import (
     StartProcesses,
     StopRequested,
 )
+from psfleet_launch.supervision.standbys import PromoteStandby
 
 _FORMAT = Format("job history")
 _HEADING = {

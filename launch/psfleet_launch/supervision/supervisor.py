@@ -21,18 +21,17 @@ from psfleet_launch.supervision.job_events import (
     MachineCutOff,
     ProcessEnding,
     ProcessExited,
-    ReleaseStandbys,
     ReportHung,
     ReportLostWorker,
     ReportMissingLeave,
     SendSignal,
     ServerReady,
     ServerUnreachable,
-    Standbys,
     StartProcesses,
     StopRequested,
 )
 from psfleet_launch.supervision.job_phases import Failure, HangDetector, Phase, Timeouts
+from psfleet_launch.supervision.standbys import ReleaseStandbys, Standbys
 
 _STOPPING = (Phase.STOPPING_WORKERS, Phase.STOPPING_SERVERS)
 

@@ -1,0 +1,160 @@
+"""Primary and standby of each server, and the decision which standby takes over.
+
+The launcher alone decides: it knows at once, and for certain, when a process has ended. It
+promotes only a standby that the primary waits for (its ready file says so), so all that was acknowledged
+is in the standby. It releases a primary from a standby only after that one can never be promoted.
+
+Pure, like the supervisor.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from psfleet_launch.job.job_plan import Member
+
+
+@dataclass(frozen=True)
+class PromoteStandby:
+    """Promote this standby to its server's primary, with this term."""
+
+    member: Member
+    before: Member
+    term: int
+
+
+@dataclass(frozen=True)
+class ReleaseStandbys:
+    """Release this primary from its standbys up to this number: they will never take over."""
+
+    member: Member
+    attach: int
+
+
+@dataclass
+class Standbys:
+    """The standbys of a job; a member's `copy` is the number of its attachment.
+
+    Attributes:
+        most: Standbys that a server may have one after the other.
+        primary: Primary of each server.
+        standby: Standby that follows it; a standby that was lost for good is not there.
+        ready: Standbys that may be promoted.
+        promoted: Those that take over at the moment; only then the next standby is started, for what
+            it costs to start one would make the takeover slower.
+        terms: Terms of each server: 1, and 1 more for every takeover.
+    """
+
+    most: int = 20
+    primary: dict[int, Member] = field(default_factory=dict)
+    standby: dict[int, Member] = field(default_factory=dict)
+    ready: set[Member] = field(default_factory=set)
+    promoted: set[Member] = field(default_factory=set)
+    terms: dict[int, int] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, servers: Iterable[Member]) -> tuple[Member, ...]:
+        """The servers are ready; the standbys that are to be started."""
+        self.primary = {member.rank: member for member in servers}
+        self.standby, self.ready, self.promoted = {}, set(), set()
+        self.terms = dict.fromkeys(self.primary, 1)
+        return tuple(standby for rank in self.primary for standby in self._next(rank))
+
+    @property
+    def awaited(self) -> set[Member]:
+        """Members whose ready files are to come: standbys, and those that take over."""
+        return set(self.standby.values()) - self.ready | self.promoted
+
+    def follows(self, member: Member) -> bool:
+        """Return whether this member is a standby now."""
+        return self.standby.get(member.rank) == member
+
+    def is_ready(self, member: Member) -> tuple[Member, ...]:
+        """Note that the member is ready; return the standby to start."""
+        if self.follows(member):
+            self.ready.add(member)
+        if member not in self.promoted:
+            return ()
+        self.promoted.discard(member)
+        return self._next(member.rank)
+
+    def unprotected(self) -> dict[int, str]:
+        """Return the servers that no standby could take over now, by rank, with the reason."""
+        reasons: dict[int, str] = {}
+        for rank, primary in self.primary.items():
+            heir = self.standby.get(rank)
+            if heir is None:
+                reasons[rank] = f"{primary} had no standby"
+            elif heir not in self.ready:
+                reasons[rank] = f"its standby, {heir}, was not ready"
+        return reasons
+
+    def pairs(self) -> Iterator[tuple[Member, Member]]:
+        """Members that can be given up, each with the one that then goes on alone."""
+        for rank, heir in self.standby.items():
+            if heir in self.ready:
+                yield self.primary[rank], heir
+            yield heir, self.primary[rank]
+
+    def has_heir(self, member: Member) -> bool:
+        """Return whether the member is a primary whose standby has all that was acknowledged."""
+        rank = member.rank
+        return self.primary.get(rank) == member and self.standby.get(rank) in self.ready
+
+    def take_over(self, member: Member) -> PromoteStandby | None:
+        """Return the standby that takes over from an ended primary; None: there is none.
+
+        The ready file of who does is to be removed before it hears of that.
+        """
+        if not self.has_heir(member):
+            return None
+        rank = member.rank
+        heir = self.standby[rank]
+        self.primary[rank] = heir
+        del self.standby[rank]
+        self.ready.discard(heir)
+        self.promoted.discard(member)
+        self.promoted.add(heir)
+        self.terms[rank] += 1
+        return PromoteStandby(heir, member, self.terms[rank])
+
+    def replace(self, member: Member) -> tuple[ReleaseStandbys, tuple[Member, ...]]:
+        """This standby has ended: its primary must not wait for it; the next standby."""
+        rank = member.rank
+        del self.standby[rank]
+        self.ready.discard(member)
+        return ReleaseStandbys(self.primary[rank], member.copy), self._next(rank)
+
+    def renew(self, servers: int) -> tuple[list[Member], list[ReleaseStandbys], list[Member]]:
+        """The job has so many servers, whose rows no standby has any more.
+
+        Returns:
+            The members to end, the primaries' releases, and the standbys to start.
+        """
+        leavers = [member for rank, member in self.primary.items() if rank >= servers]
+        before, self.standby = [*self.standby.values()], {}
+        self.ready.clear()
+        self.promoted -= {*leavers}
+        self.primary = {
+            rank: self.primary.get(rank, Member("server", rank)) for rank in range(servers)
+        }
+        self.terms = {rank: self.terms.get(rank, 1) for rank in self.primary}
+        released = [
+            ReleaseStandbys(self.primary[member.rank], member.copy)
+            for member in before
+            if member.rank in self.primary
+        ]
+        started = [
+            standby
+            for rank, primary in self.primary.items()
+            if primary not in self.promoted
+            for standby in self._next(rank)
+        ]
+        return [*leavers, *before], released, started
+
+    def _next(self, rank: int) -> tuple[Member, ...]:
+        number = self._numbers.get(rank, 0) + 1
+        if number > self.most:
+            return ()
+        self._numbers[rank] = number
+        self.standby[rank] = Member("server", rank, copy=number)
+        return (self.standby[rank],)
