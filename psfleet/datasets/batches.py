@@ -11,9 +11,9 @@ from typing import Any, overload
 
 from typing_extensions import override
 
-from psfleet.datasets.assignment import MOST
 from psfleet.datasets.dispatch import OrderedSource, size_of
 from psfleet.datasets.read_ahead import ReadAhead
+from psfleet.datasets.round_plan import MOST
 from psfleet.errors import UsageError
 from psfleet.validation.annotations import NonNegativeInt, PositiveInt, checked
 

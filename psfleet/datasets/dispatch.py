@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.assignment import MOST, Range, SourceParts
 from psfleet.datasets.read_ahead import Peekable, ReadAhead
+from psfleet.datasets.round_plan import MOST, Range, SourceParts
 from psfleet.errors import UsageError
 from psfleet.runtime.interface import Runtime
 from psfleet.runtime.process_runtime import active

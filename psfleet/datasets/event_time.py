@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.assignment import Range
 from psfleet.datasets.dispatch import OrderedSource
+from psfleet.datasets.round_plan import Range
 from psfleet.datasets.sample_batch import SampleBatch, joined_batches
 from psfleet.errors import UsageError
 from psfleet.validation.annotations import PositiveInt, checked

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from psfleet.datasets.assignment import Range
+from psfleet.datasets.round_plan import Range
 
 T = TypeVar("T")
 

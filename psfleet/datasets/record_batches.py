@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.datasets.assignment import Range
 from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
+from psfleet.datasets.round_plan import Range
 from psfleet.datasets.row_group_files import RowGroup, RowGroupFiles
 from psfleet.datasets.sample_batch import SampleBatch
 from psfleet.errors import UsageError

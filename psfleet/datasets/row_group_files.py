@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.assignment import Range
 from psfleet.datasets.parquet_rows import Rows, files_of, joined_rows, reason_of
-from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
-from psfleet.datasets.sample_batch import RowSequence, SampleBatch
+from psfleet.datasets.round_plan import Range
+from psfleet.datasets.row_groups import RowBuffers, RowGroupStream, RowSequence
+from psfleet.datasets.sample_batch import SampleBatch
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_batches import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet
@@ -152,7 +152,7 @@ class RowGroupFiles(ABC):
         The same positions give the same samples for any number of workers. Bad rows are left out.
 
         Args:
-            ranges: Positions, see psfleet.datasets.assignment.
+            ranges: Positions, see psfleet.datasets.round_plan.
             batch_size: Batch size of the dataset: so many rows in a row are of one row group.
             seed: Shuffles each epoch; None: none.
 

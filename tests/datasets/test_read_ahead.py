@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from psfleet.datasets.assignment import Range
 from psfleet.datasets.read_ahead import ReadAhead, probable
+from psfleet.datasets.round_plan import Range
 
 Ranges = tuple[Range, ...]
 

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from psfleet.datasets.assignment import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
+from psfleet.datasets.round_plan import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
 from psfleet.errors import Gap, UsageError
 from psfleet.shard.membership_view import ViewReport
 from psfleet_server.coordinator.coordinator_messages import ViewDecided

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from psfleet.datasets.assignment import LOOKAHEAD, PlanEntry, RoundPlan, length
+from psfleet.datasets.round_plan import LOOKAHEAD, PlanEntry, RoundPlan, length
 from psfleet.errors import UsageError
 from psfleet.fleet import Fleet
 from psfleet.runtime.process_runtime import current

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.datasets.assignment import MOST, length
+from psfleet.datasets.round_plan import MOST, length
 from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.rules import make_rule

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.datasets.assignment import Range
+from psfleet.datasets.round_plan import Range
 from psfleet.errors import Fenced
 from psfleet.faults import DeathFault, SimulatedDeath
 from psfleet.rules import make_rule

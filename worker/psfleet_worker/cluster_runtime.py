@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.chaos.injection import FaultInjector, PushAudit
 from psfleet.consistency import ConsistencyMode, find_mode
-from psfleet.datasets.assignment import Range, SourceParts
+from psfleet.datasets.round_plan import Range, SourceParts
 from psfleet.errors import ConfigError, UsageError
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.threads import deferred
@@ -376,7 +376,7 @@ class ClusterRuntime:
             parts: Of a source that has more and more, for all workers alike; None: it has not.
 
         Returns:
-            For each step the positions of its samples (psfleet.datasets.assignment).
+            For each step the positions of its samples (psfleet.datasets.round_plan).
         """
         number = self._worker_data.count + 1
         feed = DataClient(self._fleet, trainer, number, size, epochs, seed, parts)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from psfleet.datasets.assignment import Range, RoundPlan, SourceParts
+from psfleet.datasets.round_plan import Range, RoundPlan, SourceParts
 from psfleet.stages.links import here, links
 from psfleet.wire.membership_messages import PLAN_ENTRY
 from psfleet.wire.message_converter import read_pairs

@@ -8,7 +8,7 @@ shell (psfleet_server.engine.view_changes) sends what is `due` to the servers an
 import copy
 from collections.abc import Callable, Mapping
 
-from psfleet.datasets.assignment import Range, RoundPlan
+from psfleet.datasets.round_plan import Range, RoundPlan
 from psfleet.errors import Fenced, Gap, NoRoom, NotReady, PsfleetError
 from psfleet.shard.events import Call, SendError
 from psfleet.shard.membership_view import PrepareView, ViewReport

@@ -6,7 +6,7 @@ See docs/protocol.md. Pure: the reports come in, the next roster comes out.
 from dataclasses import dataclass, field
 
 from psfleet.consistency import find_mode
-from psfleet.datasets.assignment import LOOKAHEAD
+from psfleet.datasets.round_plan import LOOKAHEAD
 from psfleet.errors import ConfigError, Fenced
 from psfleet.shard.membership_view import Incarnation, InstallView, SeatView, ViewReport, member
 

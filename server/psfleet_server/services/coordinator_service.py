@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.datasets.assignment import RoundPlan
+from psfleet.datasets.round_plan import RoundPlan
 from psfleet.errors import FrameError, ShapeError
 from psfleet.platform.logs import FIRST_NONFINITE
 from psfleet.schema.table import MAX_AXES

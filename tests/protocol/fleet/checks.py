@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from psfleet.datasets.assignment import PlanEntry, RoundPlan
+from psfleet.datasets.round_plan import PlanEntry, RoundPlan
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.kernels.hashing import owned_by
 from psfleet.runtime.interface import Read

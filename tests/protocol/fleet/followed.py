@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import PsfleetError
-from psfleet.tables.change_log import ChangeLog
+from psfleet.shard.change_log import ChangeLog
 from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet_server.engine.followers import Followers, SendChanges
 from tests.protocol.fleet.calls import Request, Response

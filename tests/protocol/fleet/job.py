@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.consistency import ConsistencyMode, SspMode, find_mode
-from psfleet.datasets.assignment import Range
+from psfleet.datasets.round_plan import Range
 from psfleet.kernels.hashing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.datasets.assignment import RoundPlan
+from psfleet.datasets.round_plan import RoundPlan
 from psfleet.errors import Fenced, ProtocolError, PsfleetError
 from psfleet.kernels.hashing import owned_by
 from psfleet.runtime.interface import Read

@@ -9,7 +9,7 @@ Pure: the programs of a dataset yield its steps, and between them what is to be 
 
 from collections.abc import Iterator
 
-from psfleet.datasets.assignment import Range, RoundPlan, length, part
+from psfleet.datasets.round_plan import Range, RoundPlan, length, part
 from psfleet.errors import UsageError
 from psfleet_worker.session.instructions import (
     DataReply,

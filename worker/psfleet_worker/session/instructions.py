@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 from psfleet.consistency import NO_MODE, ConsistencyMode
-from psfleet.datasets.assignment import Range, RoundPlan
+from psfleet.datasets.round_plan import Range, RoundPlan
 from psfleet.platform.memory import value_class
 from psfleet.shard.events import Join, Leave, MarkCut
 

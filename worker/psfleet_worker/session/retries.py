@@ -21,8 +21,8 @@ class Patience:
         reply: Limit for a server that has the call and only has to work.
         outage: Limit for a server that cannot be reached, before it is given up.
         start: The same at the first contact, when the fleet is still starting.
-        leave: The same when there is nothing left to do but to say so. A server that answers, but is not
-            ready, has started again and is given `outage`.
+        leave: The same for the last message of a worker, that it leaves. A server that answers, but is
+            not ready, has started again and is given `outage`.
         room: Limit for a server whose disk is full.
     """
 

@@ -4,10 +4,10 @@ A plan is a pure function of what the coordinator has decided: the order in whic
 plays no part, so that the same decisions give the same bits (rules R3 to R5 of docs/protocol.md).
 
 Samples are named by their position: sample i of epoch e has position e * size + i. An entry of a plan
-deals a stream of positions to some seats from one round on, until the next entry begins. Epochs do
-not share a round; the last round of an epoch is dealt evenly.
+gives a stream of positions to some seats from one round on, until the next entry begins. Epochs do
+not share a round; the seats share the last round of an epoch evenly.
 
-Whole epochs in a row are one range and one lap, whatever their number: nothing here takes longer, or
+Whole epochs in a row are one range, whatever their number: nothing here takes longer, or
 more room, for more of them.
 """
 
@@ -63,25 +63,25 @@ class EpochRange:
     repeats: int = 1
 
 
-def laps_of(ranges: Iterable[Range], size: int) -> list[EpochRange]:
+def epoch_ranges(ranges: Iterable[Range], size: int) -> list[EpochRange]:
     """The ranges, those of one epoch together, in order."""
-    laps: list[EpochRange] = []
-    open_epoch = -1  # the epoch of the last lap, if there may be more of it
+    spans: list[EpochRange] = []
+    open_epoch = -1  # the epoch of the last range, if there may be more of it
     for low, high in ranges:
         while low < high:
             epoch, offset = divmod(low, size)
             if epoch == open_epoch:
                 end = min(high, (epoch + 1) * size)
-                laps[-1] = EpochRange((*laps[-1].ranges, (low, end)))
+                spans[-1] = EpochRange((*spans[-1].ranges, (low, end)))
             elif offset == 0 and high - low >= size:
                 repeats, open_epoch = (high - low) // size, -1
-                laps.append(EpochRange(((low, low + size),), repeats))
+                spans.append(EpochRange(((low, low + size),), repeats))
                 end = low + repeats * size
             else:
                 end, open_epoch = min(high, (epoch + 1) * size), epoch
-                laps.append(EpochRange(((low, end),)))
+                spans.append(EpochRange(((low, end),)))
             low = end
-    return laps
+    return spans
 
 
 def _shifted(ranges: Iterable[Range], by: int) -> tuple[Range, ...]:
@@ -109,13 +109,13 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The deal of one dataset.
+    """Plan of one dataset: the samples of each seat in each round.
 
     Attributes:
         size: Samples of an epoch.
         batch: Samples of one seat in one round.
         entries: In order of their rounds; never changed, only followed by others or replaced whole.
-        withdrawn: Rounds and seats whose share has been dealt again: the seat is not in the round.
+        withdrawn: Rounds and seats whose share others have since: the seat is not in the round.
     """
 
     size: int
@@ -129,7 +129,7 @@ class RoundPlan:
         if entry is None or seat not in entry.seats:
             return ()
         place, seats = entry.seats.index(seat), len(entry.seats)
-        for span, start, rounds in self._laps(entry):
+        for span, start, rounds in self._spans(entry):
             if start <= number < start + span.repeats * rounds:
                 epoch, within = divmod(number - start, rounds)
                 offset = within * self.batch * seats
@@ -142,7 +142,7 @@ class RoundPlan:
         """Return the last round in which a seat has samples; 0: there is none."""
         number = 0
         for index, entry in enumerate(self.entries):
-            ends = [start + span.repeats * rounds - 1 for span, start, rounds in self._laps(entry)]
+            ends = [start + span.repeats * rounds - 1 for span, start, rounds in self._spans(entry)]
             if ends:
                 number = max(number, ends[-1])
             if index + 1 < len(self.entries):
@@ -150,16 +150,16 @@ class RoundPlan:
         return number
 
     def rest(self, number: int) -> tuple[Range, ...]:
-        """Return the samples that are dealt in round `number` or later."""
+        """Return the samples of round `number` and of later ones."""
         entry = self._entry(number)
         if entry is None or not entry.seats:  # no seat had any of it
             return () if entry is None else entry.stream
         ranges: list[Range] = []
-        for span, start, rounds in self._laps(entry):
+        for span, start, rounds in self._spans(entry):
             epoch, within = divmod(max(number - start, 0), rounds)
             if epoch < span.repeats:
-                dealt = within * self.batch * len(entry.seats)
-                ranges += _shifted(part(span.ranges, dealt, length(span.ranges)), epoch * self.size)
+                first = within * self.batch * len(entry.seats)
+                ranges += _shifted(part(span.ranges, first, length(span.ranges)), epoch * self.size)
             if epoch + 1 < span.repeats:
                 low = span.ranges[0][0]
                 ranges.append((low + (epoch + 1) * self.size, low + span.repeats * self.size))
@@ -172,14 +172,14 @@ class RoundPlan:
         last = self.entries[-1]
         if last.first <= closed + 1:
             return self.rest(closed + 1)
-        dealt = [
+        used_before = [
             positions
             for number in range(closed + 1, last.first)
             for seat in self._seats(number)
             if (number, seat) not in self.withdrawn
             for positions in self.share(seat, number)
         ]
-        return tuple(sorted((*dealt, *last.stream)))
+        return tuple(sorted((*used_before, *last.stream)))
 
     def missed(self, seat: int, after: int, closed: int) -> tuple[Range, ...]:
         """Return the seat's samples of rounds after `after`, up to `closed`, which closed without it."""
@@ -201,7 +201,7 @@ class RoundPlan:
             seats: In order.
             closed: The last round that is closed anywhere.
             counts_in: Function that tells whether a seat is a member of a round. What those that
-                are not had in rounds between is dealt again.
+                are not had in rounds between comes again.
         """
         out = [
             (between, seat)
@@ -228,12 +228,12 @@ class RoundPlan:
         entry = self._entry(number)
         return () if entry is None else entry.seats
 
-    def _laps(self, entry: PlanEntry) -> list[tuple[EpochRange, int, int]]:
-        """The laps of an entry, each with its first round and how many rounds each of its epochs takes."""
-        laps = []
+    def _spans(self, entry: PlanEntry) -> list[tuple[EpochRange, int, int]]:
+        """The ranges of an entry by epochs, each with its first round and the rounds of one epoch."""
+        spans = []
         start = entry.first
-        for span in laps_of(entry.stream, self.size) if entry.seats else []:
+        for span in epoch_ranges(entry.stream, self.size) if entry.seats else []:
             rounds = -(-length(span.ranges) // (self.batch * len(entry.seats)))
-            laps.append((span, start, rounds))
+            spans.append((span, start, rounds))
             start += span.repeats * rounds
-        return laps
+        return spans
