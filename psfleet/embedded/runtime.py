@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import Snapshot, save_fleet
 from psfleet.checkpoint.loading import Events, load_events
 from psfleet.consistency import AsyncMode
-from psfleet.datasets.assignment import Range
+from psfleet.datasets.round_plan import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.number_formats import rounded
 from psfleet.platform.threads import deferred

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.datasets.assignment import Range
+from psfleet.datasets.round_plan import Range
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.runtime.interface import (
     CompletedPush,

@@ -96,7 +96,7 @@ class LRU(EvictionPolicy):
     name = "lru"
 
     def score(self) -> None:
-        """See EvictionPolicy.score."""
+        """Return None: the order is that of the last pushes (`tables.eviction_ranking.AgeRanking`)."""
 
 
 @dataclass(frozen=True)

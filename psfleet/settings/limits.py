@@ -39,8 +39,8 @@ class ServerLimits:
     connections: int = _count(4096, "Open connections; a further one is closed at once")
     handshakes: int = _count(
         128,
-        "Connections of one address that have not proved themselves; when there are more, the oldest "
-        "are closed",
+        "Connections of one address that have not proved themselves; of more, silent ones are closed "
+        "first, then the oldest",
     )
     streams: int = _count(
         1024, "Calls that are open at once on one connection; further ones wait in the client"

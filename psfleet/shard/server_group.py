@@ -55,7 +55,7 @@ def located_as(there: TableSpec, spec: TableSpec) -> TableSpec:
 
 
 def placed(spec: TableSpec, before: Iterable[TableSpec]) -> TableSpec:
-    """The definition with a group, unless all servers are to hold the table.
+    """Return the definition with the group of servers that holds the table; without one all do.
 
     Dense tables fill one server after the other, SHARE values each, so that a small model is on one server
     and a large one on all. Groups of sparse tables follow each other.

@@ -2,7 +2,6 @@
 
 For snapshots: `rows`, `candidates` and `clock` hand out everything, `write`, `write_candidates` and
 `set_clock` take it back. What has changed meanwhile:
-
     mark = table.mark()                     # from now on the table remembers what it removes
     changes = table.changed_since(mark)     # ids to write again, ids to delete
     delta = table.rows(changes.ids)
@@ -25,7 +24,8 @@ from psfleet.schema.entry import EvictionStreamEntry, part_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.admission import AdmissionFilter, admission_rule
 from psfleet.tables.budget import MemoryAccount, MemoryBudget
-from psfleet.tables.lifetime import RowLifetime, eviction_ranking
+from psfleet.tables.eviction_ranking import eviction_ranking
+from psfleet.tables.lifetime import RowLifetime
 from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.row_data import (
     CandidateData,

@@ -1,6 +1,6 @@
 """Between views, reports and plans and their protobuf messages."""
 
-from psfleet.datasets.assignment import PlanEntry
+from psfleet.datasets.round_plan import PlanEntry
 from psfleet.shard.membership_view import InstallView, ViewReport
 from psfleet.wire.message_converter import Converter
 from psfleet.wire.v1 import membership_pb2

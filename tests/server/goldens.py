@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.consistency import SspMode, SyncMode
-from psfleet.datasets.assignment import PlanEntry, RoundPlan
+from psfleet.datasets.round_plan import PlanEntry, RoundPlan
 from psfleet.entry import CapacityEntry, CountFilterEntry
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from psfleet.consistency import SyncMode
-from psfleet.datasets.assignment import LOOKAHEAD, PlanEntry, RoundPlan
+from psfleet.datasets.round_plan import LOOKAHEAD, PlanEntry, RoundPlan
 from psfleet.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.tables.change_log import ChangeLog
+from psfleet.shard.change_log import ChangeLog
 
 Ids = NDArray[np.int64]
 
