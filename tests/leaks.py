@@ -31,13 +31,13 @@ def _started(since: float) -> set[str]:
 
     A list of children may lack one whose starting thread ends meanwhile, so the one of before is not enough.
     """
-    found = set()
+    processes = set()
     for child in children():
         with contextlib.suppress(FileNotFoundError):  # it has been awaited
             fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
             if int(fields[19]) / os.sysconf("SC_CLK_TCK") >= since:
-                found.add(child)
-    return found
+                processes.add(child)
+    return processes
 
 
 def _threads() -> set[threading.Thread]:

@@ -23,5 +23,5 @@ def ended(
     how: As for `subprocess.run`.
     """
     how = {"capture_output": True, "text": True, "check": False, **how}
-    done: subprocess.CompletedProcess[str] = subprocess.run(command, timeout=timeout, **how)
-    return done
+    process: subprocess.CompletedProcess[str] = subprocess.run(command, timeout=timeout, **how)
+    return process

@@ -45,8 +45,8 @@ class CountingWorkload:
         """Raise AssertionError unless both tables have counted every push once."""
         counts, total = self._states
         ids = np.concatenate([np.concatenate(self._batches(w)) for w in range(workers)])
-        wanted = np.bincount(ids, minlength=_IDS)
-        np.testing.assert_array_equal(counts.values[0][:, 0], wanted)
+        expected = np.bincount(ids, minlength=_IDS)
+        np.testing.assert_array_equal(counts.values[0][:, 0], expected)
         np.testing.assert_array_equal(total.values[0], np.full(9000, workers * self.pushes))
 
     def _batches(self, worker: int) -> list[np.ndarray]:

@@ -27,8 +27,8 @@ def widened(rows: NDArray[Any]) -> NDArray[Any]:
 def hyper(name: str) -> dict[str, Any]:
     """The hyperparameters of one recording."""
     index = json.loads((_folder(name) / "index.json").read_text())
-    found = index.get(name) or index[name.rpartition("_")[0]]  # of both shapes
-    values: dict[str, Any] = found["hyper"]
+    key = index.get(name) or index[name.rpartition("_")[0]]  # of both shapes
+    values: dict[str, Any] = key["hyper"]
     return values
 
 

@@ -30,12 +30,12 @@ def check_refusals(
     for line in table.strip().splitlines():
         call, _, sentence = line.rpartition("  # ")
         pattern = ".*".join(re.escape(part) for part in sentence.split("..."))
-        said = "nothing"
+        message = "nothing"
         try:
             with around():
                 exec(call, dict(names))
         except PsfleetError as error:
-            said = f"{type(error).__name__}: {error}"
-        if not call or "\n" in said or not re.search(pattern, said):
-            wrong.append(f"{call}\n    said {said}\n    not  {sentence}")
+            message = f"{type(error).__name__}: {error}"
+        if not call or "\n" in message or not re.search(pattern, message):
+            wrong.append(f"{call}\n    said {message}\n    not  {sentence}")
     assert not wrong, "\n".join(wrong)

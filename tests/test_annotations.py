@@ -71,17 +71,17 @@ REFUSED: list[tuple[Any, Any, type[ConfigError], str]] = [
 @pytest.mark.parametrize(("value", "annotation", "expected"), TAKEN)
 def test_taken(value: Any, annotation: Any, expected: Any) -> None:
     """A right value comes back in the annotation's own type."""
-    found = check("owner", "name", value, annotation)
-    assert found == expected
-    assert type(found) is type(expected)
+    actual = check("owner", "name", value, annotation)
+    assert actual == expected
+    assert type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(("value", "annotation", "kind", "text"), REFUSED)
 def test_refused(value: Any, annotation: Any, kind: type[ConfigError], text: str) -> None:
     """A wrong one is told apart by type and by range, in one sentence."""
-    with pytest.raises(kind, match=f"^owner: name .*{text}") as caught:
+    with pytest.raises(kind, match=f"^owner: name .*{text}") as error:
         check("owner", "name", value, annotation)
-    assert type(caught.value) is kind
+    assert type(error.value) is kind
 
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()))
@@ -89,11 +89,11 @@ def test_any_value_is_taken_or_refused(value: Any) -> None:
     """Whatever comes, a number within its range comes out, or a ConfigError."""
     for annotation in (float, int, NonNegative, PositiveInt, Annotated[int, Range(-1, 7)]):
         try:
-            found = check("owner", "name", value, annotation)
+            actual = check("owner", "name", value, annotation)
         except ConfigError:
             continue
-        assert math.isfinite(found)
-        assert not isinstance(found, bool)
+        assert math.isfinite(actual)
+        assert not isinstance(actual, bool)
 
 
 class More(TypedDict, total=False):

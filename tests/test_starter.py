@@ -69,7 +69,7 @@ def test_a_fork_finds_what_an_interpreter_finds(
     """
     (tmp_path / "program.py").write_text(_PROGRAM)
     words = [word.format(folder=tmp_path) for word in program]
-    found, drawn = [], []
+    numbers, drawn = [], []
     reading, writing = os.pipe()
     for kind in (forking, starter.exec_popen):
         process = _start(
@@ -83,16 +83,16 @@ def test_a_fork_finds_what_an_interpreter_finds(
         )
         out, drawn_here = process.communicate("said")
         assert process.returncode == 0, drawn_here
-        told = json.loads(out)
-        assert told["group"] == (process.pid if is_session else os.getpgid(0))
-        del told["group"]
-        told["shown"].sort()
-        assert {*told["files"]} == {0, 1, 2, writing}
-        found.append(told)
+        facts = json.loads(out)
+        assert facts["group"] == (process.pid if is_session else os.getpgid(0))
+        del facts["group"]
+        facts["shown"].sort()
+        assert {*facts["files"]} == {0, 1, 2, writing}
+        numbers.append(facts)
         drawn.append(drawn_here)
     os.close(reading)
     os.close(writing)
-    assert found[0] == found[1]
+    assert numbers[0] == numbers[1]
     assert drawn[0] != drawn[1]
 
 

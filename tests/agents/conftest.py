@@ -98,9 +98,9 @@ class Site:
     def invitation(self, launcher: Launcher) -> list[str]:
         """The arguments of the command that the launcher has printed."""
         launcher.until(lambda: "agent --join" in self.said(), "command")
-        found = re.search(r"psfleet (agent --join \S+ --credentials \S+)", self.said())
-        assert found, self.said()
-        return shlex.split(found[1])
+        match = re.search(r"psfleet (agent --join \S+ --credentials \S+)", self.said())
+        assert match, self.said()
+        return shlex.split(match[1])
 
     def join(
         self, launcher: Launcher, name: str, address: str, *prefix: str, **variables: str
@@ -174,31 +174,31 @@ class Site:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Hosts with an sshd, for all tests of the session."""
-    with ssh_hosts(tmp_path_factory.mktemp("lab")) as made:
-        yield made
+    with ssh_hosts(tmp_path_factory.mktemp("lab")) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Nodes of Slurm, for all tests of the session."""
-    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
+    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as slurm:
+        yield slurm
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Lab]:
     """Two machines."""
     has("join", (), "iproute2")
-    with laboratory(tmp_path) as made:
-        yield made
+    with laboratory(tmp_path) as machines_pair:
+        yield machines_pair
 
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Lab]:
     """Three machines that may lose their power."""
     has("join", (), "iproute2")
-    with laboratory(tmp_path, ("alpha", "beta", "gamma")) as made:
-        yield made
+    with laboratory(tmp_path, ("alpha", "beta", "gamma")) as laboratory_machines:
+        yield laboratory_machines
 
 
 _CLUSTERS = ("slurm", "ray")
@@ -208,8 +208,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave ssh, Slurm and Ray to `make test-engines`: there every process is a new interpreter."""
     runs_all = bool(os.environ.get("PSFLEET_TEST_ENGINES"))
     for item in items:
-        made = getattr(item, "callspec", None)
-        name = made and made.params.get("engine")
+        call = getattr(item, "callspec", None)
+        name = call and call.params.get("engine")
         if "lab" in getattr(item, "fixturenames", ()):
             name = "ssh"
         if name in _CLUSTERS:
@@ -221,8 +221,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ray_nodes() -> Iterator[Lab]:
     """Nodes of Ray, for all tests of the session."""
-    with ray_cluster() as made:
-        yield made
+    with ray_cluster() as nodes:
+        yield nodes
 
 
 _LABS = {"ssh": "lab", "slurm": "cluster", "ray": "ray_nodes"}
@@ -238,8 +238,8 @@ def engine(request: pytest.FixtureRequest) -> tuple[str, Lab | None]:
 @pytest.fixture
 def site(engine: tuple[str, Lab | None], tmp_path: Path) -> Iterator[Site]:
     """An engine with two machines; at the end nothing of its jobs is left anywhere."""
-    made = Site(engine[0], tmp_path, engine[1])
+    site_made = Site(engine[0], tmp_path, engine[1])
     try:
-        yield made
+        yield site_made
     finally:
-        made.close()
+        site_made.close()

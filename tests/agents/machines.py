@@ -75,8 +75,8 @@ class Lab:
 
 def run(*command: str) -> None:
     """Run a command, which must not fail."""
-    done = ended(command)
-    assert done.returncode == 0, (command, done.stderr)
+    process = ended(command)
+    assert process.returncode == 0, (command, process.stderr)
 
 
 def has(engine: str, programs: Sequence[str], packages: str) -> None:

@@ -75,9 +75,9 @@ def _living(lab: Lab) -> int:
         f"known = GcsClient(address={RAY_HEAD!r}).get_all_node_info().values()\n"
         "print(sum(node.state == 0 for node in known))\n"
     )
-    done = ended([*lab.inside, sys.executable, "-c", code], env=os.environ | RAY_VARIABLES)
-    said = done.stdout.strip()
-    return int(said) if said.isdigit() else 0
+    process = ended([*lab.inside, sys.executable, "-c", code], env=os.environ | RAY_VARIABLES)
+    output = process.stdout.strip()
+    return int(output) if output.isdigit() else 0
 
 
 def _logs(lab: Lab) -> Callable[[], str]:

@@ -109,8 +109,8 @@ def _start(
 
 def ask(lab: Lab, *command: str) -> str:
     """What a program of Slurm answers; nothing if it fails."""
-    done = ended([*lab.inside, *command], env=os.environ | slurm_variables(lab))
-    return done.stdout.strip()
+    process = ended([*lab.inside, *command], env=os.environ | slurm_variables(lab))
+    return process.stdout.strip()
 
 
 def _logs(lab: Lab) -> Callable[[], str]:

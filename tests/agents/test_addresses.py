@@ -66,11 +66,11 @@ def test_a_name_with_an_address_of_ipv6_alone(tmp_path: Path) -> None:
     hosts.write_text(f"::1 six\nfe80::1 six\n{SIX}::9 six\n")
     code = "from psfleet_launch.engines.remote.addresses import own_address\nprint(own_address())"
     inside = f'hostname six; mount --bind {hosts} /etc/hosts; exec "$@"'
-    made = ["unshare", "--uts", "--mount", "sh", "-ec", inside, "sh"]
-    if subprocess.run([*made, "true"], check=False, capture_output=True).returncode:
+    prefix = ["unshare", "--uts", "--mount", "sh", "-ec", inside, "sh"]
+    if subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
         pytest.skip("another name for this machine needs root")
-    done = ended([*made, sys.executable, "-c", code])
-    assert done.stdout == f"[{SIX}::9]\n", done.stderr
+    process = ended([*prefix, sys.executable, "-c", code])
+    assert process.stdout == f"[{SIX}::9]\n", process.stderr
 
 
 def train(site: Site, machines: Lab, listen: str, *options: str) -> list[str]:
@@ -105,5 +105,5 @@ def test_machines_may_have_two_networks(site: Site, pair: Lab) -> None:
         own = f"{OTHER}.{number + 1}/24"
         run(*pair.within(number), "ip", "address", "add", own, "dev", "eth0")
     addresses = ",".join(f"{host}={OTHER}.{n}" for n, host in enumerate(pair.hosts, 2))
-    found = train(site, pair, f"{NETWORK}.1", "--addresses", addresses)
-    assert found == [f"{OTHER}.2", f"{OTHER}.3"]
+    actual = train(site, pair, f"{NETWORK}.1", "--addresses", addresses)
+    assert actual == [f"{OTHER}.2", f"{OTHER}.3"]

@@ -34,10 +34,10 @@ def test_the_last_machine_makes_a_server_ready() -> None:
 def test_the_first_machine_that_cannot_connect_is_named() -> None:
     """Later answers about the same server have no effect."""
     checks = begun()
-    (found,) = checks.answered("alpha", "b:2", "Connection refused")
-    assert isinstance(found, ServerUnreachable)
-    assert found.member == S1.member
-    assert found.why.startswith(
+    (actual,) = checks.answered("alpha", "b:2", "Connection refused")
+    assert isinstance(actual, ServerUnreachable)
+    assert actual.member == S1.member
+    assert actual.why.startswith(
         "host alpha cannot connect to server 1 on host beta at b:2 (Connection refused); let firewalls pass"
     )
     assert not list(checks.answered("beta", "b:2", "Connection refused"))
@@ -79,8 +79,10 @@ def test_a_firewall_that_blocks_one_direction(
         code, _, err = site.ends(launcher)
     there, here = pair.hosts[away], pair.hosts[1 - away]
     assert code == 1, err
-    said = f"host {here} cannot connect to server {away} on host {there} at {NETWORK}.{away + 2}:"
-    assert f"server {away} failed first: {said}" in err
+    message = (
+        f"host {here} cannot connect to server {away} on host {there} at {NETWORK}.{away + 2}:"
+    )
+    assert f"server {away} failed first: {message}" in err
     assert why in err
     assert f"host {there} · rank {away}" in err
     assert "then stopped: server 0, server 1 (asked to stop" in err

@@ -44,15 +44,15 @@ def looked_at(engine: str, root: Path) -> dict[str, Finding]:
 
 def test_what_the_kernel_says(root: Path) -> None:
     """The container's limit counts where it is lower; advice names the number or the file."""
-    found = looked_at("local", root)
-    assert found["memory"].value == "0.5 GiB free of this container"
-    assert "0.5 GiB beside its tables" in found["memory"].advice
-    assert "echo madvise" in found["huge pages"].advice
+    actual = looked_at("local", root)
+    assert actual["memory"].value == "0.5 GiB free of this container"
+    assert "0.5 GiB beside its tables" in actual["memory"].advice
+    assert "echo madvise" in actual["huge pages"].advice
     (root / "sys/fs/cgroup/memory.max").write_text("max\n")
     (root / "sys/kernel/mm/transparent_hugepage/enabled").write_text("always [madvise] never\n")
-    found = looked_at("local", root)
-    assert (found["memory"].value, found["memory"].advice) == ("16.0 GiB free", "")
-    assert (found["huge pages"].value, found["huge pages"].advice) == ("madvise", "")
+    actual = looked_at("local", root)
+    assert (actual["memory"].value, actual["memory"].advice) == ("16.0 GiB free", "")
+    assert (actual["huge pages"].value, actual["huge pages"].advice) == ("madvise", "")
 
 
 def test_more_threads_than_cores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +68,9 @@ def test_a_cache_that_others_can_write(root: Path, monkeypatch: pytest.MonkeyPat
     assert looked_at("local", root)["kernel cache"] == Finding("kernel cache", str(folder))
     folder.mkdir()
     folder.chmod(0o777)
-    found = looked_at("local", root)["kernel cache"]
-    assert found.value == "none: each process compiles its kernels anew"
-    assert f"let {folder} be a folder that only its owner can write" in found.advice
+    actual = looked_at("local", root)["kernel cache"]
+    assert actual.value == "none: each process compiles its kernels anew"
+    assert f"let {folder} be a folder that only its owner can write" in actual.advice
 
 
 def test_a_missing_program(
@@ -105,13 +105,13 @@ def test_versions_of_cuda(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     program.chmod(0o755)
     del installed["numba-cuda"]
-    found = looked_at("local", root)
-    assert found["GPUs"].value == "NVIDIA H100"
-    assert found["GPU memory"].value == "64.0 of 80.0 GiB free, 56.0 for the tables of a server"
+    actual = looked_at("local", root)
+    assert actual["GPUs"].value == "NVIDIA H100"
+    assert actual["GPU memory"].value == "64.0 of 80.0 GiB free, 56.0 for the tables of a server"
     monkeypatch.setenv("PSFLEET_DEVICE_MEMORY", "40G")
     assert looked_at("local", root)["GPU memory"].value.endswith("40.0 for the tables of a server")
-    assert found["CUDA"].value == "driver 580.65.06, cuda-toolkit 13.5.0"
-    assert "pip install '.[cuda]'" in found["CUDA"].advice
+    assert actual["CUDA"].value == "driver 580.65.06, cuda-toolkit 13.5.0"
+    assert "pip install '.[cuda]'" in actual["CUDA"].advice
 
 
 def test_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,25 +124,25 @@ def test_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_this_machine() -> None:
     """The command looks at everything, and a machine that runs these tests is fit."""
-    done = ended([*PSFLEET, "doctor"], env=_environment())
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = [line[:14].strip() for line in done.stdout.splitlines() if line[0] != " "]
+    process = ended([*PSFLEET, "doctor"], env=_environment())
+    assert process.returncode == 0, process.stdout + process.stderr
+    names = [line[:14].strip() for line in process.stdout.splitlines() if line[0] != " "]
     assert names == [
         *("versions", "clock", "open files", "memory", "huge pages", "kernel cache"),
         *("BLAS threads", "GPUs", "CUDA"),
     ]
-    done = ended([*PSFLEET, "doctor", "--json"], env=_environment())
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["name"] for one in found] == names
-    assert {*found[0]} == {"name", "value", "advice", "is_fatal"}
+    process = ended([*PSFLEET, "doctor", "--json"], env=_environment())
+    document = [json.loads(line) for line in process.stdout.splitlines()]
+    assert [one["name"] for one in document] == names
+    assert {*document[0]} == {"name", "value", "advice", "is_fatal"}
 
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Lab]:
     """Two machines with a cable each."""
     has("doctor", (), "iproute2")
-    with laboratory(tmp_path) as made:
-        yield made
+    with laboratory(tmp_path) as laboratory_machines:
+        yield laboratory_machines
 
 
 def started(lab: Lab, number: int, seconds: float = 300) -> "subprocess.Popen[str]":
@@ -177,10 +177,10 @@ def test_a_port_that_is_blocked_in_one_direction() -> None:
     own_net = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"  # where nobody else listens
     hosts = [f"{own_net}.{number}" for number in (1, 2)]
     with PeerCheck(hosts, 7164, 0.0) as own, PeerCheck(hosts, 7164, 0.0):
-        found = list(own.findings())
-    assert [one.name for one in found] == [hosts[1]] * 2
-    assert [one.is_fatal for one in found] == [False, True]
-    assert found[1].value == f"has not reached {hosts[0]}"
+        actual = list(own.findings())
+    assert [one.name for one in actual] == [hosts[1]] * 2
+    assert [one.is_fatal for one in actual] == [False, True]
+    assert actual[1].value == f"has not reached {hosts[0]}"
 
 
 def test_peers_must_name_this_machine() -> None:

@@ -136,11 +136,11 @@ def test_stages_train_on_one_of_the_machines(site: Site) -> None:
     """The stages of a worker, and a server on another machine, give the bits of the local engine."""
     script = str(ROOT / "tests" / "pipeline" / "scripts" / "trainer.py")
     stages = ("--pipeline", "1f1b", "--stages", "2", "--micro-batches", "4", "--no-progress")
-    found = []
+    digests = []
     for name, start in (("local", site.start), ("agents", site.launch)):
         out = site.folder / f"{name}.npz"
         job = (*stages, "--servers", "2", "--job", name, script, str(out), "plain", "4")
         site.ends_with(0, start(*job, OMP_NUM_THREADS="1"))
         with np.load(out) as arrays:
-            found.append({key: value.tobytes() for key, value in arrays.items()})
-    assert found[0] == found[1]
+            digests.append({key: value.tobytes() for key, value in arrays.items()})
+    assert digests[0] == digests[1]

@@ -103,13 +103,13 @@ def test_credentials_that_are_not_good(site: Site, tmp_path: Path) -> None:
     _, _, endpoint, _, file = site.invitation(launcher)
     path, good = Path(file), Path(file).read_text()
     path.chmod(0o644)
-    said = agent_says(site, launcher, 2)
-    assert "can be read by others than its owner; chmod 600 it" in said
+    output = agent_says(site, launcher, 2)
+    assert "can be read by others than its owner; chmod 600 it" in output
     path.chmod(0o600)
     path.write_bytes(invitation(make_credentials(tmp_path / "other")["worker"]))
-    said = agent_says(site, launcher, 2)
-    assert f"the launcher at {endpoint} and this agent do not know each other" in said
-    assert "it is of another job" in said
+    output = agent_says(site, launcher, 2)
+    assert f"the launcher at {endpoint} and this agent do not know each other" in output
+    assert "it is of another job" in output
     credentials = json.loads(good)
     path.write_text(json.dumps(credentials | {"token": credentials["token"][::-1]}))
     assert "psfleet agent beta: its token is not this job's" in agent_says(site, launcher, 1)
@@ -173,8 +173,9 @@ def test_a_launcher_that_is_not_there(site: Site) -> None:
         bound.bind(("127.0.0.1", 0))  # nobody listens
         endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
         command = [*PSFLEET, "agent", "--join", endpoint, "--credentials", str(path)]
-        done = ended(command)
-    assert done.returncode == 2
+        process = ended(command)
+    assert process.returncode == 2
     assert (
-        f"psfleet: the launcher at {endpoint} cannot be reached; check the address" in done.stderr
+        f"psfleet: the launcher at {endpoint} cannot be reached; check the address"
+        in process.stderr
     )

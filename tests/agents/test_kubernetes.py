@@ -40,8 +40,8 @@ def render(folder: Path, *options: str, script: tuple[str, ...] = (TRAINER, "30"
 
 def jobs(files: dict[str, Any]) -> dict[str, Any]:
     """The specification of the Job of each role."""
-    if made := files.get("jobset.json"):
-        return {one["name"]: one["template"]["spec"] for one in made["spec"]["replicatedJobs"]}
+    if jobset := files.get("jobset.json"):
+        return {one["name"]: one["template"]["spec"] for one in jobset["spec"]["replicatedJobs"]}
     return {role: files[name]["spec"] for role, name in JOBS.items()}
 
 
@@ -50,8 +50,8 @@ JOBS = {"launcher": "launcher.json", "agent": "agents.json"}
 
 def container(files: dict[str, Any], role: str) -> Any:
     """The container of a role's pods."""
-    (found,) = jobs(files)[role]["template"]["spec"]["containers"]
-    return found
+    (container_spec,) = jobs(files)[role]["template"]["spec"]["containers"]
+    return container_spec
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -80,12 +80,12 @@ def test_a_jobset_is_strictly_valid(options: tuple[str, ...], tmp_path: Path) ->
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="no kubeflow-trainer-api")
     validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate")
     files = render(tmp_path, "--jobset", *options)
-    made = files["jobset.json"]
-    assert models.JobsetV1alpha2JobSet.from_dict(made).to_dict() == made
-    for one in made["spec"]["replicatedJobs"]:
+    jobset = files["jobset.json"]
+    assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset
+    for one in jobset["spec"]["replicatedJobs"]:
         job = one["template"] | {"apiVersion": "batch/v1", "kind": "Job"}
         validator.validate(job, VERSION, strict=True)
-    misspelt = json.loads(json.dumps(made).replace("successPolicy", "sucessPolicy"))
+    misspelt = json.loads(json.dumps(jobset).replace("successPolicy", "sucessPolicy"))
     assert models.JobsetV1alpha2JobSet.from_dict(misspelt).to_dict() != misspelt
 
 
@@ -93,15 +93,15 @@ def test_a_jobset_is_strictly_valid(options: tuple[str, ...], tmp_path: Path) ->
 def test_a_jobset_has_the_fields_of_its_api(options: tuple[str, ...], tmp_path: Path) -> None:
     """No field that a cluster would drop, none of another type, no value that it would refuse."""
     jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema")
-    made = render(tmp_path, "--jobset", *options)["jobset.json"]
-    jsonschema.validate(made, JOBSET)
-    for wrong, found in [
+    jobset = render(tmp_path, "--jobset", *options)["jobset.json"]
+    jsonschema.validate(jobset, JOBSET)
+    for wrong, named in [
         ({"successPolicy": {"operator": "Some"}}, "'Some' is not one of"),
         ({"sucessPolicy": {"operator": "All"}}, "'sucessPolicy' was unexpected"),
         ({"replicatedJobs": [{"name": "server"}]}, "'template' is a required property"),
     ]:
-        with pytest.raises(jsonschema.ValidationError, match=found):
-            jsonschema.validate(made | {"spec": made["spec"] | wrong}, JOBSET)
+        with pytest.raises(jsonschema.ValidationError, match=named):
+            jsonschema.validate(jobset | {"spec": jobset["spec"] | wrong}, JOBSET)
 
 
 def test_other_options_leave_no_file_behind(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_names_of_objects_agree(form: tuple[str, ...], tmp_path: Path) -> None:
 def test_resources_are_those_of_the_fullest_agent(tmp_path: Path) -> None:
     """Requests for its processes, with room for each server's calls; nothing of what nobody names."""
     needs = ("--server-cores", "2", "--worker-cores", "4", "--server-memory", "1G")
-    made = render(tmp_path / "named", *needs, "--agents", "2")
+    files = render(tmp_path / "named", *needs, "--agents", "2")
     size = {"cpu": "6", "memory": str((5 << 28) + (512 << 20))}
-    assert container(made, "agent")["resources"] == {"requests": size}
+    assert container(files, "agent")["resources"] == {"requests": size}
     assert "resources" not in container(render(tmp_path / "none"), "agent")
 
 
@@ -220,10 +220,10 @@ class Pods:
 
     def command(self, role: str) -> tuple[list[str], dict[str, str]]:
         """The command of a role without its program, and its variables but for the cache of kernels."""
-        made = container(self._files, role)
-        variables = {one["name"]: self.local(one["value"], role) for one in made["env"]}
+        words = container(self._files, role)
+        variables = {one["name"]: self.local(one["value"], role) for one in words["env"]}
         del variables["PSFLEET_CACHE"]
-        return [self.local(word, role) for word in made["command"][1:]], variables
+        return [self.local(word, role) for word in words["command"][1:]], variables
 
     def start_agent(self, number: int) -> None:
         """Start the agent's pod of this number on its machine."""

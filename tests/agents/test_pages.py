@@ -23,8 +23,8 @@ def page(engine: str) -> str:
 
 def job_file(engine: str) -> str:
     """The first job file that it prints."""
-    found, *_ = re.findall(r"^```toml\n(.*?)^```", page(engine), re.DOTALL | re.MULTILINE)
-    return str(found)
+    matches, *_ = re.findall(r"^```toml\n(.*?)^```", page(engine), re.DOTALL | re.MULTILINE)
+    return str(matches)
 
 
 @pytest.mark.parametrize("name", ["join", "kubernetes", "ray", "slurm", "ssh"])

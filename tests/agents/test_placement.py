@@ -91,13 +91,13 @@ def test_a_machine_that_is_too_small_is_left_out() -> None:
 def test_what_fits_nowhere_is_refused() -> None:
     """The sentence says who needs what, what there is, and which options ask for less."""
     sizes = {"a": Resources(4, 8 << 30), "b": Resources(6, 4 << 30)}
-    said = (
+    sentence = (
         "worker 1 needs 3 cores and 1.5 GiB, and no machine has room for it: 'a' has most left, 1 core and "
         "6.5 GiB of 4 cores and 8.0 GiB; name more machines, or ask for less with --worker-cores and "
         "--worker-memory"
     )
     asked = job(1, 2, server_cores=5, worker_cores=3, worker_memory=3 << 29)
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
         MachinePlacement(asked, ["a", "b"], sizes)
     standby = "standby of server 0 needs 5 cores, and no machine has room for it: 'a' has most left, 4 cores"
     asked = job(1, 1, replicas=1, server_cores=5)

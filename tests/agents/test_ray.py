@@ -44,14 +44,14 @@ def test_bundles_on_machines_of_their_own(site: Site) -> None:
 
 def test_an_address_without_a_cluster(site: Site) -> None:
     """Nobody listens there."""
-    said = refused(site, "--ray-address", f"{RAY_NODES[0]}:9")
-    assert f"there is no Ray cluster at '{RAY_NODES[0]}:9' (Connection refused)" in said
+    message = refused(site, "--ray-address", f"{RAY_NODES[0]}:9")
+    assert f"there is no Ray cluster at '{RAY_NODES[0]}:9' (Connection refused)" in message
 
 
 def test_ray_client_is_refused(site: Site) -> None:
     """It could not hold agents."""
-    said = refused(site, "--ray-address", f"ray://{RAY_HEAD}", "--listen", RAY_NODES[0])
-    assert "Ray Client cannot hold agents" in said
+    message = refused(site, "--ray-address", f"ray://{RAY_HEAD}", "--listen", RAY_NODES[0])
+    assert "Ray Client cannot hold agents" in message
 
 
 HOLDS = """\

@@ -21,14 +21,14 @@ class Machine:
 
     def look(self, seconds: float, *, step: float = LOOK, kernel: bool = False) -> list[bool]:
         """Whether it can be reached, look by look; `kernel`: its kernel acknowledges what it is sent."""
-        found = []
+        hosts = []
         for _ in range(round(seconds / step)):
             self.at += step
             if kernel:
                 self.acknowledged = self.at - 0.1
             self.reach.look(self.at, self.last_message, lambda: self.at - self.acknowledged)
-            found.append(self.reach.can_be_reached)
-        return found
+            hosts.append(self.reach.can_be_reached)
+        return hosts
 
 
 def test_a_machine_without_power_is_noticed() -> None:

@@ -55,9 +55,9 @@ def number(site: Site) -> str:
 
 def until_snapshot(launcher: Launcher) -> None:
     """Wait until job j has a complete snapshot."""
-    found = launcher.folder.glob
+    folders = launcher.folder.glob
     complete = "psfleet-logs/j/snapshots/snapshot-*/manifest.json"
-    launcher.until(lambda: any(found(complete)), "first snapshot")
+    launcher.until(lambda: any(folders(complete)), "first snapshot")
 
 
 def test_a_requeued_job_goes_on_from_its_snapshot(site: Site, tmp_path: Path) -> None:
@@ -143,15 +143,15 @@ def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     assert "#SBATCH --signal=B:USR1@120\n" in text
     assert text.index("--cpus-per-task=3\n") < text.index("--mem=1792M") < text.index("--mem=1G")
     printed = text.replace("exec ", "printf '%s\\n' ")
-    done = ended(["sh", "-c", printed], check=True)
-    assert done.stdout.splitlines()[-4:] == ["--config", "my job.toml", "train.py", "it's"]
+    process = ended(["sh", "-c", printed], check=True)
+    assert process.stdout.splitlines()[-4:] == ["--config", "my job.toml", "train.py", "it's"]
 
 
 def test_fields_of_a_state() -> None:
     """The line of `scontrol --oneliner` by field; a value may be empty."""
     line = "JobId=5 JobName=a JobState=RUNNING Reason=None Dependency=(null) ExitCode=0:9 Comment= "
-    found = fields_of(line)
-    assert (found["JobState"], found["ExitCode"], found["Comment"]) == ("RUNNING", "0:9", "")
+    actual = fields_of(line)
+    assert (actual["JobState"], actual["ExitCode"], actual["Comment"]) == ("RUNNING", "0:9", "")
 
 
 class ShellQueue(BatchQueue):

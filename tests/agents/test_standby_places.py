@@ -112,12 +112,12 @@ def engine(tmp_path: Path) -> Iterator[OneMachine]:
 
 def test_a_standby_waits_where_no_machine_is_left(engine: OneMachine) -> None:
     """It is told of once and has not ended, so it costs no attempt; a signal ends it."""
-    told = Told(engine.endpoints(), follows=True, takes_commands=True)
-    engine.spawn(SERVER, replace(told, follows=False))
+    setting = Told(engine.endpoints(), follows=True, takes_commands=True)
+    engine.spawn(SERVER, replace(setting, follows=False))
     engine.ready(SERVER)
     engine.kill("beta")
     assert "the agent on host beta is lost" in str(engine.hear(Said, None))
-    engine.spawn(HEIR, told)
+    engine.spawn(HEIR, setting)
     said = Said(HEIR, "no other machine is free; server 0 goes on without it")
     assert engine.hear(Said, HEIR) == said
     for _ in range(3):
@@ -130,10 +130,10 @@ def test_a_standby_waits_where_no_machine_is_left(engine: OneMachine) -> None:
 
 def test_one_that_has_taken_over_starts_again_elsewhere(engine: OneMachine) -> None:
     """Its machine is lost, and it goes on from its log at the place of its server."""
-    told = Told(engine.endpoints(), takes_commands=True)
-    engine.spawn(SERVER, told)
-    told = replace(told, endpoints=[engine.ready(SERVER)])
-    engine.spawn(HEIR, replace(told, follows=True))
+    setting = Told(engine.endpoints(), takes_commands=True)
+    engine.spawn(SERVER, setting)
+    setting = replace(setting, endpoints=[engine.ready(SERVER)])
+    engine.spawn(HEIR, replace(setting, follows=True))
     engine.ready(HEIR)
     assert (engine.host(SERVER), engine.host(HEIR)) == ("alpha", "beta")
     engine.send(SERVER, signal.SIGKILL)
@@ -144,6 +144,6 @@ def test_one_that_has_taken_over_starts_again_elsewhere(engine: OneMachine) -> N
     assert endpoint.startswith("127.0.0.3:")
     engine.kill("beta")
     engine.hear(ProcessExited, HEIR)
-    engine.spawn(HEIR, replace(told, endpoints=[endpoint]))
+    engine.spawn(HEIR, replace(setting, endpoints=[endpoint]))
     assert engine.ready(HEIR).startswith("127.0.0.2:")
     assert engine.host(HEIR) == "alpha"

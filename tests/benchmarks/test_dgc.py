@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "dgc.py"
 def rows(folder: Path, *options: str) -> list[dict[str, Any]]:
     """The lines of the report: without DGC and with it."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = ended(
+    process = ended(
         [
             sys.executable,
             str(SCRIPT),
@@ -31,9 +31,9 @@ def rows(folder: Path, *options: str) -> list[dict[str, Any]]:
         env={**os.environ, "PYTHONPATH": path},
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads((folder / "figures.json").read_text())["rows"]
-    return found
+    assert process.returncode == 0, process.stderr
+    document: list[dict[str, Any]] = json.loads((folder / "figures.json").read_text())["rows"]
+    return document
 
 
 def test_bytes_of_a_perceptron(tmp_path: Path) -> None:

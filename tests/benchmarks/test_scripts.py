@@ -21,7 +21,7 @@ COMMON = ["--runs", "1", "--no-peers"]
 def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
     """What the script writes as JSON; it must also print a table."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = ended(
+    process = ended(
         [
             sys.executable,
             str(ROOT / "benchmarks" / script),
@@ -33,9 +33,9 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": path},
         timeout=570,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     figures: dict[str, Any] = json.loads((folder / "figures.json").read_text())
-    assert figures["title"] in done.stdout
+    assert figures["title"] in process.stdout
     assert figures["machine"]["cores"] == os.cpu_count()
     return figures
 
@@ -318,12 +318,12 @@ def test_run_all_passes_flags_that_every_script_knows(run_all: ModuleType) -> No
     """Each script's help names each flag that `make bench` may pass to it."""
     for name in run_all.SCRIPTS:
         script = str(ROOT / "benchmarks" / f"{name}.py")
-        done = ended(
+        process = ended(
             [sys.executable, script, "--help"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
             check=True,
         )
-        missing = [flag for flag in (*run_all.FLAGS, "--json") if flag not in done.stdout]
+        missing = [flag for flag in (*run_all.FLAGS, "--json") if flag not in process.stdout]
         assert not missing, f"{name}.py does not know {', '.join(missing)}"
 
 

@@ -27,9 +27,9 @@ def chaos(
     """Exit code, the report and the messages of a job of two servers and two workers."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--chaos", str(seed), "--no-progress", "--job", "job", "--log-dir", str(folder)]
-    done = ended([*command, *options, str(SCRIPTS / script[0]), *script[1:]], timeout=280)
+    process = ended([*command, *options, str(SCRIPTS / script[0]), *script[1:]], timeout=280)
     report = json.loads((folder / "job" / "chaos.json").read_text())
-    return done.returncode, report, done.stderr
+    return process.returncode, report, process.stderr
 
 
 def verdicts(report: dict[str, Any]) -> dict[str, str]:
@@ -54,9 +54,9 @@ def test_standbys(tmp_path: Path, seed: int) -> None:
     """Servers and standbys are killed, paused and hang, and there is no log: no bit changes."""
     options = ("--replicas", "1", "--hung-after", "2s", "--chaos-pace", "2")
     code, report, errors = chaos(tmp_path, seed, ["trainer.py", "sync", "4"], *options)
-    found = verdicts(report)
-    assert (found["1"], found["2"], found["7"]) == ("kept", "kept", "kept"), errors
-    assert "BROKEN" not in found.values()
+    actual = verdicts(report)
+    assert (actual["1"], actual["2"], actual["7"]) == ("kept", "kept", "kept"), errors
+    assert "BROKEN" not in actual.values()
     assert code == 0
     check_report(tmp_path / "job", report["faults"])
 
@@ -68,11 +68,11 @@ def check_report(folder: Path, faults: list[dict[str, Any]]) -> None:
     machine a pause may be taken for that.
     """
     page = (folder / "report.html").read_text()
-    told = re.search(r'<script id="report" type="application/json">(.+)</script>', page)
-    assert told
+    report_text = re.search(r'<script id="report" type="application/json">(.+)</script>', page)
+    assert report_text
     rows = [
         row
-        for table in json.loads(told[1])["overview"]["tables"]
+        for table in json.loads(report_text[1])["overview"]["tables"]
         for row in table["rows"]
         if table["title"] == "Faults"
     ]
@@ -95,9 +95,9 @@ def test_async(tmp_path: Path, seed: int) -> None:
     options = ("--durability", "log", "--snapshot-every", "1s", "--chaos-pace", "3")
     script = ["trainer.py", "async", "7", "followed"]
     code, report, errors = chaos(tmp_path, seed, script, *options, "--chaos-followers", "2")
-    found = verdicts(report)
-    assert {found[promise] for promise in "2378"} == {"kept"}, errors
-    assert "BROKEN" not in found.values()
+    actual = verdicts(report)
+    assert {actual[promise] for promise in "2378"} == {"kept"}, errors
+    assert "BROKEN" not in actual.values()
     assert code == 0
 
 
@@ -106,8 +106,8 @@ def test_plain_tables(tmp_path: Path, seed: int) -> None:
     """A plain client whose pushes name three tables: servers are killed, and no bit changes."""
     options = ("--durability", "log", "--chaos-pace", "3")
     code, report, errors = chaos(tmp_path, seed, ["tables.py", "sync"], *options)
-    found = verdicts(report)
-    assert (found["1"], found["2"], found["7"]) == ("kept", "kept", "kept"), errors
-    assert "BROKEN" not in found.values()
+    actual = verdicts(report)
+    assert (actual["1"], actual["2"], actual["7"]) == ("kept", "kept", "kept"), errors
+    assert "BROKEN" not in actual.values()
     assert code == 0
     assert report["faults"]

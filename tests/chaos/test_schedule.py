@@ -168,8 +168,8 @@ def test_the_audit_says_what_was_acknowledged(tmp_path: Path) -> None:
         audit.sent(0, 1, 7, number)
     audit.acknowledged(0, 1, 7, 5)
     audit.sent(1, 1, 7, 4)
-    found = read_pushed(tmp_path)
-    assert {key: (p.first, p.last, p.acknowledged) for key, p in found.items()} == {
+    actual = read_pushed(tmp_path)
+    assert {key: (p.first, p.last, p.acknowledged) for key, p in actual.items()} == {
         (0, 1, 7): (4, 6, 5),
         (1, 1, 7): (4, 4, 0),
     }

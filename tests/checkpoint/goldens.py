@@ -214,8 +214,8 @@ def _build_torch(where: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1))
     sparse = torch.optim.SparseAdam(model[0].parameters())
     dense = torch.optim.Adam(model[1].parameters())
-    made, opt = pst.convert(model, [sparse, dense])
-    made(torch.tensor([1, 3])).sum().backward()
+    twin, opt = pst.convert(model, [sparse, dense])
+    twin(torch.tensor([1, 3])).sum().backward()
     opt.step()
     torch.save(opt.state_dict(), where)
 

@@ -83,7 +83,7 @@ def push(shards: list[Shard], number: int) -> None:
 
 def content(shards: list[Shard]) -> dict[str, object]:
     """Every bit that a fleet knows of its tables, whatever server it is on."""
-    found: dict[str, object] = {}
+    arrays: dict[str, object] = {}
     for spec in SPECS:
         if spec.kind == "dense":
             planes = [np.empty(spec.size, np.float32) for _ in spec.slot_names]
@@ -93,7 +93,7 @@ def content(shards: list[Shard]) -> dict[str, object]:
                 low, high = dense_range(spec, shard.index, shard.servers)
                 for plane, values in zip(planes, table.state(), strict=True):
                     plane[low:high] = values
-            found[spec.name] = [plane.tobytes() for plane in planes]
+            arrays[spec.name] = [plane.tobytes() for plane in planes]
             continue
         rows: dict[int, object] = {}
         for shard in shards:
@@ -105,9 +105,9 @@ def content(shards: list[Shard]) -> dict[str, object]:
             candidates = (waiting.ids, *waiting.values.values(), waiting.touched)
             for i, *counts in zip(*candidates, strict=True):
                 rows[int(i)] = counts
-            found[f"{spec.name} clock"] = table.clock
-        found[spec.name] = rows
-    return found
+            arrays[f"{spec.name} clock"] = table.clock
+        arrays[spec.name] = rows
+    return arrays
 
 
 def test_three_five_two(tmp_path: Path) -> None:
@@ -191,14 +191,14 @@ def test_a_delta_holds_the_evictions_since_its_base(keep: int, tmp_path: Path) -
     runtime.create(spec)
     evict(runtime, 40)
     runtime.save(str(tmp_path / "0"), base=True)
-    found = [candidates(runtime)]
+    actual = [candidates(runtime)]
     for number in range(1, 5):
         if number == 3:
             runtime.load(str(tmp_path / "1"))
         evict(runtime, 2)
         runtime.save(str(tmp_path / str(number)), delta=True)
-        found.append(candidates(runtime))
-    for number, gone in enumerate(found):
+        actual.append(candidates(runtime))
+    for number, gone in enumerate(actual):
         again = EmbeddedRuntime()
         again.load(str(tmp_path / str(number)))
         assert candidates(again) == gone
@@ -254,7 +254,7 @@ def test_a_delta_never_replaces_what_it_builds_on(tmp_path: Path) -> None:
     assert [folder.name for folder, _ in chain(tmp_path / "c")] == ["a", "b", "c"]
     loaded = EmbeddedRuntime()
     loaded.load(str(tmp_path / "c"))
-    found, wanted = loaded.read_table(SPECS[1].key), runtime.read_table(SPECS[1].key)
-    assert found.ids is not None
-    assert wanted.ids is not None
-    assert set(found.ids.tolist()) == set(wanted.ids.tolist()) == {0, 1, 2, 3}
+    state, expected = loaded.read_table(SPECS[1].key), runtime.read_table(SPECS[1].key)
+    assert state.ids is not None
+    assert expected.ids is not None
+    assert set(state.ids.tolist()) == set(expected.ids.tolist()) == {0, 1, 2, 3}

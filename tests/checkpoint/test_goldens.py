@@ -111,10 +111,10 @@ def test_version_2_says_where_tables_are(tmp_path: Path) -> None:
     assert all(one.is_equal for one in compare(str(base), str(VERSION / "base")))
     groups = [(spec.servers, spec.first) for spec in read_manifest(base).tables]
     assert groups == [(1, 0), (1, 3), (None, 0)]
-    said = json.loads((base / MANIFEST).read_text())
-    assert said["version"] == 2
+    document = json.loads((base / MANIFEST).read_text())
+    assert document["version"] == 2
     folder = shutil.copytree(base, tmp_path / "m")
-    seal(folder, said | {"version": 1})
+    seal(folder, document | {"version": 1})
     with pytest.raises(CheckpointError, match="is damaged"):
         read_manifest(folder)
 
@@ -150,9 +150,9 @@ def test_a_torch_state_dict_loads() -> None:
     opt.load_state_dict(good)
     torch.testing.assert_close(opt.state_dict(), good, rtol=0, atol=0)
     for change, words in (({"psfleet": 2}, "version 2"), ({"extra": 1}, "unknown field 'extra'")):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError) as error:
             opt.load_state_dict(good | change)
-        check_sentence(caught.value, words)
+        check_sentence(error.value, words)
     torch.testing.assert_close(opt.state_dict(), good, rtol=0, atol=0)
 
 
@@ -205,9 +205,9 @@ def change_document(path: Path, way: Path_, name: str, value: Any) -> None:
     """Set a field of psfleet's own document in the header of a safetensors file."""
 
     def change(header: dict[str, Any]) -> None:
-        said = json.loads(header["__metadata__"]["psfleet"])
-        at(said, way)[name] = value
-        header["__metadata__"]["psfleet"] = json.dumps(said)
+        document = json.loads(header["__metadata__"]["psfleet"])
+        at(document, way)[name] = value
+        header["__metadata__"]["psfleet"] = json.dumps(document)
 
     change_header(path, change)
 
@@ -215,9 +215,9 @@ def change_document(path: Path, way: Path_, name: str, value: Any) -> None:
 def refused(folder: Path, file: str, *words: str) -> None:
     """Loading raises one sentence with the file's name and these words, and changes nothing."""
     shard = Shard()
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as error:
         load_shard(folder, shard)
-    check_sentence(caught.value, str(folder / file), *words)
+    check_sentence(error.value, str(folder / file), *words)
     assert not shard.tables
 
 
@@ -248,23 +248,23 @@ def test_a_manifest_has_exactly_its_fields(way: Path_, tmp_path: Path) -> None:
     """One field too many, too few or of another type, anywhere in it, and the snapshot is refused."""
     folder = shutil.copytree(VERSION / "base", tmp_path / "m")
     good = (folder / MANIFEST).read_text()
-    said = json.loads(good)
-    at(said, way)["extra"] = 5
-    seal(folder, said)
+    document = json.loads(good)
+    at(document, way)["extra"] = 5
+    seal(folder, document)
     refused(folder, MANIFEST, "the unknown field 'extra'")
     for name in sorted(
         at(json.loads(good), way).keys()
         - {"format", "version"}
         - ({"sha256"} if not way else set())
     ):
-        said = json.loads(good)
-        del at(said, way)[name]
-        seal(folder, said)
+        document = json.loads(good)
+        del at(document, way)[name]
+        seal(folder, document)
         refused(folder, MANIFEST, f"lacks the field '{name}'")
     for part, version in (((), 3), (("workers", "0"), "1")):
-        said = json.loads(good)
-        at(said, part)["version"] = version
-        seal(folder, said)
+        document = json.loads(good)
+        at(document, part)["version"] = version
+        seal(folder, document)
         refused(folder, MANIFEST, f"version {version!r}", "reads version 1")
 
 
@@ -315,12 +315,12 @@ def test_a_program_has_exactly_its_fields(
 ) -> None:
     """Fields and operations of an inference model."""
     folder = shutil.copytree(VERSION / "model", tmp_path / "m")
-    said = json.loads((folder / "program.json").read_text())
-    at(said, way)[name] = value
-    (folder / "program.json").write_text(json.dumps(said))
-    with pytest.raises(CheckpointError) as caught:
+    document = json.loads((folder / "program.json").read_text())
+    at(document, way)[name] = value
+    (folder / "program.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError) as error:
         load_inference(str(folder))
-    check_sentence(caught.value, "program.json", words)
+    check_sentence(error.value, "program.json", words)
 
 
 def test_a_state_dict_has_exactly_its_fields(tmp_path: Path) -> None:
@@ -329,9 +329,9 @@ def test_a_state_dict_has_exactly_its_fields(tmp_path: Path) -> None:
     for name, value in (("extra", 1), ("version", 2)):
         shutil.copy(VERSION / "state.pdopt", path)
         change_document(path, (), name, value)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError) as error:
             load(str(path))
-        check_sentence(caught.value, str(path), name)
+        check_sentence(error.value, str(path), name)
 
 
 @pytest.mark.parametrize(
@@ -354,9 +354,9 @@ def test_small_files_have_exactly_their_fields(
     good = json.loads((folder / name).read_text())
     for field, value in (("extra", 1), ("version", 2)):
         (folder / name).write_text(json.dumps(good | {field: value}))
-        with pytest.raises(FrameError) as caught:
+        with pytest.raises(FrameError) as error:
             read(folder)
-        check_sentence(caught.value, str(folder / name), field)
+        check_sentence(error.value, str(folder / name), field)
 
 
 def test_seats_are_sorted_as_they_are_read(tmp_path: Path) -> None:

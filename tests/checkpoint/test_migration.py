@@ -55,12 +55,12 @@ def saved(folder: Path, *tables: Table, names: str = "") -> str:
     return path
 
 
-def loaded(path: str, wanted: Table) -> TableState:
+def loaded(path: str, expected: Table) -> TableState:
     """A table as a client with these features finds it."""
     with psfleet.connect(Environment(None, 0, (), 1)) as client:
-        client.features(features(f=wanted))
+        client.features(features(f=expected))
         client.load(path)
-        return client.runtime.read_table(key_of(wanted.name))
+        return client.runtime.read_table(key_of(expected.name))
 
 
 def test_a_value_that_a_row_shares_stays(tmp_path: Path) -> None:
@@ -94,14 +94,14 @@ def test_an_eviction_policy_may_change(tmp_path: Path) -> None:
     plain, decayed = table("p", 2), CapacityEntry(rows=9, policy=DecayedFrequency(5.0))
     path = saved(tmp_path, table("f", 2, entry=lfu & shown), plain)
     with psfleet.connect(Environment(None, 0, (), 1)) as client:
-        made = client.features(features(f=table("f", 2, entry=lfu & shown), p=plain)).tables
+        tables = client.features(features(f=table("f", 2, entry=lfu & shown), p=plain)).tables
         client.load(path)
-        made["f"].push([3], [[1.0, 1.0]])
+        tables["f"].push([3], [[1.0, 1.0]])
         client.save(path)
-    wanted = [table("f", 2, entry=decayed & EvictionStreamEntry()), table("p", 2, entry=lfu)]
-    plan_migration(path, features(f=wanted[0], p=wanted[1])).apply(tmp_path / "new")
-    found = [loaded(str(tmp_path / "new"), new).scores for new in wanted]
-    assert [scores.tolist() for scores in found if scores is not None] == [
+    expected = [table("f", 2, entry=decayed & EvictionStreamEntry()), table("p", 2, entry=lfu)]
+    plan_migration(path, features(f=expected[0], p=expected[1])).apply(tmp_path / "new")
+    actual = [loaded(str(tmp_path / "new"), new).scores for new in expected]
+    assert [scores.tolist() for scores in actual if scores is not None] == [
         [[1.0], [1.0], [1.0], [2.0], [1.0]],
         [[1.0]] * 5,
     ]

@@ -132,8 +132,8 @@ def test_s3(
     assert len(np.load(tmp_path / "t.npz")["ids"]) > 100
     with pytest.raises(ConfigError, match="--resume is no complete snapshot"):
         check_snapshot(f"{bucket}/nothing")
-    said = capfd.readouterr()
-    assert SECRET not in caplog.text + said.out + said.err
+    output = capfd.readouterr()
+    assert SECRET not in caplog.text + output.out + output.err
 
 
 SCRIPT = """
@@ -155,9 +155,11 @@ def launched(folder: Path, *options: str) -> str:
     script.write_text(SCRIPT)
     job = ["--servers", "2", "--workers", "1", "--sync", "--log-dir", str(folder / "logs")]
     command = [sys.executable, "-m", "psfleet_launch", *job, *options, str(script)]
-    done = ended(command, env={**os.environ, "PYTHONWARNINGS": "default"})
-    assert done.returncode == 0, done.stderr
-    return next(line for line in done.stdout.splitlines() if "total" in line).partition("total")[2]
+    process = ended(command, env={**os.environ, "PYTHONWARNINGS": "default"})
+    assert process.returncode == 0, process.stderr
+    return next(line for line in process.stdout.splitlines() if "total" in line).partition("total")[
+        2
+    ]
 
 
 def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
@@ -197,8 +199,8 @@ def test_models(bucket: str, tmp_path: Path) -> None:
     object_store.upload(tmp_path / "model", f"{bucket}/clicks")
     serving.export(f"{bucket}/clicks", f"{bucket}/small", "npz", "bfloat16")
     for url, error in ((f"{bucket}/clicks", 0.0), (f"{bucket}/small", 1e-2)):
-        found = serving.load(url, models.FEATURES)(models.BATCH)
-        assert np.abs(found - expected).max() <= error
+        actual = serving.load(url, models.FEATURES)(models.BATCH)
+        assert np.abs(actual - expected).max() <= error
     with pytest.raises(ConfigError, match="'s3://bucket/small' is there already"):
         serving.export(f"{bucket}/clicks", f"{bucket}/small")
 
@@ -301,8 +303,8 @@ def test_urls(tmp_path: Path) -> None:
     assert url_of("a/b") is url_of("12:30/x") is url_of(f"file://{tmp_path}") is None
     assert local_path(f"file://{tmp_path}") == local_path(f"file:{tmp_path}") == tmp_path
     assert shown_url("ftp://me:secret@host/m?key=secret") == "ftp://host/m"
-    with pytest.raises(ConfigError, match="'nothing://host/m' cannot be used") as caught:
+    with pytest.raises(ConfigError, match="'nothing://host/m' cannot be used") as error:
         EmbeddedRuntime().load("nothing://me:secret@host/m")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(error.value)
     with pytest.raises(ConfigError, match="Protocol not known: nothing; schemes are s3, gs, hdfs"):
         EmbeddedRuntime().load("nothing://host/m")

@@ -107,12 +107,12 @@ def test_its_candidates_survive(odd_entry: type[Entry], tmp_path: Path, later: i
     """A snapshot holds them, and so does one that was migrated to a table that keeps candidates."""
     spec = made(odd_entry(2))  # type: ignore[call-arg]
     save_fleet(str(tmp_path / "model"), [trained(spec)])
-    found = Shard()
-    load_shard(tmp_path / "model", found)
-    assert sorted(sparse(found, spec).candidates().ids) == [1, 3, 5]
+    shard = Shard()
+    load_shard(tmp_path / "model", shard)
+    assert sorted(sparse(shard, spec).candidates().ids) == [1, 3, 5]
     entry = CountFilterEntry(3) if later is None else odd_entry(later)  # type: ignore[call-arg]
-    wanted = FeatureSet([Feature("f", Table("t", 2, optimizer=optimizer.SGD(0.1), entry=entry))])
-    plan_migration(str(tmp_path / "model"), wanted).apply(tmp_path / "new")
+    expected = FeatureSet([Feature("f", Table("t", 2, optimizer=optimizer.SGD(0.1), entry=entry))])
+    plan_migration(str(tmp_path / "model"), expected).apply(tmp_path / "new")
     (new,) = read_specs(str(tmp_path / "new"))
     assert new.entry == entry
     again = Shard()
@@ -191,8 +191,8 @@ def push(table: SparseTable, *ids: int) -> None:
 
 def said(table: SparseTable) -> dict[str, list[float]]:
     """The candidates, with what is known of them."""
-    found = table.candidates()
-    columns = {"ids": found.ids, **found.values, "touched": found.touched}
+    candidates = table.candidates()
+    columns = {"ids": candidates.ids, **candidates.values, "touched": candidates.touched}
     return {name: column.tolist() for name, column in columns.items()}
 
 
@@ -235,6 +235,6 @@ def test_snapshots_hold_it(warm_entry: type[Entry], tmp_path: Path) -> None:
         table = Table("t", 2, optimizer=optimizer.SGD(0.1), entry=after)
         migration = plan_migration(str(tmp_path / "one"), FeatureSet([Feature("f", table)]))
         migration.apply(tmp_path / f"new{number}")
-        found = Shard()
-        load_shard(tmp_path / f"new{number}", found)
-        assert said(only_table(found))["ids"] == kept
+        shard = Shard()
+        load_shard(tmp_path / f"new{number}", shard)
+        assert said(only_table(shard))["ids"] == kept

@@ -55,20 +55,20 @@ def imported(source: str, *more: str) -> TableState:
     return users("new")
 
 
-def check(found: TableState, before: TableState, ids: Any, value: NDArray[np.float32]) -> None:
+def check(after: TableState, before: TableState, ids: Any, value: NDArray[np.float32]) -> None:
     """These rows are as the file says, with fresh state; the others are as before; pushes count alike."""
-    assert found.ids is not None
+    assert after.ids is not None
     assert before.ids is not None
-    places = np.searchsorted(found.ids, ids)
-    assert np.array_equal(found.ids[places], ids)
-    assert found.values[0][places].tobytes() == value.tobytes()
-    assert not np.any(found.values[1][places])
+    places = np.searchsorted(after.ids, ids)
+    assert np.array_equal(after.ids[places], ids)
+    assert after.values[0][places].tobytes() == value.tobytes()
+    assert not np.any(after.values[1][places])
     others = ~np.isin(before.ids, ids)
-    rest = np.searchsorted(found.ids, before.ids[others])
-    for one, other in zip(found.values, before.values, strict=True):
+    rest = np.searchsorted(after.ids, before.ids[others])
+    for one, other in zip(after.values, before.values, strict=True):
         assert one[rest].tobytes() == other[others].tobytes()
-    assert len(found.ids) == len(before.ids[others]) + len(ids)
-    assert found.step == before.step
+    assert len(after.ids) == len(before.ids[others]) + len(ids)
+    assert after.step == before.step
 
 
 def test_export_to_parquet(model: Path) -> None:
@@ -107,9 +107,9 @@ def test_an_export_is_a_warm_start(model: Path, kind: str) -> None:
         pytest.importorskip("pyarrow")
     trained("other", -3.0)
     assert main(["ckpt", "export", "other", "out", "--format", kind]) == 0
-    found, wanted = imported(f"out/users.{kind}"), users("other")
+    actual, expected = imported(f"out/users.{kind}"), users("other")
     copied = imported("other")
-    for one, two, other in zip(found.values, copied.values, wanted.values, strict=True):
+    for one, two, other in zip(actual.values, copied.values, expected.values, strict=True):
         assert one.tobytes() == two.tobytes() == other.tobytes()
     assert main(["ckpt", "diff", "new", "other"]) == 0
 
@@ -134,8 +134,8 @@ def test_words(model: Path) -> None:
     lines = [f"{word} {a!r} {b!r}" for word, (a, b) in zip(words, VALUE.tolist(), strict=True)]
     for first in ([], ["3 2"]):
         Path("w.vec").write_text("\n".join([*first, *lines]) + " \n")
-        found = imported("w.vec", "--buckets", str(1 << 40), "--salt", "word")
-        check(found, before, ids[order], VALUE[order])
+        actual = imported("w.vec", "--buckets", str(1 << 40), "--salt", "word")
+        check(actual, before, ids[order], VALUE[order])
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_files_that_cannot_be_rows(
     elif arrays is not None:
         with open(file, "wb") as out:
             np.savez(out, **arrays)
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(CheckpointError, match=message) as error:
         read_rows(file)
-    assert f"'{file}'" in str(caught.value)
+    assert f"'{file}'" in str(error.value)
 
 
 def test_rows_that_do_not_fit(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,9 +49,9 @@ def test_every_attribute_is_stored(name: str) -> None:
     )  # of all servers none is the first
     spec = dataclasses.replace(PLAIN, **among, **{name: OTHER[name]})
     assert values(read_spec(write_spec(spec))) == values(spec)
-    said = json.loads(json.dumps(table_to_json(spec)))
+    document = json.loads(json.dumps(table_to_json(spec)))
     kept = dataclasses.replace(spec, device=None) if name in IN_MESSAGES_ALONE else spec
-    assert values(table_from_json(said)) == values(kept)
+    assert values(table_from_json(document)) == values(kept)
 
 
 def test_defaults_are_left_out() -> None:
@@ -77,9 +77,9 @@ def test_defaults_are_left_out() -> None:
 )
 def test_a_later_field_is_checked(change: dict[str, Any], words: str) -> None:
     """What no version has, or has in another form, is refused in a sentence."""
-    said = json.loads(json.dumps(table_to_json(PLAIN))) | change
+    document = json.loads(json.dumps(table_to_json(PLAIN))) | change
     with pytest.raises(Misfit, match=words):
-        table_from_json(said)
+        table_from_json(document)
 
 
 @dataclasses.dataclass(frozen=True)

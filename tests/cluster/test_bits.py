@@ -24,9 +24,9 @@ def train(
     def connect(worker: int) -> ClusterRuntime:
         return ClusterRuntime(fleet.environment(worker), "sync", meddle=meddle(worker))
 
-    found = train_together(fleet.workers, TRAINING, connect)
+    states = train_together(fleet.workers, TRAINING, connect)
     assert fleet.wait() == [0] * fleet.servers
-    return found
+    return states
 
 
 @pytest.fixture(scope="module")

@@ -75,16 +75,16 @@ def test_a_block_that_fails_does_not_wait_for_others_without_end() -> None:
         mine, other = fleet.connect(0, "sync"), Client(fleet.connect(1, "sync"))
         current().use(mine)
         try:
-            with pytest.raises(KeyboardInterrupt) as caught:
+            with pytest.raises(KeyboardInterrupt) as error:
                 _push_and_fail()
-            assert "the last pushes may not be applied" in caught.value.__notes__[0]
+            assert "the last pushes may not be applied" in error.value.__notes__[0]
             theirs = other.sparse_table("t", dim=4, optimizer=SGD(1.0))
             before = theirs.pull(IDS)
             theirs.push(IDS, 3 * GRADS)
             with concurrent.futures.ThreadPoolExecutor(1) as both:
-                done = both.submit(mine.flush, 60)
+                future = both.submit(mine.flush, 60)
                 other.flush(60)
-                done.result()
+                future.result()
             assert np.array_equal(theirs.pull(IDS), before - 2)
         finally:
             current().use(None)

@@ -96,19 +96,19 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[TableState]]
 def test_a_mixed_fleet_gives_the_same_bits() -> None:
     """A table of which one server holds a part on a GPU and one in host memory ends with the bits of two
     servers without a GPU."""
-    found: list[TableState] = []
+    states: list[TableState] = []
 
     def large(runtime: Runtime) -> None:
         LARGE.run(runtime)
         runtime.barrier()
         if runtime.worker_index == 0:
-            found.extend(LARGE.result(runtime))
+            states.extend(LARGE.result(runtime))
         runtime.barrier()
 
     for fleet in (DeviceFleet("cuda", "cpu"), LocalFleet(2, 2, in_process=True)):
         with fleet:
             train(fleet, large, reads=False)
-    same_bits(found[:2], found[2:])
+    same_bits(states[:2], states[2:])
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,14 @@ def test_dense_tables_share_the_memory_of_the_gpu(setting: str) -> None:
             runtime.create(large, value)
         runtime.barrier()
         if runtime.worker_index == 0:
-            [stats], told = runtime.stats(), collect(fleet)["server", "0"]
+            [stats], metrics = runtime.stats(), collect(fleet)["server", "0"]
             held = {t["name"]: (t["bytes"], t["device_bytes"]) for t in stats["tables"]}
             assert held.pop("s") == (10_000, 10_000)  # two moments and two gradients too
             assert held == ({} if setting == "cuda" else {"l": (12_000, 0)})
-            assert told["psfleet_table_device_bytes{s}"] == 10_000
-            assert told["psfleet_device_memory_used_bytes"] == 10_000
-            assert told["psfleet_device_memory_limit_bytes"] == 16 << 10
-            assert told["psfleet_memory_used_bytes"] == sum(host for host, _ in held.values())
+            assert metrics["psfleet_table_device_bytes{s}"] == 10_000
+            assert metrics["psfleet_device_memory_used_bytes"] == 10_000
+            assert metrics["psfleet_device_memory_limit_bytes"] == 16 << 10
+            assert metrics["psfleet_memory_used_bytes"] == sum(host for host, _ in held.values())
 
     with DeviceFleet(setting, memory="16K") as fleet:
         train(fleet, both, reads=False)
@@ -213,7 +213,7 @@ def test_a_table_names_its_memory() -> None:
     rows = [
         TableSpec(f"rows {d}", "sparse", (4,), Adam(), initializer=start, device=d) for d in devices
     ]
-    found: list[TableState] = []
+    states: list[TableState] = []
 
     def both(runtime: Runtime) -> None:
         for spec in specs:
@@ -229,7 +229,7 @@ def test_a_table_names_its_memory() -> None:
         runtime.flush()
         runtime.barrier()
         if runtime.worker_index == 0:
-            found.extend(
+            states.extend(
                 runtime.read_table(spec.key)
                 for pair in zip(specs, rows, strict=True)
                 for spec in pair
@@ -238,4 +238,4 @@ def test_a_table_names_its_memory() -> None:
 
     with DeviceFleet("cpu") as fleet:
         train(fleet, both, reads=False)
-    same_bits(found[:2], found[2:])
+    same_bits(states[:2], states[2:])

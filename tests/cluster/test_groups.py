@@ -20,19 +20,19 @@ IDS = np.arange(-20, 20)
 def tables(client: Client) -> dict[str, Any]:
     """A small dense table and a large one, rows on one server, on two, and on all."""
     dice, adam = np.random.default_rng(2), Adam(0.1)
-    made: dict[str, Any] = {
+    tables_by_name: dict[str, Any] = {
         "bias": client.dense_table("bias", dice.standard_normal(64), adam),
         "wide": client.dense_table("wide", dice.standard_normal(SHARE + 7), adam),
     }
     for servers in (1, 2, None):
         name = f"rows {servers}"
-        made[name] = client.sparse_table(name, 3, adam, servers=servers)
-    return made
+        tables_by_name[name] = client.sparse_table(name, 3, adam, servers=servers)
+    return tables_by_name
 
 
-def train(client: Client, made: dict[str, Any], names: list[str]) -> None:
+def train(client: Client, tables_by_name: dict[str, Any], names: list[str]) -> None:
     """Steps whose gradients depend on what is pulled."""
-    chosen = [made[name] for name in names]
+    chosen = [tables_by_name[name] for name in names]
     for _ in range(STEPS):
         pulled = client.pull({one: None if one.spec.kind == "dense" else IDS for one in chosen})
         slopes = {one: values * np.float32(0.5) + 1 for one, values in pulled.items()}
@@ -45,11 +45,11 @@ def train(client: Client, made: dict[str, Any], names: list[str]) -> None:
     client.flush()
 
 
-def bits(made: dict[str, Any]) -> dict[str, bytes]:
+def bits(tables_by_name: dict[str, Any]) -> dict[str, bytes]:
     """The values of all tables."""
     return {
         name: (table.pull() if table.spec.kind == "dense" else table.pull(IDS)).tobytes()
-        for name, table in made.items()
+        for name, table in tables_by_name.items()
     }
 
 
@@ -83,8 +83,8 @@ def test_a_push_goes_where_its_tables_are(
 ) -> None:
     """Groups change no bit. Async: who holds nothing of a push does not get it; sync: every server has each
     round. What is saved goes on in fleets of other sizes, with the same bits."""
-    found, got = trained(4, mode, tmp_path / "saved")
-    assert found == alone
+    actual, got = trained(4, mode, tmp_path / "saved")
+    assert actual == alone
     assert got == ([2 * STEPS] * 4 if mode == "sync" else [2 * STEPS, STEPS, STEPS, STEPS])
     for servers in (1, 3):
         with (

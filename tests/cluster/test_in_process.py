@@ -21,16 +21,16 @@ TRAINING = TrainingWorkload(steps=3)
 
 def test_threads_give_the_bits_of_processes() -> None:
     """Two servers train in this process, over unix sockets and over TLS, with the bits of two processes."""
-    found = []
+    states = []
     for transport, in_process in (("unix", False), ("unix", True), ("tcp", True)):
         with LocalFleet(2, 2, transport, in_process=in_process) as fleet:  # type: ignore[arg-type]
             assert bool(
                 children() & {str(getattr(each, "pid", 0)) for each in fleet.processes}
             ) != (in_process)
-            found.append(train_together(2, TRAINING, lambda worker: fleet.connect(worker, "sync")))
+            states.append(train_together(2, TRAINING, lambda worker: fleet.connect(worker, "sync")))
             assert fleet.wait() == [0, 0]
-    same_bits(found[1], found[0])
-    same_bits(found[2], found[0])
+    same_bits(states[1], states[0])
+    same_bits(states[2], states[0])
 
 
 def test_what_a_block_leaves_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

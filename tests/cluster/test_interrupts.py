@@ -90,7 +90,7 @@ def test_training_goes_on_after_interrupts(mode: str) -> None:
         ps.flush()
         steps = [{t["name"]: t["step"] for t in server["tables"]} for server in ps.stats()]
         count = steps[0]["total"]
-        assert all(held == {"users": count, "total": count} for held in steps)
+        assert all(counts == {"users": count, "total": count} for counts in steps)
         if mode != "half-async":  # which sums gradients to fewer updates
             np.testing.assert_array_equal(total.pull(), np.full(90, count))
         assert count > 1
@@ -112,10 +112,10 @@ def test_an_interrupt_ends_a_wait() -> None:
         with psfleet.connect(fleet.environment(1), mode="sync") as other:
             same = other.dense_table("total", np.zeros(3), optimizer=SGD(1.0))
             same.push(-np.ones(3))
-            done = threading.Thread(target=other.flush)
-            done.start()
+            thread = threading.Thread(target=other.flush)
+            thread.start()
             np.testing.assert_array_equal(total.pull(), np.ones(3))
-            done.join()
+            thread.join()
             leaving = threading.Thread(target=other.close)
             leaving.start()
             ps.close()

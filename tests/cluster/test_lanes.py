@@ -149,20 +149,20 @@ def test_steps_of_the_same_layout_bring_their_own_values(server: Server) -> None
     bias = TableSpec("bias", "dense", (6,), rules.SGD())
     runtime.create(rows)
     runtime.create(bias, np.zeros(6, np.float32))
-    wanted: dict[int, Any] = {}
+    expected: dict[int, Any] = {}
     whole = np.zeros(6, np.float32)
     for _ in range(20):
         ids = rng.permutation(30)[:8]
         first = runtime.pull([Read(rows.key, ids)])[0]
         for id_, row in zip(ids.tolist(), first, strict=True):
-            np.testing.assert_array_equal(row, wanted.setdefault(id_, row))
+            np.testing.assert_array_equal(row, expected.setdefault(id_, row))
         slopes, slope = rng.random((8, 4), np.float32), rng.random(6, np.float32)
         runtime.push([Gradient(rows.key, slopes, ids, 1.0), Gradient(bias.key, slope, None, 1.0)])
-        wanted |= {id_: row - s for id_, row, s in zip(ids.tolist(), first, slopes, strict=True)}
+        expected |= {id_: row - s for id_, row, s in zip(ids.tolist(), first, slopes, strict=True)}
         whole -= slope
-        found = runtime.pull([Read(rows.key, ids), Read(bias.key)])
-        np.testing.assert_array_equal(found[0], [wanted[id_] for id_ in ids.tolist()])
-        np.testing.assert_array_equal(found[1], whole)
+        actual = runtime.pull([Read(rows.key, ids), Read(bias.key)])
+        np.testing.assert_array_equal(actual[0], [expected[id_] for id_ in ids.tolist()])
+        np.testing.assert_array_equal(actual[1], whole)
     assert 0 < len(server.host.lanes._shared[0].layouts) < 10
     runtime.close()
 
@@ -172,7 +172,7 @@ def test_a_header_may_be_cut_anywhere(server: Server) -> None:
     runtime = connect(server)
     runtime.create(ROWS)
     runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
-    wanted = runtime.pull([Read(ROWS.key, IDS[:4])])[0]
+    expected = runtime.pull([Read(ROWS.key, IDS[:4])])[0]
     client, held = runtime._fleet.clients[0], runtime._fleet.lanes[0].held()
     for turn in range(8):
         request = ServerRequest(runtime._fleet.header(), held)
@@ -193,7 +193,7 @@ def test_a_header_may_be_cut_anywhere(server: Server) -> None:
         call = client.send(request, "Shard/Pull")
         until(lambda call=call: call.ended)  # type: ignore[misc]
         assert call.error is None
-        np.testing.assert_array_equal(fragment, wanted)
+        np.testing.assert_array_equal(fragment, expected)
         request.close()
     runtime.close()
 
@@ -228,12 +228,12 @@ def test_with_one_server_a_sync_step_is_one_call(
     """A push leaves with the next pull, which commits it; the bits are those of two servers."""
     monkeypatch.setattr(pending, "LINGER", 60.0)
     runtime = connect(server, "sync")
-    found = train(runtime, 5)
+    actual = train(runtime, 5)
     runtime.close()
     assert sum(server.host.latencies.shown["exchange"].times.counts) == 4
     with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync")
-        same_bits(found, train(runtime, 5))
+        same_bits(actual, train(runtime, 5))
         runtime.close()
 
 

@@ -69,9 +69,9 @@ def test_servers_lanes_and_faults_do_not_change_a_bit(
     repeated, end with the same bits; a push that is sent again is the same bytes."""
     wire, sent = WireSettings.both(form), Sent(MessageFaults(3, drop=0.15, duplicate=0.15))
     with LocalFleet(1, 2, in_process=True) as fleet:
-        wanted = train(fleet, wire, training)
+        expected = train(fleet, wire, training)
     with LocalFleet(3, 2, in_process=True) as fleet:
-        same_bits(train(fleet, wire, training, lane="inline", meddle=sent), wanted)
+        same_bits(train(fleet, wire, training, lane="inline", meddle=sent), expected)
     assert sum(len(attempts) > 1 for attempts in sent.pushes.values()) > 3
     assert all(len(set(attempts)) == 1 for attempts in sent.pushes.values())
 
@@ -120,9 +120,9 @@ def test_bytes_fall_as_promised() -> None:
                 moved = _bytes(runtime) - begun
             row, whole = sizes[wire.push]
             question = 8 if lane == "inline" else 0
-            wanted = np.array([4000 * (8 + row + question), 4000 * row]) + whole
-            assert (wanted <= moved).all()
-            assert (moved < wanted + 2000).all()
+            expected = np.array([4000 * (8 + row + question), 4000 * row]) + whole
+            assert (expected <= moved).all()
+            assert (moved < expected + 2000).all()
 
 
 def _bytes(runtime: Runtime) -> Any:
@@ -178,15 +178,15 @@ def losses(wire: WireSettings, steps: int = 300) -> Sequence[float]:
     zeros(runtime, dense, rows)
     truth = np.random.default_rng(0)
     reply, taste = truth.standard_normal(20), truth.standard_normal((50, 8))
-    found = []
+    curve = []
     for step in range(steps):
         dice = np.random.default_rng((1, step))
         columns = dice.standard_normal((64, 20)).astype(np.float32)
         ids = dice.integers(0, 50, 64)
         late = (columns @ reply + taste[ids].sum(axis=1) > 0).astype(np.float32)
-        weights, held = runtime.pull([Read(dense.key), Read(rows.key, ids)])
-        p = 1 / (1 + np.exp(-(columns @ weights + held.sum(axis=1))))
-        found.append(float(-np.log(np.where(late > 0, p, 1 - p)).mean()))
+        weights, part = runtime.pull([Read(dense.key), Read(rows.key, ids)])
+        p = 1 / (1 + np.exp(-(columns @ weights + part.sum(axis=1))))
+        curve.append(float(-np.log(np.where(late > 0, p, 1 - p)).mean()))
         slope = ((p - late) / 64).astype(np.float32)
         runtime.push(
             [
@@ -194,17 +194,17 @@ def losses(wire: WireSettings, steps: int = 300) -> Sequence[float]:
                 Gradient(rows.key, np.repeat(slope[:, None], 8, 1), ids, 0.02),
             ]
         )
-    return found
+    return curve
 
 
 def test_learning_is_as_good() -> None:
     """The loss at the end is that of float32, to a twentieth; the beginning was twice as high."""
     plain = losses(WireSettings())
-    wanted = float(np.mean(plain[-50:]))
-    assert wanted < 0.5 * np.mean(plain[:20])
+    expected = float(np.mean(plain[-50:]))
+    assert expected < 0.5 * np.mean(plain[:20])
     for wire in (
         WireSettings.both("bf16"),
         WireSettings.both("int8"),
         WireSettings("int8", "bf16"),
     ):
-        assert abs(float(np.mean(losses(wire)[-50:])) - wanted) < 0.05 * wanted
+        assert abs(float(np.mean(losses(wire)[-50:])) - expected) < 0.05 * expected

@@ -141,9 +141,9 @@ def test_no_server_takes_a_part_in_sync_mode(durability: str) -> None:
                     for process in fleet.processes:
                         process.kill()
                 in_threads([partial(end, worker) for worker in range(2)])
-                found = state(runtimes[0])
+                actual = state(runtimes[0])
                 in_threads([runtimes[worker].close for worker in range(2)])
-                return found
+                return actual
 
     assert train(refuses=True) == train(refuses=False)
 

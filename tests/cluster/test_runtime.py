@@ -162,9 +162,9 @@ def test_reductions_of_one_worker_are_its_array(alone: ClusterRuntime) -> None:
     """A lone worker gets back what it brings, dtype and shape included."""
     for dtype in ("float32", "float64", "int32", "int64"):
         value = np.arange(6, dtype=dtype).reshape(2, 3)
-        got = alone.all_reduce(value)
-        np.testing.assert_array_equal(got, value)
-        assert got.dtype == value.dtype
+        actual = alone.all_reduce(value)
+        np.testing.assert_array_equal(actual, value)
+        assert actual.dtype == value.dtype
     assert alone.all_reduce(np.array(3.0)).shape == ()
     with pytest.raises(UsageError, match="mean"):
         alone.all_reduce(np.zeros(1), "mean")
@@ -177,12 +177,12 @@ def test_reductions_go_in_worker_order() -> None:
     """sum, max and min over 3 workers; the sum is added in worker order, to the bit."""
     values = np.array([[1e8, 1.0], [-1e8, 5.0], [1.0, 3.0]], np.float32)
     total = (values[0] + values[1]) + values[2]
-    wanted = {"sum": total, "max": values.max(axis=0), "min": values.min(axis=0)}
+    expected = {"sum": total, "max": values.max(axis=0), "min": values.min(axis=0)}
 
     def work(runtime: ClusterRuntime) -> None:
-        for mode, want in wanted.items():
-            got = runtime.all_reduce(values[runtime.worker_index], mode)
-            np.testing.assert_array_equal(got, want)
+        for mode, want in expected.items():
+            actual = runtime.all_reduce(values[runtime.worker_index], mode)
+            np.testing.assert_array_equal(actual, want)
 
     with LocalFleet(1, 3, in_process=True) as fleet:
         together(fleet, "sync", work)

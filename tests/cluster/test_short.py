@@ -59,19 +59,19 @@ def train(runtime: Runtime, kind: Kind, steps: int = 6) -> list[TableState]:
 
 def on_fleet(servers: int, workers: int, kind: Kind, lane: str = "auto") -> list[TableState]:
     """The tables after a sync training on a cluster."""
-    found: list[list[TableState]] = []
+    states: list[list[TableState]] = []
 
     def run_worker(fleet: LocalFleet, worker: int) -> None:
         environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
         runtime = ClusterRuntime(environment, "sync")
-        found.append(train(runtime, kind))
+        states.append(train(runtime, kind))
         runtime.close()
 
     with LocalFleet(servers, workers, in_process=True) as fleet:
         in_threads([partial(run_worker, fleet, worker) for worker in range(workers)])
-    for other in found[1:]:
-        same_bits(other, found[0])
-    return found[0]
+    for other in states[1:]:
+        same_bits(other, states[0])
+    return states[0]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

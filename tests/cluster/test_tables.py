@@ -204,16 +204,16 @@ def test_every_mode_applies_every_push(mode: Mode) -> None:
             for _ in range(STEPS):
                 client.push({table: (ids, -np.ones((5, 1))), total: -np.ones(3)}).wait(60)
             client.barrier()
-            got = client.pull({total: None, table: ids})
-            assert list(got) == [total, table]
-            sums.append((got[table] - start, got[total]))
+            actual = client.pull({total: None, table: ids})
+            assert list(actual) == [total, table]
+            sums.append((actual[table] - start, actual[total]))
             client.barrier()
 
         in_threads([functools.partial(work, client) for client in clients])
-    wanted = STEPS if mode == "sync" else 2 * STEPS  # a round takes the mean
+    expected = STEPS if mode == "sync" else 2 * STEPS  # a round takes the mean
     for rows, total in sums:
-        np.testing.assert_allclose(rows, wanted, rtol=1e-5)
-        np.testing.assert_allclose(total, wanted, rtol=1e-5)
+        np.testing.assert_allclose(rows, expected, rtol=1e-5)
+        np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
 def counted(mode: Mode, how: str) -> tuple[int, list[int]]:
@@ -270,9 +270,9 @@ def test_read_ahead_of_several_tables() -> None:
         ahead = client.pull_ahead({table: ids, total: None})
         for step in range(5):
             following = client.pull_ahead({table: ids, total: None})
-            got = ahead.wait()
-            np.testing.assert_allclose(start - got[table], max(step - 1, 0), atol=1e-5)
-            np.testing.assert_array_equal(got[total], -max(step - 1, 0))
+            actual = ahead.wait()
+            np.testing.assert_allclose(start - actual[table], max(step - 1, 0), atol=1e-5)
+            np.testing.assert_array_equal(actual[total], -max(step - 1, 0))
             client.push({table: (ids, np.ones((2, 3, 2))), total: np.ones(3)})
             ahead = following
 

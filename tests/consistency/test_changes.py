@@ -31,11 +31,11 @@ MODES = [
 STEPS = 3
 
 
-def check(runtime: ModeSwitchRuntime, wanted: float) -> None:
+def check(runtime: ModeSwitchRuntime, expected: float) -> None:
     """All workers' steps so far are in the tables."""
     runtime.barrier()
     dense, rows = taken(runtime, IDS)
-    assert [dense, *rows] == pytest.approx([wanted] * 9, rel=1e-5)
+    assert [dense, *rows] == pytest.approx([expected] * 9, rel=1e-5)
 
 
 def test_every_change() -> None:
@@ -43,15 +43,15 @@ def test_every_change() -> None:
     in the others each push. The servers say which mode they are in."""
 
     def work(runtime: ModeSwitchRuntime) -> None:
-        wanted = 0.0
+        expected = 0.0
         for consistency in MODES:
             if consistency != runtime.consistency:
                 runtime.set_mode(consistency)
             assert {server["mode"] for server in runtime.stats()} == {consistency.mode}
             for _ in range(STEPS):
                 step(runtime, IDS)
-            wanted += STEPS * (1 if consistency.mode == "sync" else 2)
-            check(runtime, wanted)
+            expected += STEPS * (1 if consistency.mode == "sync" else 2)
+            check(runtime, expected)
 
     with LocalFleet(2, 2, in_process=True) as fleet:
         together(fleet, MODES[0], work)
@@ -66,13 +66,13 @@ def test_changes_with_lost_and_repeated_messages() -> None:
         runtime = ModeSwitchRuntime(cluster, ConsistencySettings("async"))
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
-        wanted = 0.0
+        expected = 0.0
         for consistency in [*MODES, *MODES[:3]]:
             runtime.set_mode(consistency)
             for _ in range(STEPS):
                 step(runtime, IDS)
-            wanted += STEPS * (1 if consistency.mode == "sync" else 2)
-            check(runtime, wanted)
+            expected += STEPS * (1 if consistency.mode == "sync" else 2)
+            check(runtime, expected)
         runtime.close()
 
     with LocalFleet(2, 2, in_process=True) as fleet:

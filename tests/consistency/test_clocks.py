@@ -71,8 +71,8 @@ class Fleet:
                 yield
 
     def take(self, server: int, event: Pull | Push | Leave, call: Hashable) -> None:
-        found: list[Instruction] = self.shards[server].handle(event, call)
-        for instruction in found:
+        instructions: list[Instruction] = self.shards[server].handle(event, call)
+        for instruction in instructions:
             assert not isinstance(instruction, SendError), instruction
             if isinstance(instruction, SendValues):
                 assert isinstance(instruction.call, tuple)

@@ -25,17 +25,17 @@ def test_one_worker_trains_as_by_itself() -> None:
     training = TrainingWorkload(steps=17)
     alone = EmbeddedRuntime()
     training.run(alone)
-    wanted = training.result(alone)
+    expected = training.result(alone)
     with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=5))
         training.run(runtime)
-        found = training.result(runtime)
+        actual = training.result(runtime)
         assert runtime.stats()[0]["pushes"] == 4  # three exchanges and the rest
         runtime.close()
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours.values[0], theirs.values[0], rtol=2e-4, atol=2e-6)
-    assert wanted[1].ids is not None
-    np.testing.assert_array_equal(found[1].ids, wanted[1].ids)
+    assert expected[1].ids is not None
+    np.testing.assert_array_equal(actual[1].ids, expected[1].ids)
 
 
 def test_everything_that_workers_learn_is_added() -> None:

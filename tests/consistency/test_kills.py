@@ -45,16 +45,16 @@ def test_each_step_counts_once(seed: int) -> None:
         runtime = connect(fleet.environment(worker), MODES[0])
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
-        wanted = 0.0
+        expected = 0.0
         for consistency in MODES:
             if consistency != runtime.consistency:
                 runtime.set_mode(consistency)
             for _ in range(STEPS):
                 step(runtime, IDS)
-            wanted += STEPS * (1 if consistency.mode == "sync" else 2)
+            expected += STEPS * (1 if consistency.mode == "sync" else 2)
             runtime.barrier()
             dense, rows = taken(runtime, IDS)
-            assert [dense, *rows] == pytest.approx([wanted] * 9, rel=1e-5)
+            assert [dense, *rows] == pytest.approx([expected] * 9, rel=1e-5)
             runtime.barrier()
         runtime.close()
 

@@ -76,7 +76,7 @@ def test_a_late_push_is_corrected(mode: Any, damping: float, compensation: float
 
 def test_a_push_that_is_not_late_stays_as_it_is() -> None:
     """One worker alone trains with the same bits, whatever is to be done with late pushes."""
-    found = []
+    states = []
     for consistency in (
         ConsistencySettings("async"),
         ConsistencySettings("async", staleness_damping=1.0, delay_compensation=10.0),
@@ -88,9 +88,9 @@ def test_a_push_that_is_not_late_stays_as_it_is() -> None:
             for _ in range(5):
                 whole, rows = pull(runtime)
                 push(runtime, whole * 2, rows + 1)
-            found.append([array.tobytes() for array in pull(runtime)])
+            states.append([array.tobytes() for array in pull(runtime)])
             runtime.close()
-    assert found[0] == found[1]
+    assert states[0] == states[1]
 
 
 def test_a_log_holds_corrected_pushes() -> None:
@@ -118,8 +118,8 @@ def test_the_settings_are_checked() -> None:
     said = DistributedStrategy(
         a_sync=True, a_sync_configs={"staleness_damping": 0.5, "delay_compensation": 2}
     )
-    found = resolve(said, "").consistency
-    assert (found.mode, found.staleness_damping, found.delay_compensation) == ("async", 0.5, 2)
+    actual = resolve(said, "").consistency
+    assert (actual.mode, actual.staleness_damping, actual.delay_compensation) == ("async", 0.5, 2)
     for wrong in (-1.0, float("nan"), "x", True):
         with pytest.raises(ConfigError, match=str(wrong)):
             resolve(

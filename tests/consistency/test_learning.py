@@ -29,7 +29,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "modes.py"
 @pytest.fixture(scope="module")
 def losses() -> dict[ConsistencySettings, float]:
     """The log loss on unseen samples that each mode reaches: a model for each, on one fleet."""
-    found: dict[ConsistencySettings, float] = {}
+    curves: dict[ConsistencySettings, float] = {}
 
     def train(fleet: LocalFleet, worker: int) -> None:
         runtime = connect(fleet.environment(worker), MODES[0])
@@ -39,13 +39,13 @@ def losses() -> dict[ConsistencySettings, float]:
             job.create(runtime)
             job.train(runtime)
             if worker == 0:
-                found[consistency] = job.log_loss(runtime)
+                curves[consistency] = job.log_loss(runtime)
             runtime.barrier()
         runtime.close()
 
     with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(train, fleet, worker) for worker in range(2)])
-    return found
+    return curves
 
 
 @pytest.mark.parametrize("consistency", MODES, ids=lambda c: f"{c.mode}-{c.staleness}")
@@ -62,10 +62,10 @@ def test_a_script_goes_through_every_mode(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--mode", "ssp", "--staleness", "1", "--log-dir", str(tmp_path), "--no-progress"]
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[3])}
-    done = ended(
+    process = ended(
         [*command, str(SCRIPT), str(tmp_path / "losses.npy")], timeout=240, env=environment
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     losses = np.load(tmp_path / "losses.npy")
     assert losses.shape == (6,)
     # Rows begin geo with fresh optimizer state, so not every mode ends below the one before it.

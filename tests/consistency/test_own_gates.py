@@ -110,8 +110,8 @@ def shard_in(mode: ConsistencyMode) -> Shard:
 
 def push(shard: Shard, worker: int, clock: int) -> list[object]:
     """A push, and the calls that are answered with values."""
-    done = shard.handle(Push(worker, 1, clock, (), clock=clock), "push")
-    return [one.call for one in done if isinstance(one, SendValues)]
+    reply = shard.handle(Push(worker, 1, clock, (), clock=clock), "push")
+    return [one.call for one in reply if isinstance(one, SendValues)]
 
 
 def test_a_shard_asks_the_gate() -> None:

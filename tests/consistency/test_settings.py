@@ -13,7 +13,7 @@ from tests.refusals import check_refusals
 
 
 @pytest.mark.parametrize(
-    ("a_sync", "configs", "wanted"),
+    ("a_sync", "configs", "expected"),
     [
         (False, {}, ConsistencySettings("sync")),
         (True, {}, ConsistencySettings("async")),
@@ -30,11 +30,11 @@ from tests.refusals import check_refusals
     ],
 )
 def test_the_references_settings(
-    a_sync: bool, configs: dict[str, Any], wanted: ConsistencySettings
+    a_sync: bool, configs: dict[str, Any], expected: ConsistencySettings
 ) -> None:
     """a_sync and its configurations name the mode that the reference would run."""
     strategy = DistributedStrategy(a_sync=a_sync, a_sync_configs=configs)
-    assert resolve(strategy, "").consistency == wanted
+    assert resolve(strategy, "").consistency == expected
 
 
 REFUSED = """
@@ -78,13 +78,13 @@ def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:
         ({"mode": "async"}, ConsistencySettings("async")),
         ({"mode": "geo", "k_steps": 3}, ConsistencySettings("geo", k_steps=3)),
     ]
-    for flags, wanted in cases:
+    for flags, expected in cases:
         launcher = json.dumps(merged({"consistency": flags}, file=str(file)))
-        assert resolve(script, launcher).consistency == wanted
+        assert resolve(script, launcher).consistency == expected
     assert resolve(script, '{"consistency": {"k_steps": 9}}').consistency.k_steps == 9
     (tmp_path / "other.toml").write_text("[lamb]\n")
-    said = merged({"consistency": {"k_steps": 9}}, file=str(tmp_path / "other.toml"))
-    assert resolve(script, json.dumps(said)).consistency.k_steps == 9
+    message = merged({"consistency": {"k_steps": 9}}, file=str(tmp_path / "other.toml"))
+    assert resolve(script, json.dumps(message)).consistency.k_steps == 9
     for named in (None, str(file)):
         with pytest.raises(ConfigError, match="k_steps = 3 and mode = 'ssp' contradict"):
             merged({"consistency": {"mode": "ssp", "k_steps": 3}}, file=named)

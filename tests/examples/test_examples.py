@@ -20,21 +20,21 @@ SERVED = [*LAUNCH[:3], "--servers", "1", "--workers", "1"]
 def run(way: str, script: str, folder: Path, *arguments: str) -> str:
     """What the example prints."""
     logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
-    done = ended(
+    process = ended(
         [*{**WAYS, "served": SERVED}[way], *logs, str(EXAMPLES / script), *arguments], cwd=folder
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def flights_figures(way: str, folder: Path, *arguments: str) -> tuple[float, float]:
     """AUC and log loss on the test months; plot and model are saved."""
-    said = run(way, "flights.py", folder, *arguments, "--out", str(folder))
-    found = re.search(r"psfleet, November and December +([\d.]+) +([\d.]+)", said)
-    assert found, said
+    message = run(way, "flights.py", folder, *arguments, "--out", str(folder))
+    match = re.search(r"psfleet, November and December +([\d.]+) +([\d.]+)", message)
+    assert match, message
     assert (folder / "model").is_dir()
     assert (folder / "flights.png").read_bytes().startswith(b"\x89PNG")
-    return float(found[1]), float(found[2])
+    return float(match[1]), float(match[2])
 
 
 def test_flights_learns_from_a_part(tmp_path: Path, flights: Flights) -> None:
@@ -55,8 +55,8 @@ def test_flights_reaches_what_was_asked(way: str, tmp_path: Path, flights: Fligh
 @pytest.mark.parametrize("way", WAYS)
 def test_numpy_client_learns(way: str, tmp_path: Path) -> None:
     """Four lines of progress; the loss falls from the first to the last, far below 0.69."""
-    said = run(way, "numpy_client.py", tmp_path)
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
+    output = run(way, "numpy_client.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert len(losses) == 4
     assert losses[-1] < min(losses[0], 0.3)
 
@@ -68,9 +68,11 @@ def test_numpy_client_is_short() -> None:
 
 def test_flights_says_no_to_a_month_it_must_not_train_on(tmp_path: Path) -> None:
     """November cannot be trained on by mistake."""
-    done = ended([sys.executable, str(EXAMPLES / "flights.py"), "--train-to", "11"], cwd=tmp_path)
-    assert done.returncode == 2
-    assert "invalid choice: 11" in done.stderr
+    process = ended(
+        [sys.executable, str(EXAMPLES / "flights.py"), "--train-to", "11"], cwd=tmp_path
+    )
+    assert process.returncode == 2
+    assert "invalid choice: 11" in process.stderr
 
 
 def test_calibration_of_true_probabilities() -> None:
@@ -88,11 +90,11 @@ def test_flights_are_served(tmp_path: Path, flights: Flights) -> None:
     """A service that follows the servers predicts in the end what the trained model does; the model and its
     export in int8 predict over HTTP, with AUCs that are within .0005."""
     pytest.importorskip("httptools", reason="httptools is not installed")
-    said = run("served", "serve_flights.py", tmp_path, "--flights", "4000")
-    two, one = (float(auc) for auc in re.findall(r"version \d: AUC ([\d.]+)", said))
+    output = run("served", "serve_flights.py", tmp_path, "--flights", "4000")
+    two, one = (float(auc) for auc in re.findall(r"version \d: AUC ([\d.]+)", output))
     assert one > 0.5
     assert abs(one - two) <= 0.0005
-    assert re.findall(r"live: AUC ([\d.]+) in the end", said) == re.findall(
-        r"version 1: AUC (.+)", said
+    assert re.findall(r"live: AUC ([\d.]+) in the end", output) == re.findall(
+        r"version 1: AUC (.+)", output
     )
-    assert "late 1: 100 % of requests" in said
+    assert "late 1: 100 % of requests" in output

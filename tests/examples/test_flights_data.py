@@ -97,12 +97,12 @@ def test_ids_are_hashes_of_fields(flights: Flights) -> None:
 
 def test_ranks_are_bounded_and_know_only_the_training_months(flights: Flights) -> None:
     """Ranks lie in [-1.7, 1.7], NaN becomes 0, and other months do not move them."""
-    known = flights.numbers[flights.rows([1])][:, -14:]
-    both = np.concatenate([known, 10 * known + 5])
-    ranked = flights_data.ranks(both, known)
+    ranks = flights.numbers[flights.rows([1])][:, -14:]
+    both = np.concatenate([ranks, 10 * ranks + 5])
+    ranked = flights_data.ranks(both, ranks)
     assert np.abs(ranked).max() <= np.float32(1.7)
-    assert ranked[: len(known)].tobytes() == flights_data.ranks(known, known).tobytes()
-    assert not flights_data.ranks(np.full((2, 14), np.nan, np.float32), known).any()
+    assert ranked[: len(ranks)].tobytes() == flights_data.ranks(ranks, ranks).tobytes()
+    assert not flights_data.ranks(np.full((2, 14), np.nan, np.float32), ranks).any()
 
 
 def test_weather_of_one_flight(flights: Flights) -> None:

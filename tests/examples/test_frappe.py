@@ -95,11 +95,11 @@ def run(folder: Path, place: Path, job: list[str], *arguments: str) -> None:
     place.mkdir(exist_ok=True)
     launch = ["-m", "psfleet_launch", "--no-progress", "--log-dir", str(place / "logs"), *job]
     options = ["--data", str(folder), "--any-data", "--epochs", "2", "--out", str(place / "model")]
-    done = ended([sys.executable, *launch, str(EXAMPLE), *options, *arguments], cwd=place)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r"(\w+) AUC ([\d.]+)   log loss ([\d.]+)", done.stdout)
-    assert [name for name, _, _ in found] == ["validation", "test"], done.stdout
-    assert all(0 <= float(auc) <= 1 for _, auc, _ in found)
+    process = ended([sys.executable, *launch, str(EXAMPLE), *options, *arguments], cwd=place)
+    assert process.returncode == 0, process.stdout + process.stderr
+    matches = re.findall(r"(\w+) AUC ([\d.]+)   log loss ([\d.]+)", process.stdout)
+    assert [name for name, _, _ in matches] == ["validation", "test"], process.stdout
+    assert all(0 <= float(auc) <= 1 for _, auc, _ in matches)
 
 
 def test_rows_are_the_same_bits_on_one_and_two_servers(folder: Path, tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_rows_are_the_same_bits_on_one_and_two_servers(folder: Path, tmp_path: P
     for servers in ("1", "2"):
         job = ["--sync", "--servers", servers, "--workers", "2"]
         run(folder, tmp_path / servers, job, "--model", "deepfm")
-    found = compare(str(tmp_path / "1" / "model"), str(tmp_path / "2" / "model"))
-    tables = [difference for difference in found if not difference.table.startswith(OWN)]
+    actual = compare(str(tmp_path / "1" / "model"), str(tmp_path / "2" / "model"))
+    tables = [difference for difference in actual if not difference.table.startswith(OWN)]
     # The rows; weights and biases of four layers; scale, shift, mean and variance of three norms.
     assert len(tables) == 1 + 2 * 4 + 4 * 3
-    assert all(difference.is_equal for difference in tables), found
+    assert all(difference.is_equal for difference in tables), actual
 
 
 def test_torch_trains_it_in_int8(folder: Path, tmp_path: Path) -> None:

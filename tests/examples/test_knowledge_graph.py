@@ -36,7 +36,7 @@ def test_every_triple_gives_two_queries(folder: Path) -> None:
     """The tail answers (head, relation), and the head answers (tail, inverse relation)."""
     graph = knowledge_graph_data.load(folder, is_checked=False)
     assert graph.entities == ENTITIES
-    assert [len(found) for found in graph.triples.values()] == [180, 30, 30]
+    assert [len(triples) for triples in graph.triples.values()] == [180, 30, 30]
     for entity in range(ENTITIES):
         for relation in range(RELATIONS):
             tail = (entity + relation + 1) % ENTITIES
@@ -49,11 +49,11 @@ def test_candidates_stand_for_all_entities(folder: Path) -> None:
     graph = knowledge_graph_data.load(folder, is_checked=False)
     replies, seed = np.array([3, 39, 3, 20]), np.arange(2)
     for drawn in (0, 5, ENTITIES):
-        found, shift = graph.candidates(replies, drawn, seed)
-        assert np.isin(replies, found).all()
-        assert (np.diff(found) > 0).all()
-        assert len(found) in (range(6, 9) if drawn == 5 else (ENTITIES,))
-        assert (shift[np.isin(found, replies)] == 0).all()
+        candidates, shift = graph.candidates(replies, drawn, seed)
+        assert np.isin(replies, candidates).all()
+        assert (np.diff(candidates) > 0).all()
+        assert len(candidates) in (range(6, 9) if drawn == 5 else (ENTITIES,))
+        assert (shift[np.isin(candidates, replies)] == 0).all()
         np.testing.assert_allclose(np.exp(shift).sum(), ENTITIES, rtol=1e-6)
 
 
@@ -83,10 +83,10 @@ def test_rows_are_the_same_bits_on_any_number_of_servers(
         options = ("--model", model, "--candidates", candidates)
         said[servers] = run(folder, tmp_path / servers, servers, *options)
     for servers in said:
-        found = compare(str(tmp_path / "1" / "model"), str(tmp_path / servers / "model"))
-        tables = [difference for difference in found if not difference.table.startswith(OWN)]
+        actual = compare(str(tmp_path / "1" / "model"), str(tmp_path / servers / "model"))
+        tables = [difference for difference in actual if not difference.table.startswith(OWN)]
         assert len(tables) == 2
-        assert all(difference.is_equal for difference in tables), found
+        assert all(difference.is_equal for difference in tables), actual
     assert len(set(said.values())) == 1, said
 
 
@@ -95,14 +95,14 @@ def run(folder: Path, place: Path, servers: str, *arguments: str) -> str:
     place.mkdir()
     launch = ["-m", "psfleet_launch", "--no-progress", "--log-dir", str(place / "logs"), "--sync"]
     options = ["--data", str(folder), "--any-data", "--epochs", "3", "--dim", "8", "--batch", "60"]
-    done = ended(
+    process = ended(
         [
             *(sys.executable, *launch, "--servers", servers, "--workers", "2", str(EXAMPLE)),
             *(*options, "--out", str(place / "model"), *arguments),
         ],
         cwd=place,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r"(\w+ MRR [\d.]+   Hits@10 [\d.]+)", done.stdout)
-    assert len(found) == 2, done.stdout
-    return "; ".join(found)
+    assert process.returncode == 0, process.stdout + process.stderr
+    matches = re.findall(r"(\w+ MRR [\d.]+   Hits@10 [\d.]+)", process.stdout)
+    assert len(matches) == 2, process.stdout
+    return "; ".join(matches)

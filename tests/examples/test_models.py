@@ -21,9 +21,9 @@ def alone() -> Iterator[None]:
 
 def scores(model: str, *options: str) -> dict[str, float]:
     """What a model prints, embedded."""
-    found: dict[str, float] = importlib.import_module(model).main(options)
+    module: dict[str, float] = importlib.import_module(model).main(options)
     psfleet.reset()
-    return found
+    return module
 
 
 @pytest.mark.parametrize("model", ["dlrm", "deepfm", "dcnv2"])
@@ -46,6 +46,6 @@ def test_click_models_learn_alike(model: str, flights: Flights) -> None:
 def test_models_of_made_up_users_score(model: str, names: list[str]) -> None:
     """On psfleet and in plain torch the same metrics come out, each a share, after two steps."""
     for plain in ([], ["--plain"]):
-        found = scores(model, "--epochs", "1", "--samples", "512", *plain)
-        assert list(found) == names
-        assert all(0 <= value <= 1 for value in found.values())
+        actual = scores(model, "--epochs", "1", "--samples", "512", *plain)
+        assert list(actual) == names
+        assert all(0 <= value <= 1 for value in actual.values())

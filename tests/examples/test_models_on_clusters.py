@@ -33,13 +33,13 @@ def test_a_cluster_learns_as_one_process(
     """Both workers have a half of each batch, so the AUC is that of one process but for rounding."""
     if model != "mmoe":
         request.getfixturevalue("flights")
-    found, embedded = on_cluster(launch, model), scores(model, *FEW)
-    assert found == pytest.approx(embedded, abs=0.002)
+    actual, embedded = on_cluster(launch, model), scores(model, *FEW)
+    assert actual == pytest.approx(embedded, abs=0.002)
 
 
 @pytest.mark.parametrize("model", ["two_tower", "sasrec"])
 def test_a_cluster_scores_sessions(launch: Launch, model: str) -> None:
     """With other negatives in each worker the metrics are not those of one process, but shares like them."""
-    found = on_cluster(launch, model)
-    assert list(found) == ["hr@10", "ndcg@10", "mrr@10", "coverage@10"]
-    assert all(0 <= value <= 1 for value in found.values())
+    actual = on_cluster(launch, model)
+    assert list(actual) == ["hr@10", "ndcg@10", "mrr@10", "coverage@10"]
+    assert all(0 <= value <= 1 for value in actual.values())

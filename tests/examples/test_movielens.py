@@ -46,7 +46,7 @@ def run(way: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess
 )
 def test_it_learns(way: str, ending: str, tmp_path: Path) -> None:
     """The error on ratings that it has not seen is under 0.55 of the mean's; the model is saved."""
-    done = run(
+    process = run(
         way,
         tmp_path,
         str(write(tmp_path, ending)),
@@ -54,10 +54,10 @@ def test_it_learns(way: str, ending: str, tmp_path: Path) -> None:
         "--out",
         str(tmp_path / "model"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"test RMSE ([\d.]+)   of the mean ([\d.]+)", done.stdout)
-    assert found, done.stdout
-    assert float(found[1]) < 0.55 * float(found[2]), done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    match = re.search(r"test RMSE ([\d.]+)   of the mean ([\d.]+)", process.stdout)
+    assert match, process.stdout
+    assert float(match[1]) < 0.55 * float(match[2]), process.stdout
     assert (tmp_path / "model").is_dir()
 
 
@@ -67,6 +67,6 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     lines[16] = "1,2,x,0"
     path.write_text("\n".join(lines))
-    done = run("embedded", tmp_path, str(path))
-    assert done.returncode == 1
-    assert done.stderr.strip() == "movielens.py: ratings.csv line 17: rating 'x' is not a number"
+    process = run("embedded", tmp_path, str(path))
+    assert process.returncode == 1
+    assert process.stderr.strip() == "movielens.py: ratings.csv line 17: rating 'x' is not a number"

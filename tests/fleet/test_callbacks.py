@@ -179,8 +179,8 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.stop_worker()
     client = mlflow.MlflowClient(tracking_uri=place)
     [run] = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
-    found = client.get_metric_history(run.info.run_id, "auc")
-    assert [(each.step, each.value) for each in found] == [(1, 0.5), (2, 0.75)]
+    actual = client.get_metric_history(run.info.run_id, "auc")
+    assert [(each.step, each.value) for each in actual] == [(1, 0.5), (2, 0.75)]
     assert run.data.metrics["loss"] == 0.5
     assert run.data.tags["snapshot"].endswith("best")
     assert run.info.status == "FINISHED"
@@ -231,7 +231,7 @@ def test_snapshots_of_the_servers(launch: Launch, tmp_path: Path) -> None:
     assert code == 0, err
     said = [line.split() for line in out.splitlines() if "told" in line or "taken" in line]
     taken = next(words[-2:] for words in said if "taken" in words)
-    told = [words[-2:] for words in said if "told" in words]
-    assert told.count(taken) == 1
-    assert len({folder for _, folder in told}) == len(told) >= 3
-    assert all(int(step) % 20 == 0 for step, folder in told if folder != taken[1])
+    words_of_table = [words[-2:] for words in said if "told" in words]
+    assert words_of_table.count(taken) == 1
+    assert len({folder for _, folder in words_of_table}) == len(words_of_table) >= 3
+    assert all(int(step) % 20 == 0 for step, folder in words_of_table if folder != taken[1])

@@ -41,8 +41,8 @@ def run(tmp_path: Path, what: str, *options: str) -> Values:
     launch = [sys.executable, "-m", "psfleet_launch", *options, "--no-progress"]
     command = [*launch, "--log-dir", str(tmp_path / "logs")] if options else [sys.executable]
     out, folder = tmp_path / "out.npz", tmp_path / "model"
-    done = ended([*command, str(SCRIPT), str(out), str(folder), what])
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = ended([*command, str(SCRIPT), str(out), str(folder), what])
+    assert process.returncode == 0, process.stdout + process.stderr
     with np.load(out) as arrays:
         return dict(arrays)
 

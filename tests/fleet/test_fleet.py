@@ -27,10 +27,10 @@ defined: Any = UserDefinedRoleMaker
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """A fleet of its own, on a fresh embedded runtime."""
-    made = Fleet()
-    made.init()
-    yield made
-    made.stop_worker()
+    instance = Fleet()
+    instance.init()
+    yield instance
+    instance.stop_worker()
     current().provide(None)
 
 
@@ -237,8 +237,8 @@ def test_loops_say_how_long_they_are_where_it_is_known() -> None:
     part = fleet.shard([1, 2, 3])
     assert len(part) == 3  # type: ignore[arg-type]
     assert [list(part), list(part)] == [[1, 2, 3]] * 2
-    found = fleet.dataset(10, 4, epochs=2)
-    assert len(found) == len(list(found)) == 6  # type: ignore[arg-type]
+    batches = fleet.dataset(10, 4, epochs=2)
+    assert len(batches) == len(list(batches)) == 6  # type: ignore[arg-type]
     assert not hasattr(fleet.shard(iter([1])), "__len__")
     assert not hasattr(fleet.dataset(10, 4, epochs=None), "__len__")
 

@@ -33,25 +33,26 @@ def push_twice(runtime: Runtime, capfd: pytest.CaptureFixture[str]) -> list[str]
 
 def counted(runtime: Any) -> int:
     """Steps in which something was not finite."""
-    found: int = getattr(runtime, "_cluster", runtime).watch.found
-    return found
+    count: int = getattr(runtime, "_cluster", runtime).watch.found
+    return count
 
 
 @pytest.mark.parametrize("mode", ["embedded", "sync", "async"])
 def test_it_is_said_once(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
     """The worker, the step and the table are named, once; the push is made, and all such steps count."""
     if mode == "embedded":
-        said = push_twice(EmbeddedRuntime(), capfd)
+        output = push_twice(EmbeddedRuntime(), capfd)
     else:
         with LocalFleet(2, 1, in_process=True) as fleet:
             runtime = fleet.connect(0, mode)
-            said = push_twice(runtime, capfd)
+            output = push_twice(runtime, capfd)
             assert np.isinf(Client(runtime).sparse_table("rows", 2, SGD(0.5)).pull([1])).any()
             assert counted(runtime) == 3
             runtime.close()
-    assert len(said) == 1
+    assert len(output) == 1
     assert (
-        "worker 0, step 2: the gradient for table 'rows' has inf for id 1, and is pushed" in said[0]
+        "worker 0, step 2: the gradient for table 'rows' has inf for id 1, and is pushed"
+        in output[0]
     )
 
 
@@ -61,8 +62,8 @@ def test_what_float32_cannot_hold_is_said_once(capfd: pytest.CaptureFixture[str]
     table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
     table.push(IDS, np.full((3, 2), 1e300))
     runtime.push([Gradient(table.spec.key, np.full((3, 2), -1e300), IDS)])
-    [said] = capfd.readouterr().err.splitlines()
-    assert "the gradient for table 'rows' has inf for id 0" in said
+    [output] = capfd.readouterr().err.splitlines()
+    assert "the gradient for table 'rows' has inf for id 0" in output
 
 
 @pytest.mark.parametrize("mode", ["embedded", "sync", "async"])
@@ -102,11 +103,11 @@ def test_in_geo_mode_the_worker_looks_at_its_own_steps(capfd: pytest.CaptureFixt
     """Where pushes stay in the worker for a while, they are looked at when they are made."""
     with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=100))
-        said = push_twice(runtime, capfd)
+        output = push_twice(runtime, capfd)
         assert counted(runtime) == 3  # the sums that are pushed are no steps
         runtime.close()
-    assert len(said) == 1
-    assert "worker 0, step 2: the gradient for table 'rows' has inf" in said[0]
+    assert len(output) == 1
+    assert "worker 0, step 2: the gradient for table 'rows' has inf" in output[0]
 
 
 def test_large_values_are_finite(capfd: pytest.CaptureFixture[str]) -> None:
@@ -157,9 +158,9 @@ def test_it_can_be_skipped(
         np.testing.assert_allclose(rows.pull(IDS), before - 1, rtol=1e-6)
         np.testing.assert_allclose(bias.pull(), [-1, -1], rtol=1e-6)
         runtime.close()
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("psfleet:")]
-    assert len(said) == 1
-    assert "worker 0, step 2: the gradient for table 'rows' has inf for id 1; the gr" in said[0]
+    output = [line for line in capfd.readouterr().err.splitlines() if line.startswith("psfleet:")]
+    assert len(output) == 1
+    assert "worker 0, step 2: the gradient for table 'rows' has inf for id 1; the gr" in output[0]
 
 
 def test_the_element_of_a_dense_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

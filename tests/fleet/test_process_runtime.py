@@ -18,7 +18,7 @@ def test_threads_that_act_as_processes_have_runtimes_of_their_own() -> None:
     """Two threads train a parameter and a client's table of the same names in turn, each as if it were alone;
     a thread that psfleet starts for one of them has its runtime, and that of the process knows no table."""
     turns, ends = threading.Barrier(2), dict[float, list[float]]()
-    found: dict[float, tuple[Runtime, Runtime]] = {}
+    runtimes: dict[float, tuple[Runtime, Runtime]] = {}
 
     def train(rate: float) -> None:
         with using() as process:
@@ -33,7 +33,7 @@ def test_threads_that_act_as_processes_have_runtimes_of_their_own() -> None:
                     psfleet.fleet.barrier_worker()
                 ends[rate] = [weight.numpy().item(), table.pull().item()]
                 helper = ServiceThread(
-                    lambda: found.update({rate: (active(), ps.runtime)}), "helper"
+                    lambda: runtimes.update({rate: (active(), ps.runtime)}), "helper"
                 )
                 helper.start()
                 helper.join()
@@ -48,7 +48,7 @@ def test_threads_that_act_as_processes_have_runtimes_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert ends == {rate: [1 - STEPS * rate] * 2 for rate in (0.5, 0.25)}
-    assert all(own is runtime for own, runtime in found.values())
-    assert found[0.5][0] is not found[0.25][0]
+    assert all(own is runtime for own, runtime in runtimes.values())
+    assert runtimes[0.5][0] is not runtimes[0.25][0]
     assert current() is outside
     assert current().is_active == before

@@ -150,10 +150,10 @@ def test_features_of_a_checkpoint(checkpoint: Path) -> None:
     features = FeatureSet([Feature("user", Table("users", 3), pooling="mean")])
     with psfleet.connect(checkpoint=checkpoint) as ps:
         batch = ps.features(features).batch({"user": [[1, 2], [], [77]]})
-        found = batch.pool(ps.pull(batch.ids))["user"]
+        actual = batch.pool(ps.pull(batch.ids))["user"]
         table = ps.sparse_table("users")
         expected = np.stack([table.pull([1, 2]).mean(0), np.zeros(3), table.pull([77])[0]])
-    np.testing.assert_array_equal(found, expected.astype(np.float32))
+    np.testing.assert_array_equal(actual, expected.astype(np.float32))
 
 
 def test_an_evaluation_that_fails(tmp_path: Path) -> None:

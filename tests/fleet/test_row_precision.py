@@ -86,10 +86,10 @@ def test_feature_sets(alone: EmbeddedRuntime, tmp_path: Path) -> None:
     Executor().run(feed=feed(features, {"f": [1, 2]}), fetch_list=[loss])
     assert alone.specs()[key_of("u")].precision == "bfloat16"
     client = Client(EmbeddedRuntime())
-    made = client.features(
+    feature_set_made = client.features(
         FeatureSet([Feature("f", Table("u", 16, SGD(0.1), precision="bfloat16"))])
     )
-    assert made.tables["u"].spec.precision == "bfloat16"
+    assert feature_set_made.tables["u"].spec.precision == "bfloat16"
 
 
 def test_a_trained_table_gets_another_precision(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_a_trained_table_gets_another_precision(tmp_path: Path) -> None:
     imported are rounded too."""
     wide, short = (Table("t", 16, SGD(0.1), precision=p) for p in ("float32", "bfloat16"))
     with psfleet.connect(Environment(None, 0, (), 1)) as client:
-        made = client.features(FeatureSet([Feature("f", wide)])).tables["t"]
-        made.push(np.arange(50), np.random.default_rng(1).standard_normal((50, 16)))
+        tables = client.features(FeatureSet([Feature("f", wide)])).tables["t"]
+        tables.push(np.arange(50), np.random.default_rng(1).standard_normal((50, 16)))
         client.flush()
-        exact = made.pull(np.arange(50))
+        exact = tables.pull(np.arange(50))
         client.save(str(tmp_path / "a"))
     plan = plan_migration(tmp_path / "a", FeatureSet([Feature("f", short)]))
     assert str(plan) == "change t: 50 rows; rows in bfloat16 in place of float32"
@@ -108,16 +108,16 @@ def test_a_trained_table_gets_another_precision(tmp_path: Path) -> None:
     plan_migration(tmp_path / "b", FeatureSet([Feature("f", wide)])).apply(tmp_path / "c")
     rows = RowFile(np.array([7]), np.full((1, 16), 1 + 2.0**-9, np.float32), {})
     import_rows(str(tmp_path / "b"), str(tmp_path / "d"), "t", rows)
-    found = []
+    sentences = []
     for name, table in (("b", short), ("c", wide), ("d", short)):
         with psfleet.connect(Environment(None, 0, (), 1)) as client:
-            made = client.features(FeatureSet([Feature("f", table)])).tables["t"]
+            tables = client.features(FeatureSet([Feature("f", table)])).tables["t"]
             client.load(str(tmp_path / name))
-            found.append(made.pull(np.arange(50)))
-    assert is_short(found[0])
-    np.testing.assert_allclose(found[0], exact, rtol=2.0**-8)
-    np.testing.assert_array_equal(found[0], found[1])
-    assert (found[2][7] == 1).all()
+            sentences.append(tables.pull(np.arange(50)))
+    assert is_short(sentences[0])
+    np.testing.assert_allclose(sentences[0], exact, rtol=2.0**-8)
+    np.testing.assert_array_equal(sentences[0], sentences[1])
+    assert (sentences[2][7] == 1).all()
 
 
 def test_geo_mode_copies_rows_in_float32() -> None:
@@ -132,10 +132,10 @@ def test_geo_mode_copies_rows_in_float32() -> None:
         runtime.close()
     alone = EmbeddedRuntime()
     training.run(alone)
-    [_, wanted] = training.result(alone)
+    [_, expected] = training.result(alone)
     assert is_short(rows.values[0])
-    np.testing.assert_array_equal(rows.ids, wanted.ids)
-    np.testing.assert_allclose(rows.values[0], wanted.values[0], atol=0.02)
+    np.testing.assert_array_equal(rows.ids, expected.ids)
+    np.testing.assert_allclose(rows.values[0], expected.values[0], atol=0.02)
 
 
 def test_a_request_over_the_wire(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_readers_change_nothing(mode: str) -> None:
     """Two processes read while a worker trains a table that admits and evicts rows; one of them is killed.
     Rows, state, ages and the servers' counts of workers and rows are those of a run that nobody reads."""
     entry = CountFilterEntry(2) & TTLEntry(steps=30) & CapacityEntry(rows=60)
-    found = []
+    states = []
     for readers in (False, True):
         with LocalFleet(2, 1, in_process=True) as fleet, contextlib.ExitStack() as stack:
             ps = stack.enter_context(Client(fleet.connect(0, mode)))
@@ -97,8 +97,8 @@ def test_readers_change_nothing(mode: str) -> None:
             assert state.ids is not None
             assert state.touched is not None
             parts: list[Any] = [state.ids, state.touched, *state.values]
-            found.append(([part.tobytes() for part in parts], state.step, counts(ps)))
-    assert found[0] == found[1]
+            states.append(([part.tobytes() for part in parts], state.step, counts(ps)))
+    assert states[0] == states[1]
 
 
 def test_sync_training_keeps_its_bits() -> None:
@@ -170,10 +170,10 @@ def test_values_and_features() -> None:
         before = counts(ps)
         with psfleet.connect(job=fleet.endpoints) as reader:
             assert reader.version is None
-            found = reader.sparse_table("users")
-            assert (found.spec.dim, found.spec.initializer) == (3, users.spec.initializer)
+            actual = reader.sparse_table("users")
+            assert (actual.spec.dim, actual.spec.initializer) == (3, users.spec.initializer)
             both = np.concatenate([IDS, MISSING])
-            assert found.pull(both).tobytes() == users.pull(both).tobytes()
+            assert actual.pull(both).tobytes() == users.pull(both).tobytes()
             assert reader.version is not None
             assert reader.version.rounds == (0, 0)
             assert not reader.version.is_cut
@@ -214,9 +214,9 @@ def test_a_script_that_does_not_close() -> None:
     with LocalFleet(1, 1, in_process=True) as fleet, Client(fleet.connect(0, "async")) as ps:
         ps.sparse_table("users", 3, SGD(0.1)).push(IDS, np.ones((40, 3))).wait()
         command = [sys.executable, "-c", script, job(fleet), "users"]
-        done = ended(command)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("read") == 3
+        process = ended(command)
+        assert process.returncode == 0, process.stderr
+        assert process.stdout.count("read") == 3
 
 
 def test_evicted_ids() -> None:

@@ -52,8 +52,8 @@ def program(runtime: Runtime, servers: int | None) -> None:
         ids = layers.data("ids", [None], dtype="int64")
         rows = layers.embedding(ids, [None, 3], is_distributed=True, param_attr=attr)
         told = features(servers)
-        found = [rows, *layers.features(told).values()]
-        loss = layers.sums([layers.mean(layers.square(one - 1.0)) for one in found])
+        inputs = [rows, *layers.features(told).values()]
+        loss = layers.sums([layers.mean(layers.square(one - 1.0)) for one in inputs])
         Adam(0.1).minimize(loss)
         given = {"ids": IDS, **feed(told, {"u": IDS, "v": IDS + 7})}
         for _ in range(STEPS):
@@ -64,11 +64,11 @@ def program(runtime: Runtime, servers: int | None) -> None:
 def client(runtime: Runtime, servers: int | None) -> None:
     """The same features without a model, and a table that is made by itself."""
     ps = Client(runtime, lambda _, __: None)
-    made = ps.features(features(servers))
-    tables = {**made.tables, "e": ps.sparse_table("e", 3, Adam(0.1), servers=servers)}
+    feature_set_made = ps.features(features(servers))
+    tables = {**feature_set_made.tables, "e": ps.sparse_table("e", 3, Adam(0.1), servers=servers)}
     for _ in range(STEPS):
         rows = {table: table.pull(IDS) for table in tables.values()}
-        ps.push({table: (IDS, found - np.float32(1)) for table, found in rows.items()})
+        ps.push({table: (IDS, values - np.float32(1)) for table, values in rows.items()})
     ps.flush()
 
 
@@ -82,19 +82,19 @@ def test_groups_change_no_bit(
     interface: Callable[[Runtime, int | None], None], tmp_path: Path
 ) -> None:
     """Sync mode: the same bits with and without them, also after a snapshot on another number of servers."""
-    found = []
+    digests = []
     for servers in (None, 1):
         with LocalFleet(3, 1, in_process=True) as fleet:
             runtime = fleet.connect(0, "sync")
             interface(runtime, servers)
             if servers:
                 runtime.save(str(tmp_path / "model"))
-            found.append(bits(runtime))
+            digests.append(bits(runtime))
             runtime.close()
     with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "sync")
         runtime.load(str(tmp_path / "model"))
-        assert [found[0], bits(runtime)] == [found[1], found[1]]
+        assert [digests[0], bits(runtime)] == [digests[1], digests[1]]
         groups = [(spec.first, spec.servers) for spec in runtime.specs().values()]
         assert sorted(groups) == [(0, 1), (1, 1), (2, 1)]
         runtime.close()
@@ -131,9 +131,9 @@ def test_dense_weights_too() -> None:
             Adam(0.1).minimize(loss)
             Executor().run(feed={"x": np.ones((1, 100), np.float32)}, fetch_list=[loss])
             runtime.flush()
-        held = [server["tables"][0]["count"] for server in runtime.stats()]
-        assert sum(held) == 100 * 100
-        assert [count > 0 for count in held] == [True, True, False]
+        counts = [server["tables"][0]["count"] for server in runtime.stats()]
+        assert sum(counts) == 100 * 100
+        assert [count > 0 for count in counts] == [True, True, False]
         runtime.close()
 
 
@@ -188,8 +188,8 @@ def test_a_trained_table_moves(tmp_path: Path) -> None:
         ps = Client(runtime)
         tables = ps.features(told(2)).tables.values()
         assert [table.pull(IDS).tobytes() for table in tables] == rows
-        held = [[table["count"] for table in server["tables"]] for server in runtime.stats()]
-        assert [count > 0 for count in [row[0] for row in held]] == [False, True, True, False]
+        counts = [[table["count"] for table in server["tables"]] for server in runtime.stats()]
+        assert [count > 0 for count in [row[0] for row in counts]] == [False, True, True, False]
         ps.save(str(tmp_path / "four"))
         ps.close()
     back = plan_migration(tmp_path / "four", told(None))

@@ -58,8 +58,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
                 str(SCRIPT),
                 str(folder / "out.npz"),
             ]
-            done = ended(command)
-            assert done.returncode == 0, done.stdout + done.stderr
+            process = ended(command)
+            assert process.returncode == 0, process.stdout + process.stderr
             with np.load(folder / "out.npz") as arrays:
                 known[name, servers, workers] = dict(arrays)
         return known[name, servers, workers]

@@ -101,11 +101,11 @@ def test_gradient_merge_pushes_the_mean_of_k_steps() -> None:
 )
 def test_switches_replace_the_optimizer(part: str, inner: object, kind: type) -> None:
     """dgc, lars and lamb train with their optimizer, at the same rate."""
-    made = distributed(inner(), **{part: {}})  # type: ignore[operator]
-    assert type(made.optimizer) is kind
-    assert made.get_lr() == 0.1
+    wrapped = distributed(inner(), **{part: {}})  # type: ignore[operator]
+    assert type(wrapped.optimizer) is kind
+    assert wrapped.get_lr() == 0.1
     parameter = Parameter("w", np.ones(4))
-    made.apply_gradients([(parameter, np.ones(4, np.float32))])
+    wrapped.apply_gradients([(parameter, np.ones(4, np.float32))])
     assert not np.array_equal(parameter.numpy(), np.ones(4))
 
 
@@ -121,9 +121,9 @@ def test_fleet_passes_the_strategy_on() -> None:
     fleet = Fleet()
     fleet.init()
     strategy = DistributedStrategy(gradient_merge=True, gradient_merge_configs={"k_steps": 3})
-    made = fleet.distributed_optimizer(optimizer.SGD(1.0), strategy)
-    assert made.settings.gradient_merge is not None
-    assert made.optimizer.merger is not None
+    wrapped = fleet.distributed_optimizer(optimizer.SGD(1.0), strategy)
+    assert wrapped.settings.gradient_merge is not None
+    assert wrapped.optimizer.merger is not None
     fleet.stop_worker()
 
 

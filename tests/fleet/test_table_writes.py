@@ -22,14 +22,14 @@ ROWS = np.random.default_rng(5).normal(size=(12, 3)).astype(np.float32)
 def ps(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client, embedded or on 3 servers."""
     if request.param == "embedded":
-        with Client(EmbeddedRuntime()) as found:
-            yield found
+        with Client(EmbeddedRuntime()) as client:
+            yield client
         return
     with (
         LocalFleet(3, 1, in_process=True) as servers,
-        Client(servers.connect(0, request.param)) as found,
+        Client(servers.connect(0, request.param)) as client,
     ):
-        yield found
+        yield client
 
 
 def state(client: Client, name: str) -> TableState:
@@ -89,11 +89,11 @@ def test_what_cannot_be_written() -> None:
 def test_rows_of_a_file(tmp_path: Path) -> None:
     """What `read_rows` brings from another program's file is written to a table."""
     (tmp_path / "words.vec").write_text("red 1 2 3\nblue 4 5 6\n")
-    found = read_rows(str(tmp_path / "words.vec"))
+    actual = read_rows(str(tmp_path / "words.vec"))
     with Client(EmbeddedRuntime()) as ps:
         table = ps.sparse_table("words", 3, Adam(0.1))
-        table.write(found.ids, found.value)
-        assert table.pull(found.ids).tolist() == [[1, 2, 3], [4, 5, 6]]
+        table.write(actual.ids, actual.value)
+        assert table.pull(actual.ids).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def saved(folder: Path) -> dict[str, TableState]:

@@ -30,8 +30,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
                 if not options
                 else [*LAUNCH, *options, "--log-dir", str(folder), "--no-progress"]
             )
-            done = ended([*command, str(SCRIPT), str(folder / "out.npz")])
-            assert done.returncode == 0, done.stdout + done.stderr
+            process = ended([*command, str(SCRIPT), str(folder / "out.npz")])
+            assert process.returncode == 0, process.stdout + process.stderr
             with np.load(folder / "out.npz") as arrays:
                 known[options] = dict(arrays)
         return known[options]

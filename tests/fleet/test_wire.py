@@ -25,14 +25,14 @@ def test_the_launcher_has_the_last_word(tmp_path: Path) -> None:
     """--wire goes before a strategy file, which goes before the script; each way by itself."""
     file = tmp_path / "strategy.toml"
     file.write_text('[wire]\npull = "bf16"\n')
-    said = merged({}, file=str(file))
-    assert said["wire"] == {"pull": "bf16"}
+    message = merged({}, file=str(file))
+    assert message["wire"] == {"pull": "bf16"}
     assert merged({"wire": {"push": "fp32", "pull": "fp32"}}, file=str(file))["wire"] == {
         "push": "fp32",
         "pull": "fp32",
     }
-    found = resolve(DistributedStrategy(wire="int8"), '{"wire": {"pull": "bf16"}}')
-    assert found.wire == WireSettings("int8", "bf16")
+    actual = resolve(DistributedStrategy(wire="int8"), '{"wire": {"pull": "bf16"}}')
+    assert actual.wire == WireSettings("int8", "bf16")
 
 
 @pytest.mark.parametrize(

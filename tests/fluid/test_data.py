@@ -148,12 +148,12 @@ def test_training_from_a_dataset_prints_and_counts(
     )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["batch 2 loss", "batch 4 loss"]
-    seen: list[Any] = []
+    losses: list[Any] = []
     step = fluid.default_main_program().step
     exe.infer_from_dataset(
-        dataset=dataset, fetch_list=[loss], print_period=1, fetch_handler=seen.append
+        dataset=dataset, fetch_list=[loss], print_period=1, fetch_handler=losses.append
     )
-    assert len(seen) == 5
+    assert len(losses) == 5
     assert fluid.default_main_program().step == step
 
 

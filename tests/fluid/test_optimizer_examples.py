@@ -230,16 +230,16 @@ def test_lamb() -> None:
     data = fluid.data(name="x", shape=[-1, 5], dtype="float32")
     hidden = fluid.layers.fc(input=data, size=10)
     cost = fluid.layers.mean(hidden)
-    seen = []
+    values = []
 
     def exclude_fn(param: Any) -> bool:
-        seen.append(param.name)
+        values.append(param.name)
         return bool(param.name.endswith(".b_0"))
 
     optimizer = fluid.optimizer.Lamb(learning_rate=0.002, exclude_from_weight_decay_fn=exclude_fn)
     optimizer.minimize(cost)
     fluid.Executor().run(feed={"x": np.ones((2, 5), "float32")}, fetch_list=[cost])
-    assert set(seen) >= {"fc_0.w_0", "fc_0.b_0"}
+    assert set(values) >= {"fc_0.w_0", "fc_0.b_0"}
 
 
 @pytest.mark.parametrize("restoring", [True, False])

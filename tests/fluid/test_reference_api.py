@@ -118,8 +118,8 @@ def test_names_of_the_reference() -> None:
             assert len(here) > 5
             continue
         module, *rest = here.split(".")
-        found: Any = importlib.import_module(f"psfleet.{module}")
+        actual: Any = importlib.import_module(f"psfleet.{module}")
         for part in rest:
-            assert hasattr(found, part), f"{name}: no {here}"
-            found = getattr(found, part)
-        assert callable(found) or name in ("lr", "util"), name
+            assert hasattr(actual, part), f"{name}: no {here}"
+            actual = getattr(actual, part)
+        assert callable(actual) or name in ("lr", "util"), name

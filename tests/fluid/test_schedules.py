@@ -67,9 +67,9 @@ def test_fetched(name: str) -> None:
     with program_guard(Program(), Program()):
         main, rate = fluid.default_main_program(), make()
     exe = fluid.Executor(fluid.CPUPlace())
-    found = [exe.run(main, feed={}, fetch_list=[rate])[0] for _ in range(7)]
-    assert {value.shape for value in found} == {(1,)}
-    np.testing.assert_allclose(np.ravel(found), [expected(n) for n in range(7)], rtol=1e-6)
+    outputs = [exe.run(main, feed={}, fetch_list=[rate])[0] for _ in range(7)]
+    assert {value.shape for value in outputs} == {(1,)}
+    np.testing.assert_allclose(np.ravel(outputs), [expected(n) for n in range(7)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", DECAYS)
@@ -102,13 +102,15 @@ def test_arithmetic_of_decays() -> None:
         opt = fluid.optimizer.SGD(rate)
         opt.minimize(loss)
         (w,) = fluid.default_main_program().all_parameters()
-        exe, seen = fluid.Executor(), []
+        exe, rates = fluid.Executor(), []
         for n in range(4):
             (shown,) = exe.run(feed={"x": [[1.0]]}, fetch_list=[rate])
             assert shown.item() == pytest.approx(arithmetic(0.5**n), rel=1e-6)
             assert opt.current_step_lr() == pytest.approx(arithmetic(0.5**n))
-            seen.append(w.numpy().item())
-    np.testing.assert_allclose(np.diff(seen), [-arithmetic(0.5**n) for n in range(1, 4)], rtol=1e-5)
+            rates.append(w.numpy().item())
+    np.testing.assert_allclose(
+        np.diff(rates), [-arithmetic(0.5**n) for n in range(1, 4)], rtol=1e-5
+    )
 
 
 def test_decays_in_layers() -> None:
@@ -168,13 +170,13 @@ def test_epochs() -> None:
     step, cut = dygraph.StepDecay(1.0, 2, 0.5), dygraph.MultiStepDecay(1.0, [1, 3], 0.5)
     free = dygraph.LambdaDecay(1.0, lambda epoch: 1 / (epoch + 1))
     plateau = dygraph.ReduceLROnPlateau(1.0, decay_rate=0.5, patience=1)
-    found = []
+    rates = []
     for _ in range(4):
-        found.append((step(), cut(), free(), plateau()))
+        rates.append((step(), cut(), free(), plateau()))
         for schedule in (step, cut, free):
             schedule.epoch()
         plateau.step(1.0)
-    assert found == [
+    assert rates == [
         (1.0, 1.0, 1.0, 1.0),
         (1.0, 0.5, 1 / 2, 1.0),
         (0.5, 0.5, 1 / 3, 1.0),

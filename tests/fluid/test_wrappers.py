@@ -23,27 +23,27 @@ def _no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_strategy_that_says_the_mode(by_place: bool) -> None:
     """`a_sync` is the fleet's mode, not another optimizer; it counts as if `init` had been told."""
     strategy, local = DistributedStrategy(a_sync=True), fluid.optimizer.SGD(0.1)
-    made = fluid.optimizer.DistributedOptimizer
-    opt = made(local, strategy) if by_place else made(optimizer=local, strategy=strategy)
+    wrapped = fluid.optimizer.DistributedOptimizer
+    opt = wrapped(local, strategy) if by_place else wrapped(optimizer=local, strategy=strategy)
     assert opt.optimizer is local
     assert opt.settings.consistency.mode == "async"
     assert fleet.settings().consistency.mode == "async"
-    assert made(local).settings.consistency.mode == "async"
+    assert wrapped(local).settings.consistency.mode == "async"
 
 
 @pytest.mark.usefixtures("_no_strategy")
 def test_a_strategy_that_changes_the_optimizer() -> None:
     """Switches do what they do in `fleet.distributed_optimizer`, also in a strategy file's form."""
-    made = fluid.optimizer.DistributedOptimizer
-    opt = made(fluid.optimizer.Momentum(0.1, 0.9), DistributedStrategy(lars=True))
+    wrapped = fluid.optimizer.DistributedOptimizer
+    opt = wrapped(fluid.optimizer.Momentum(0.1, 0.9), DistributedStrategy(lars=True))
     assert isinstance(opt.optimizer, fluid.optimizer.LarsMomentum)
     parts: dict[str, Any] = {"gradient_merge": {"k_steps": 2, "avg": True}}
-    w, merged = Parameter("w", [0.0]), made(fluid.optimizer.SGD(1.0), strategy=parts)
-    seen = []
+    w, merged = Parameter("w", [0.0]), wrapped(fluid.optimizer.SGD(1.0), strategy=parts)
+    strategies = []
     for gradient in (1.0, 3.0):
         merged.apply_gradients([(w, [gradient])])
-        seen.append(w.numpy().item())
-    assert seen == [0.0, -2.0]
+        strategies.append(w.numpy().item())
+    assert strategies == [0.0, -2.0]
 
 
 @pytest.mark.usefixtures("_no_strategy")
@@ -65,14 +65,14 @@ def trained(checkpoints: list[Any] | None) -> np.ndarray[Any, Any]:
     """A weight after three steps; `checkpoints` may name `x`, `w` (a Parameter), `w_var` and `fc`."""
     with own_programs():
         x = fluid.layers.data("x", [4])
-        made = fluid.layers.fc(x, 8, act="tanh", name="first")
-        loss = fluid.layers.mean(fluid.layers.fc(made, 1, name="second"))
+        hidden = fluid.layers.fc(x, 8, act="tanh", name="first")
+        loss = fluid.layers.mean(fluid.layers.fc(hidden, 1, name="second"))
         (w, *_) = fluid.default_main_program().all_parameters()
         known = {
             "x": x,
             "w": w,
             "w_var": fluid.default_main_program().variable(w.name),
-            "fc": made,
+            "fc": hidden,
             "name": w.name,
         }
         opt: Any = fluid.optimizer.Adam(0.1)
@@ -103,8 +103,8 @@ def test_load() -> None:
     with pytest.raises(UsageError, match="call load or set_state_dict of the Adam that it wraps"):
         wrapped.load(first.state_dict())
     second.load(first.state_dict())
-    found = wrapped.state_dict()
-    np.testing.assert_array_equal(found["w.moment1"], first.state_dict()["w.moment1"])
+    state = wrapped.state_dict()
+    np.testing.assert_array_equal(state["w.moment1"], first.state_dict()["w.moment1"])
     assert wrapped.get_opti_var_name_list() == []
     assert first.get_opti_var_name_list() == ["w.moment1", "w.moment2"]
 

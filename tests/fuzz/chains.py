@@ -107,17 +107,17 @@ def reseal_snapshots(folder: Path) -> None:
     for number in range(int(TIP) + 1):
         with contextlib.suppress(Exception):  # where nothing fits, nothing need be made to fit
             where = folder / str(number)
-            said = json.loads((where / MANIFEST).read_bytes())
-            for entry in said["files"]:
+            document = json.loads((where / MANIFEST).read_bytes())
+            for entry in document["files"]:
                 data = (where / str(entry["file"])).read_bytes()
                 entry["bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
-            if said["base"]:
-                before = (where / said["base"]["path"] / MANIFEST).read_bytes()
-                said["base"]["sha256"] = hashlib.sha256(before).hexdigest()
-            said.pop("sha256", None)
-            body = json.dumps(said, indent=1, sort_keys=True)
-            said["sha256"] = hashlib.sha256(body.encode()).hexdigest()
-            (where / MANIFEST).write_text(json.dumps(said, indent=1, sort_keys=True))
+            if document["base"]:
+                before = (where / document["base"]["path"] / MANIFEST).read_bytes()
+                document["base"]["sha256"] = hashlib.sha256(before).hexdigest()
+            document.pop("sha256", None)
+            body = json.dumps(document, indent=1, sort_keys=True)
+            document["sha256"] = hashlib.sha256(body.encode()).hexdigest()
+            (where / MANIFEST).write_text(json.dumps(document, indent=1, sort_keys=True))
 
 
 def _reads_the_same(good: Path) -> Callable[[Path], None]:
@@ -190,10 +190,10 @@ class ChainedLog:
 
     def read(self, folder: Path) -> None:
         """Start a server from the files, and compare."""
-        found = of_folder(folder)
+        files = of_folder(folder)
         server = Server(folder)
         server.log.close()
-        if content(server.shard) not in self.may_be(found):
+        if content(server.shard) not in self.may_be(files):
             raise Broken("a server started that is what no server was")
 
 

@@ -202,10 +202,10 @@ class Ground:
     # -- valid requests --------------------------------------------------------------------------
 
     def _make_tables(self) -> None:
-        made: Any = self._requests_for_tables()
+        tables: Any = self._requests_for_tables()
         self.rows, self.whole = (
             self._parsed(Pb.CreateTableReply, "Shard/CreateTable", request).table
-            for request in made[:2]
+            for request in tables[:2]
         )
         self._ask("Shard/WriteState", self._state_frame())
 
@@ -227,10 +227,10 @@ class Ground:
     def _share(self) -> None:
         """Memory that the worker shares with the server, if this machine has such."""
         self.generation = 0
-        made = SharedMemory.make(MEMORY)
-        if made is None:
+        memory = SharedMemory.make(MEMORY)
+        if memory is None:
             return
-        self.memory, offer = made
+        self.memory, offer = memory
         try:
             self.attach = Pb.AttachRequest(
                 incarnation=self.incarnation,

@@ -39,10 +39,10 @@ def files() -> Callable[[bytes], None]:
     from tests.fuzz.mutations import Fed
     from tests.fuzz.readers import every_reader
 
-    found, tally = every_reader(Path.cwd() / "good"), Tally()
+    readers, tally = every_reader(Path.cwd() / "good"), Tally()
 
     def one(data: bytes) -> None:
-        reader = found[(data or b"\0")[0] % len(found)]
+        reader = readers[(data or b"\0")[0] % len(readers)]
         attack(Fed(data[1:]), reader, Path.cwd() / reader.name.replace(" ", "-"), tally)
 
     return one

@@ -114,37 +114,37 @@ def mutated_message(dice: random.Random, message: Message) -> None:
 
 
 def _map(dice: random.Random, message: Message, field: FieldDescriptor) -> None:
-    held = getattr(message, field.name)
+    value = getattr(message, field.name)
     parts: Any = cast("Any", field.message_type).fields_by_name
-    if held and dice.randrange(2):
-        del held[dice.choice(sorted(held))]
+    if value and dice.randrange(2):
+        del value[dice.choice(sorted(value))]
     else:
         words: list[Any] = ["beta1", "speed", "probability", "count", ""]
         if parts["key"].type != FieldDescriptor.TYPE_STRING:
             words = [0, 1, 7, 2**32 - 1]
-        key = dice.choice([*sorted(held), *words])
-        held[key] = _value(dice, parts["value"], 0.5)
+        key = dice.choice([*sorted(value), *words])
+        value[key] = _value(dice, parts["value"], 0.5)
 
 
-def _repeated(dice: random.Random, held: Any, field: FieldDescriptor) -> None:
+def _repeated(dice: random.Random, values: Any, field: FieldDescriptor) -> None:
     action = dice.randrange(4)
     if field.message_type is not None:
-        if held and action == 0:
-            mutated_message(dice, dice.choice(held))
-        elif held and action == 1:
-            del held[dice.randrange(len(held))]
-        elif held and action == 2:
-            held.extend([dice.choice(held)] * dice.choice((1, 2, _MANY)))
-        elif held:
-            mutated_message(dice, held[0])
+        if values and action == 0:
+            mutated_message(dice, dice.choice(values))
+        elif values and action == 1:
+            del values[dice.randrange(len(values))]
+        elif values and action == 2:
+            values.extend([dice.choice(values)] * dice.choice((1, 2, _MANY)))
+        elif values:
+            mutated_message(dice, values[0])
         else:
-            mutated_message(dice, held.add())
-    elif held and action == 0:
-        del held[dice.randrange(len(held))]
-    elif held and action == 1:
-        held[dice.randrange(len(held))] = _value(dice, field, held[0])
+            mutated_message(dice, values.add())
+    elif values and action == 0:
+        del values[dice.randrange(len(values))]
+    elif values and action == 1:
+        values[dice.randrange(len(values))] = _value(dice, field, values[0])
     else:
-        held.extend([_value(dice, field, 1)] * dice.choice((1, 2, _MANY)))
+        values.extend([_value(dice, field, 1)] * dice.choice((1, 2, _MANY)))
 
 
 def _value(dice: random.Random, field: FieldDescriptor, before: Any) -> Any:

@@ -8,9 +8,9 @@ from tests.fuzz.files import Reader
 
 def every_reader(folder: Path) -> list[Reader]:
     """Every one, with good files that are made in the folder."""
-    found = []
+    readers = []
     for module in (files, chains, tools):
         place = folder / module.__name__
         place.mkdir(parents=True)
-        found += module.readers(place)
-    return found
+        readers += module.readers(place)
+    return readers

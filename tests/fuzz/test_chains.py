@@ -26,8 +26,8 @@ ALL = bool(os.environ.get("PSFLEET_TORTURE"))
 def folder() -> Iterator[Path]:
     """In memory, if there is such a place."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=memory) as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(dir=memory) as place:
+        yield Path(place)
 
 
 def is_refused(snapshot: Path) -> bool:
@@ -122,22 +122,22 @@ def test_a_definition_that_cannot_be_is_refused_before_anything_is_made(
     """Of the second table, in a manifest whose checksums are right: there is no first one either."""
     some_snapshots(folder, 1)
     where = folder / TIP / MANIFEST
-    said = json.loads(where.read_bytes())
-    said["tables"][1][name] = value
-    where.write_text(json.dumps(said))
+    document = json.loads(where.read_bytes())
+    document["tables"][1][name] = value
+    where.write_text(json.dumps(document))
     reseal_snapshots(folder)
     assert is_refused(folder / TIP)
 
 
 def starts(log: ChainedLog, folder: Path, missing_end: bool) -> bool:
     """Whether a server starts from these files; what it is then, it once was."""
-    found = of_folder(folder)
+    files = of_folder(folder)
     try:
         log.read(folder)
     except LogError as error:
         return not is_sentence(error)
     *_, last = log.ends
-    assert missing_end or found.get(last) == log.files[last]
+    assert missing_end or files.get(last) == log.files[last]
     return True
 
 

@@ -28,14 +28,14 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def promised() -> set[str]:
     """Every method of the protocol that servers of parameters answer, from its files."""
-    found = set()
+    methods = set()
     for path in Path(v1.__file__).parent.glob("*_pb2.py"):
         definition = importlib.import_module(f"psfleet.wire.v1.{path.stem}").DESCRIPTOR
         for service in definition.services_by_name.values():
             # They are of the launcher, for agents, and of who serves a model (tests/serving).
             if service.name not in ("Launcher", "Prediction"):
-                found |= {f"/{service.full_name}/{method.name}" for method in service.methods}
-    return found
+                methods |= {f"/{service.full_name}/{method.name}" for method in service.methods}
+    return methods
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rates of 1e308 are the sender's own

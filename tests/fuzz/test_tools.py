@@ -63,8 +63,8 @@ def test_snapshots_that_are_none(
     """Exit code 2, a sentence, nothing written."""
     before = of_folder(folder)
     command, *rest = words
-    said = sentence(capsys, main(["ckpt", command, path, *rest]), 2)
-    assert "\\x00" in said or path[:50] in said
+    output = sentence(capsys, main(["ckpt", command, path, *rest]), 2)
+    assert "\\x00" in output or path[:50] in output
     assert of_folder(folder) == before
     assert not (folder / "out").exists()
 
@@ -120,8 +120,8 @@ def test_tables_of_names_that_are_one_file_name(
 
 def started(words: Sequence[str]) -> tuple[int, str]:
     """Exit code and messages of the command in a process of its own."""
-    done = ended([sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *words])
-    return done.returncode, done.stdout + done.stderr
+    process = ended([sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *words])
+    return process.returncode, process.stdout + process.stderr
 
 
 def test_the_commands_themselves(folder: Path) -> None:
@@ -131,10 +131,10 @@ def test_the_commands_themselves(folder: Path) -> None:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 4
         path.write_bytes(content)
-    code, said = started(["log", "replay", str(log), "--save", "out"])
-    assert (code, said.count("\n")) == (1, 1)
-    assert "is damaged at byte" in said
-    code, said = started(["ckpt", "verify", TIP])
-    assert (code, said.count("\n")) == (2, 1)
-    assert "is damaged" in said
+    code, message = started(["log", "replay", str(log), "--save", "out"])
+    assert (code, message.count("\n")) == (1, 1)
+    assert "is damaged at byte" in message
+    code, message = started(["ckpt", "verify", TIP])
+    assert (code, message.count("\n")) == (2, 1)
+    assert "is damaged" in message
     assert not (folder / "out").exists()

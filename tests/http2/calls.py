@@ -69,9 +69,9 @@ def listening(folder: Path) -> socket.socket:
 
 def opened(path: str) -> socket.socket:
     """A socket that is connected to the server."""
-    found = socket.socket(socket.AF_UNIX)
-    found.connect(path)
-    return found
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(path)
+    return end
 
 
 @contextlib.contextmanager

@@ -125,6 +125,6 @@ class RawConnection:
 def talking(path: Path | str, preface: bytes = frames.PREFACE) -> Iterator[RawConnection]:
     """A connection to a server that has got the preface and settings."""
     with opened(str(path)) as sock:
-        made = RawConnection(sock)
-        made.send(preface, frames.settings({}))
-        yield made
+        connection = RawConnection(sock)
+        connection.send(preface, frames.settings({}))
+        yield connection

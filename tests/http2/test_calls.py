@@ -83,11 +83,11 @@ def test_messages_arrive_as_they_were(tmp_path: Path, size: int) -> None:
 def test_errors_arrive_as_they_were(tmp_path: Path) -> None:
     """Code, text and the name of the class, between every pair of ends; unknown methods too."""
     with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary("/test.Echo/Fail", None, None)(SENTENCE.encode(), timeout=60)
-        assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
-        assert caught.value.details() == SENTENCE
-        metadata: Any = caught.value.trailing_metadata()
+        assert error.value.code() is grpc.StatusCode.OUT_OF_RANGE
+        assert error.value.details() == SENTENCE
+        metadata: Any = error.value.trailing_metadata()
         assert dict(metadata)["psfleet-error"] == "Gap"
         check_errors(client)
     with grpcio_server() as client:

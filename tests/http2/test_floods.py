@@ -63,8 +63,8 @@ def test_no_flood_is_read_without_the_token(tmp_path: Path) -> None:
             pool.submit(client.send, flood(name, 1000), PING)
         for client in clients:
             assert member.call("/test.Echo/Echo", b"on", 30) == b"on"
-            while (found := client.read()) is not None:
-                assert found[0] != frames.PING or found[3] != b"are you?", "the flood was read"
+            while (actual := client.read()) is not None:
+                assert actual[0] != frames.PING or actual[3] != b"are you?", "the flood was read"
 
 
 def test_a_member_is_not_read_slowly(tmp_path: Path) -> None:

@@ -299,9 +299,9 @@ def test_the_protocol_is_kept(server: Path, sent: bytes, expected: Expected) -> 
 def test_each_end_begins_with_its_preface(server: Path) -> None:
     """RFC 9113, 3.4: the server's first frame is SETTINGS; a client that says something else is told so."""
     with talking(server) as client:
-        found = client.read()
-        assert found is not None
-        assert found[:3] == (frames.SETTINGS, 0, 0)
+        actual = client.read()
+        assert actual is not None
+        assert actual[:3] == (frames.SETTINGS, 0, 0)
     with talking(server, b"GET / HTTP/1.1\r\nHost: psfleet\r\n\r\n") as client:
         client.until(*SYNTAX)
         client.ends()
@@ -321,10 +321,10 @@ def test_a_window_of_one_byte_gets_one_byte(server: Path) -> None:
     with talking(server) as client:
         client.send(frames.settings({frames.INITIAL_WINDOW: 1}), CALL)
         for more in range(10):
-            while (found := client.read()) is not None and found[0] != frames.DATA:
+            while (actual := client.read()) is not None and actual[0] != frames.DATA:
                 pass
-            assert found is not None
-            assert len(found[3]) == 1
+            assert actual is not None
+            assert len(actual[3]) == 1
             client.send(frames.window_update(1, 1) if more < 9 else b"")
         client.until(frames.HEADERS, 1, b"grpc-status\x010")
 

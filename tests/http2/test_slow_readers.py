@@ -52,8 +52,8 @@ def served(folder: Path, network: str, method: _Round) -> Iterator[tuple[Http2Se
     listener, accesses = socket.create_server(("127.0.0.1", 0)), [Access(insecure=True)] * 2
     endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
     if network == "tls":
-        made = make_credentials(folder / "tls")
-        accesses = [Access(Credentials.read(made[role])) for role in ("server", "worker")]
+        credentials = make_credentials(folder / "tls")
+        accesses = [Access(Credentials.read(credentials[role])) for role in ("server", "worker")]
     wrap = accepts(accesses[0], endpoint)
     server = Http2Server(listener, wrap, {"/test.Round/Join": method.join}, SETTINGS)
     client = Http2Client(connects(accesses[1], endpoint), "test", False, 1 << 28)
@@ -105,6 +105,6 @@ def test_the_thread_that_sends_for_others_ends_its_process() -> None:
         "DeferredSending(PlainTransport(ends[0])).send([bytes(1 << 23)])\n"
         "time.sleep(100)\n"
     )
-    done = ended([sys.executable, "-c", script], env={"PSFLEET_BROKEN_THREAD": "http2 sending"})
-    assert done.returncode == 1
-    assert "psfleet: thread 'http2 sending' has failed" in done.stderr
+    process = ended([sys.executable, "-c", script], env={"PSFLEET_BROKEN_THREAD": "http2 sending"})
+    assert process.returncode == 1
+    assert "psfleet: thread 'http2 sending' has failed" in process.stderr

@@ -51,9 +51,9 @@ def agrees(rule: Rule, decay: DecaySpec, sparse: bool, resting: bool = False) ->
         else:
             update.dense(there, there_of(gradient), width, scalars, step)
         cuda.synchronize()
-    wanted = narrow(twin, shared, width)
-    pairs = [(table, joined(wanted))] if sparse else list(zip(there, wanted, strict=True))
-    return all(got.copy_to_host().tobytes() == want.tobytes() for got, want in pairs)
+    expected = narrow(twin, shared, width)
+    pairs = [(table, joined(expected))] if sparse else list(zip(there, expected, strict=True))
+    return all(actual.copy_to_host().tobytes() == want.tobytes() for actual, want in pairs)
 
 
 def there_of(values: NDArray[Any]) -> Any:

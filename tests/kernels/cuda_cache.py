@@ -50,13 +50,13 @@ def launched_from() -> tuple[int, int]:
 def main() -> int:
     """Launch a kernel that is new, known, damaged and known again."""
     stand_in()
-    found = [launched_from(), launched_from()]
+    pairs = [launched_from(), launched_from()]
     folder = cache.cache_folder() / "__pycache__"
     for index in folder.glob("*.nbi"):
         index.write_bytes(b"half a f")
-    found += [launched_from(), launched_from()]
-    print(found, launched, sorted(path.name for path in folder.iterdir()))
-    return found != [(0, 1), (1, 0), (0, 1), (1, 0)] or len(launched) != 4
+    pairs += [launched_from(), launched_from()]
+    print(pairs, launched, sorted(path.name for path in folder.iterdir()))
+    return pairs != [(0, 1), (1, 0), (0, 1), (1, 0)] or len(launched) != 4
 
 
 class Values:

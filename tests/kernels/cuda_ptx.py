@@ -42,10 +42,10 @@ IS_FULL = "--list" in sys.argv or "PSFLEET_TORTURE" in os.environ
 
 def is_loose(name: str, ptx: str) -> bool:
     """Whether the kernel of this name may give other bits than the CPU's."""
-    found = {match.group() for match in LOOSE.finditer(ptx)}
+    names = {match.group() for match in LOOSE.finditer(ptx)}
     if name in ("fold", "combine", "decay", "rank", "use"):  # sums of chunks and scores are float64
-        found.discard(".f64")
-    return ".entry" not in ptx or bool(found)
+        names.discard(".f64")
+    return ".entry" not in ptx or bool(names)
 
 
 def has_power(rule: Rule) -> bool:

@@ -76,13 +76,13 @@ def driver(tmp_path: Path) -> Path:
 
 def said_with(driver: Path, script: str, **variables: str) -> str:
     """What a script prints that finds this driver."""
-    told = ended(
+    process = ended(
         [sys.executable, "-c", script],
         cwd=ROOT,
         env={**os.environ, "LD_LIBRARY_PATH": str(driver), **variables},
         check=True,
     )
-    return told.stdout
+    return process.stdout
 
 
 @needs_numba_cuda
@@ -100,9 +100,9 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
         LD_LIBRARY_PATH=str(driver),
     )
     asks = "from psfleet.tables.device import cuda_memory; print(cuda_memory.why_no_gpu())"
-    told = said_with(driver, asks, DRIVER_REFUSES="46")
-    assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in told
-    assert "device is unavailable" in told
+    text = said_with(driver, asks, DRIVER_REFUSES="46")
+    assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in text
+    assert "device is unavailable" in text
 
 
 @needs_numba_cuda
@@ -110,7 +110,7 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
 def test_a_refused_growth_can_be_tried_again(driver: Path) -> None:
     """A driver that maps memory and then gives no access to it leaves the array as it was: what it holds
     is there, and the next growth finds the place free."""
-    told = said_with(
+    text = said_with(
         driver,
         """
 import os
@@ -132,7 +132,7 @@ arena.grow(1 << 20)
 print(arena.bytes, arena.array[:3].copy_to_host())
 """,
     )
-    first, *after = told.splitlines()
+    first, *after = text.splitlines()
     assert first.startswith("the GPU's driver refuses 2 MiB for a table")
     assert after == [str(2 << 20), f"{4 << 20} [7. 7. 0.]"]
 

@@ -41,19 +41,19 @@ def test_dedup_equals_dictionary(ids: list[int], groups: int, seed: int) -> None
     batch = np.array(ids, np.int64)
     gradients = np.random.default_rng(seed).standard_normal((len(ids), 3)).astype(np.float32)
     gradients[::2, 0] = -0.0
-    wanted = summed(ids, gradients)
-    found = dedup(unaligned(batch), groups)
+    expected = summed(ids, gradients)
+    actual = dedup(unaligned(batch), groups)
     owner = dict(zip(ids, routes(groups)[virtual_shards(batch)].tolist(), strict=True))
-    for group, unique in enumerate(found.unique):
-        assert unique.tolist() == [id_ for id_ in wanted if owner[id_] == group]
+    for group, unique in enumerate(actual.unique):
+        assert unique.tolist() == [id_ for id_ in expected if owner[id_] == group]
         assert owned_by(unique, group, groups).all()
-    sums = found.merge(unaligned(gradients))
-    for unique, rows in zip(found.unique, sums, strict=True):
+    sums = actual.merge(unaligned(gradients))
+    for unique, rows in zip(actual.unique, sums, strict=True):
         for id_, row in zip(unique.tolist(), rows, strict=True):
-            assert row.tobytes() == wanted[id_].tobytes()
-    expanded = found.expand([unaligned(rows) for rows in sums])
+            assert row.tobytes() == expected[id_].tobytes()
+    expanded = actual.expand([unaligned(rows) for rows in sums])
     np.testing.assert_array_equal(
-        expanded, np.array([wanted[id_] for id_ in ids], np.float32).reshape(len(ids), 3)
+        expanded, np.array([expected[id_] for id_ in ids], np.float32).reshape(len(ids), 3)
     )
 
 
@@ -62,9 +62,9 @@ def test_a_sum_of_one_gradient_has_the_bits_of_a_sum(ids: list[int]) -> None:
     """Minus zero becomes zero, whether or not the batch names an id twice."""
     gradients = np.array([[-0.0, 1], [np.nan, -0.0], [-0.0, np.inf]], np.float32)
     [sums] = dedup(np.array(ids), 1).merge(gradients)
-    wanted = np.array(list(summed(ids, gradients).values()))
-    np.testing.assert_array_equal(np.signbit(sums), np.signbit(wanted))
-    np.testing.assert_array_equal(sums, wanted)
+    expected = np.array(list(summed(ids, gradients).values()))
+    np.testing.assert_array_equal(np.signbit(sums), np.signbit(expected))
+    np.testing.assert_array_equal(sums, expected)
 
 
 @pytest.mark.parametrize("dim", [1, 8, 16, 33, 300])
@@ -73,11 +73,11 @@ def test_widths(dim: int) -> None:
     random = np.random.default_rng(dim)
     ids = random.integers(0, 500, 3000)
     gradients = random.standard_normal((3000, dim)).astype(np.float32)
-    wanted, found = summed(ids.tolist(), gradients), dedup(ids, 4)
-    sums = found.merge(gradients)
-    expanded = found.expand(sums)
+    expected, actual = summed(ids.tolist(), gradients), dedup(ids, 4)
+    sums = actual.merge(gradients)
+    expanded = actual.expand(sums)
     for place in range(0, 3000, 97):
-        np.testing.assert_array_equal(expanded[place], wanted[int(ids[place])])
+        np.testing.assert_array_equal(expanded[place], expected[int(ids[place])])
 
 
 def test_merge_pushes() -> None:
@@ -105,11 +105,11 @@ def test_refusals() -> None:
     """Wrong shapes and numbers of servers are refused by name."""
     with pytest.raises(UsageError, match="there are 0 servers"):
         dedup(np.arange(3), 0)
-    found = dedup(np.arange(3), 1)
+    actual = dedup(np.arange(3), 1)
     with pytest.raises(ShapeError, match=r"\(2, 4\)"):
-        found.merge(np.zeros((2, 4), np.float32))
+        actual.merge(np.zeros((2, 4), np.float32))
     with pytest.raises(ShapeError, match=r"\(2, 4\)"):
-        found.expand([np.zeros((2, 4), np.float32)])
+        actual.expand([np.zeros((2, 4), np.float32)])
 
 
 def test_threads_do_not_share_buffers() -> None:
@@ -120,9 +120,9 @@ def test_threads_do_not_share_buffers() -> None:
 
     def work(place: int) -> None:
         for _ in range(20):
-            found = dedup(batches[place], 2)
-            rows = [unique.astype(np.float32)[:, None] for unique in found.unique]
-            if not np.array_equal(found.expand(rows)[:, 0], batches[place].astype(np.float32)):
+            actual = dedup(batches[place], 2)
+            rows = [unique.astype(np.float32)[:, None] for unique in actual.unique]
+            if not np.array_equal(actual.expand(rows)[:, 0], batches[place].astype(np.float32)):
                 wrong.append(place)
 
     in_threads([partial(work, place) for place in range(4)])
@@ -150,8 +150,8 @@ def test_kernels_get_addresses_of_arrays_that_stay() -> None:
 @given(st.lists(IDS, max_size=4))
 def test_ascending_equals_sorted_set(parts: list[list[int]]) -> None:
     """The distinct ids of all parts come in order, whatever their distance."""
-    found = ascending([np.array(ids, np.int64) for ids in parts])
-    assert found.tolist() == sorted({id_ for ids in parts for id_ in ids})
+    actual = ascending([np.array(ids, np.int64) for ids in parts])
+    assert actual.tolist() == sorted({id_ for ids in parts for id_ in ids})
 
 
 @pytest.mark.parametrize("dim", [5, 8])

@@ -113,16 +113,16 @@ def test_one_of_several_processes_compiles(tmp_path: Path) -> None:
     """Of processes that start together on an empty cache one compiles, and they agree; the next one finds
     everything compiled. Half a file in the cache costs a compilation, not the start of a server."""
     cache = tmp_path / "kernels"
-    (wanted, first), (other, second) = map(finish, [start(cache) for _ in range(2)])
-    assert other == wanted
+    (expected, first), (other, second) = map(finish, [start(cache) for _ in range(2)])
+    assert other == expected
     assert {first, second} == {0, 1}
-    assert finish(start(cache)) == (wanted, 0)
+    assert finish(start(cache)) == (expected, 0)
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert not list(cache.glob("*.part"))
     for pattern, content in (("*.nbi", b"\x80half"), ("*.nbc", b""), ("*.py", b"")):
         for file in cache.rglob(pattern):
             file.write_bytes(content)
-        assert finish(start(cache))[0] == wanted
+        assert finish(start(cache))[0] == expected
 
 
 def test_what_another_process_compiles_is_loaded_last(tmp_path: Path) -> None:

@@ -28,11 +28,13 @@ def test_float16_is_numpys() -> None:
     """Every pattern but NaN has the bits of NumPy's cast; NaN stays NaN."""
     values = patterns().view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        wanted = values.astype(np.float16)
-    found = encode(values, "float16").view(np.float16)
+        expected = values.astype(np.float16)
+    actual = encode(values, "float16").view(np.float16)
     numbers = ~np.isnan(values)
-    np.testing.assert_array_equal(found[numbers].view(np.uint16), wanted[numbers].view(np.uint16))
-    assert np.isnan(found[~numbers]).all()
+    np.testing.assert_array_equal(
+        actual[numbers].view(np.uint16), expected[numbers].view(np.uint16)
+    )
+    assert np.isnan(actual[~numbers]).all()
 
 
 def test_bfloat16_is_the_nearest() -> None:
@@ -40,11 +42,11 @@ def test_bfloat16_is_the_nearest() -> None:
     bits = patterns()
     values = bits.view(np.float32)
     upper, lower = bits >> 16, bits & 0xFFFF
-    wanted = upper + ((lower > 0x8000) | ((lower == 0x8000) & (upper & 1 == 1)))
-    found = encode(values, "bfloat16")
+    expected = upper + ((lower > 0x8000) | ((lower == 0x8000) & (upper & 1 == 1)))
+    actual = encode(values, "bfloat16")
     numbers = ~np.isnan(values)
-    np.testing.assert_array_equal(found[numbers], wanted[numbers].astype(np.uint16))
-    assert np.isnan(decode(found[~numbers], "bfloat16")).all()
+    np.testing.assert_array_equal(actual[numbers], expected[numbers].astype(np.uint16))
+    assert np.isnan(decode(actual[~numbers], "bfloat16")).all()
 
 
 @pytest.mark.parametrize("half", HALVES)

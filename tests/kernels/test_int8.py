@@ -16,9 +16,9 @@ def values_of(seed: int, size: int) -> Floats:
     """Values of all magnitudes, zeros and equal ones among them."""
     dice = np.random.default_rng(seed)
     scales = np.float32(2.0) ** dice.integers(-130, 120, size).astype(np.float32)
-    found = dice.standard_normal(size).astype(np.float32) * scales
-    found[dice.random(size) < 0.1] = 0
-    return found.astype(np.float32)
+    values = dice.standard_normal(size).astype(np.float32) * scales
+    values[dice.random(size) < 0.1] = 0
+    return values.astype(np.float32)
 
 
 def blocks(values: Floats, block: int) -> Floats:
@@ -57,8 +57,8 @@ def test_the_nearest_steps_are_those_of_the_twin(block: int, size: int) -> None:
     """Scales, codes and what comes back have the twin's bits; errors are half a step at most."""
     values = values_of(block, size)
     scales, codes = encoded(values, block)
-    wanted, steps = steps_of(blocks(values, block))
-    np.testing.assert_array_equal(scales, wanted)
+    expected, steps = steps_of(blocks(values, block))
+    np.testing.assert_array_equal(scales, expected)
     np.testing.assert_array_equal(codes, np.rint(steps).astype(np.int8).reshape(-1)[:size])
     back = decoded(codes, scales, block)
     each = np.repeat(scales, block)[:size]
@@ -95,11 +95,11 @@ def test_the_rest_is_what_did_not_travel() -> None:
         values = np.random.default_rng(step).standard_normal(size).astype(np.float32)
         int8.encode_fed(values, rests, block, scales, codes)
         twin += values
-        wanted, steps = steps_of(blocks(twin, block))
+        expected, steps = steps_of(blocks(twin, block))
         rounded = np.rint(steps)
-        np.testing.assert_array_equal(scales, wanted)
+        np.testing.assert_array_equal(scales, expected)
         np.testing.assert_array_equal(codes, rounded.astype(np.int8).reshape(-1)[:size])
-        twin -= (rounded * wanted[:, None]).reshape(-1)[:size]
+        twin -= (rounded * expected[:, None]).reshape(-1)[:size]
         np.testing.assert_array_equal(rests, twin)
         given += values
         arrived += decoded(codes, scales, block)
@@ -129,8 +129,8 @@ def test_draws_are_those_of_the_twin(dim: int) -> None:
     ids = np.random.default_rng(dim).integers(-(2**63), 2**63 - 1, 300)
     rows = values_of(dim, 300 * dim).reshape(300, dim)
     scales, codes = drawn(rows, ids, 77)
-    wanted, steps = steps_of(rows)
-    np.testing.assert_array_equal(scales, wanted)
+    expected, steps = steps_of(rows)
+    np.testing.assert_array_equal(scales, expected)
     floors = np.floor(steps + parts_of(ids, 77, dim))
     np.testing.assert_array_equal(codes.reshape(300, dim), floors.astype(np.int8))
     _, some = drawn(rows[100:200].copy(), ids[100:200], 77)

@@ -32,24 +32,24 @@ class Launcher:
 
     def family(self) -> dict[int, str]:
         """Process ids and command lines of every living descendant, itself included."""
-        found = {}
+        processes = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 if f"{_MARK}={self.mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
                     line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    found[int(pid)] = line.replace(b"\0", b" ").decode()
+                    processes[int(pid)] = line.replace(b"\0", b" ").decode()
             except OSError:
                 continue
-        return found
+        return processes
 
     def pid_of(self, role: str, rank: int) -> int:
         """The process in a seat: it has the role, is no standby, and its parent has none."""
-        wanted = {f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"}
+        expected = {f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"}
         for pid in self.family():
             words = _words(pid)
             standby = any(word.startswith("PSFLEET_STANDBY=") for word in words)
             inner = any(word.startswith("PSFLEET_ROLE=") for word in _words(_parent(pid)))
-            if wanted <= words and not standby and not inner:
+            if expected <= words and not standby and not inner:
                 return pid
         raise AssertionError(f"no {role} {rank} in {self.family()}")
 
@@ -98,9 +98,9 @@ Launch = Callable[..., Launcher]
 
 def digest(text: str) -> str:
     """The digest of the final rows that worker 0 of trainer.py has printed, once."""
-    found = re.findall(r"digest ([0-9a-f]{64})\b", text)
-    assert len(found) == 1, text
-    return str(found[0])
+    matches = re.findall(r"digest ([0-9a-f]{64})\b", text)
+    assert len(matches) == 1, text
+    return str(matches[0])
 
 
 @pytest.fixture

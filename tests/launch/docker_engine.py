@@ -68,7 +68,7 @@ class Engine:
         stdin: int | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env={**self._environment, **(variables or {})},
             text=True,
@@ -78,8 +78,10 @@ class Engine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stdout[-4000:]}"
-        return done
+        assert not check or process.returncode == 0, (
+            f"{' '.join(command)}: {process.stdout[-4000:]}"
+        )
+        return process
 
 
 def _distribution(program: str) -> str:

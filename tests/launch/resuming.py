@@ -30,7 +30,7 @@ def main(batches: int, rest: float, folder: str, dealt: bool) -> None:
     fleet.init()
     dice = np.random.default_rng(1)
     ids = dice.integers(0, 100, (batches * 20, 3))
-    inputs, wanted = (dice.standard_normal((len(ids), width), np.float32) for width in (4, 1))
+    inputs, expected = (dice.standard_normal((len(ids), width), np.float32) for width in (4, 1))
     a, x, y = (
         layers.data("a", [None, 3], "int64"),
         layers.data("x", [None, 4]),
@@ -47,7 +47,7 @@ def main(batches: int, rest: float, folder: str, dealt: bool) -> None:
     steps = 0
     for part in parts(batches, dealt):
         noisy = inputs[part] + noise.standard_normal((20, 4), np.float32) / 10
-        executor.run(feed={"a": ids[part], "x": noisy, "y": wanted[part]}, fetch_list=[loss])
+        executor.run(feed={"a": ids[part], "x": noisy, "y": expected[part]}, fetch_list=[loss])
         rate.step()
         steps += 1
         time.sleep(0 if Path("hurry").exists() else rest)

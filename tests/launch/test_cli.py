@@ -125,9 +125,9 @@ def test_a_log_folder_that_cannot_be_made(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     """It says what the exit code means, and has every option under the heading where it belongs."""
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert "exit code" in said
-    sections = dict(re.findall(r"^(\w[\w ]+):\n((?:  .*\n|\n)+)", said, re.MULTILINE))
+    output = capsys.readouterr().out
+    assert "exit code" in output
+    sections = dict(re.findall(r"^(\w[\w ]+):\n((?:  .*\n|\n)+)", output, re.MULTILINE))
     for heading, option in (
         ("Servers", "--replicas"),
         ("Workers", "--restart-workers"),
@@ -144,12 +144,12 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         option.opts[0] for option in launch.complete().params if isinstance(option, click.Option)
     }
     assert all(
-        len(re.findall(rf"^  {option}(?![\w-])", said, re.MULTILINE)) == 1 for option in options
+        len(re.findall(rf"^  {option}(?![\w-])", output, re.MULTILINE)) == 1 for option in options
     )
 
 
 @pytest.mark.parametrize(
-    ("program", "words", "wanted"),
+    ("program", "words", "expected"),
     [
         (psfleet_cli.main, "psfleet rep", "plain,report\n"),
         (psfleet_cli.main, "psfleet top --on", "plain,--once\n"),
@@ -162,7 +162,7 @@ def test_shells_complete(
     capsys: pytest.CaptureFixture[str],
     program: Callable[[list[str]], int],
     words: str,
-    wanted: str,
+    expected: str,
 ) -> None:
     """What a shell asks for after the line of docs/install.md: commands, options and their choices."""
     name, *rest = words.split()
@@ -174,4 +174,4 @@ def test_shells_complete(
     with pytest.raises(SystemExit) as ended:
         program([])
     assert not ended.value.code
-    assert capsys.readouterr().out == wanted
+    assert capsys.readouterr().out == expected

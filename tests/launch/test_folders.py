@@ -51,18 +51,18 @@ def test_streams_that_are_closed(tmp_path: Path) -> None:
     """A launcher without standard streams, as some service managers start it, runs its job."""
     command = [sys.executable, "-m", "psfleet_launch", "--server-script", str(STAND_IN), "tells"]
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
-    done = subprocess.run(closed, cwd=tmp_path, timeout=60, check=False)
-    assert done.returncode == 0
+    process = subprocess.run(closed, cwd=tmp_path, timeout=60, check=False)
+    assert process.returncode == 0
     assert list(tmp_path.glob("psfleet-logs/*/workerlog.0"))
 
 
 def test_an_interrupt_while_the_launcher_loads() -> None:
     """Ctrl-C in the first moments ends with 130, without a traceback."""
-    done = ended(
+    process = ended(
         [sys.executable, "-c", INTERRUPTED],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
-    assert (done.returncode, done.stderr) == (130, "")
+    assert (process.returncode, process.stderr) == (130, "")
 
 
 def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "psfleet_launch", "--no-progress", str(script)]
     limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command]
     # Python would keep what fits of a compiled module, and every later process would find that.
-    done = ended(limited, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "line 3999"
-    assert done.stderr.count("cannot be written (File too large); the job goes on") == 1
+    process = ended(limited, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-1] == "line 3999"
+    assert process.stderr.count("cannot be written (File too large); the job goes on") == 1

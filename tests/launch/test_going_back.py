@@ -111,10 +111,10 @@ def test_a_job_that_must_end_takes_a_snapshot(
     launcher.process.send_signal(signal.SIGUSR1)
     code, _, err = launcher.ends()
     assert code == 128 + signal.SIGUSR1, err
-    found = re.search(r"the snapshot is complete; continue with --resume (\S+)", err)
-    assert found, err
+    match = re.search(r"the snapshot is complete; continue with --resume (\S+)", err)
+    assert match, err
     assert "stopped by SIGUSR1" in err
-    resumed = launch(*TWO, "--resume", found[1], SCRIPT, "30", "0", "resumed")
+    resumed = launch(*TWO, "--resume", match[1], SCRIPT, "30", "0", "resumed")
     code, out, err = resumed.ends()
     assert code == 0, err
     assert int(out.split()[-1]) < 60  # steps of worker 0 since

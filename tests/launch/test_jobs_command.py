@@ -41,8 +41,8 @@ def test_jobs_and_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     (folder / "serverlog.0").touch()
     (folder / "workerlog.1").write_text("loss 0.5\n")
     assert main(["jobs", "--log-dir", str(tmp_path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"job": "train-1", "state": "ended", "logs": str(folder)}
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"job": "train-1", "state": "ended", "logs": str(folder)}
     assert main(["logs", "train-1", "worker.1", "--log-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "loss 0.5\n"
     assert main(["logs", "train-1", "--log-dir", str(tmp_path)]) == 2
@@ -76,18 +76,18 @@ def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 
 def test_version_and_module(capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m psfleet` is the command, and says the version that psfleet.__version__ has."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "psfleet", "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"psfleet, version {psfleet.__version__}\n"
+    assert process.stdout == f"psfleet, version {psfleet.__version__}\n"
 
 
 def test_engines_in_the_help() -> None:
     """The help of --engine names every engine."""
     (help_text,) = [one.help for one in settings_of(job_request.Launch) if one.flag == "--engine"]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load_engine("none")
-    for name in str(caught.value).partition("one of ")[2].split(", "):
+    for name in str(error.value).partition("one of ")[2].split(", "):
         assert name in help_text
 
 
@@ -114,8 +114,8 @@ def test_a_running_job_changes_its_mode(
         assert says in capsys.readouterr().err
     for mode in ("ssp:4", "half-async:3", "geo:2"):
         assert main(["mode", "j", mode, "--wait", "120", *logs]) == 0
-        said = f"the workers of j have met and were told to go on in mode {mode}\n"
-        assert capsys.readouterr().out == said
+        message = f"the workers of j have met and were told to go on in mode {mode}\n"
+        assert capsys.readouterr().out == message
     job.ends_with(0, 120)
     for worker in range(2):
         assert (tmp_path / str(worker)).read_text() == "ssp half-async geo"
@@ -130,8 +130,8 @@ def test_top(job: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(once) == 0
     assert capsys.readouterr().out.startswith("j  runs: ")
     assert main([*once, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["job"], said["is_running"], said["exit_code"]) == ("j", True, None)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["job"], document["is_running"], document["exit_code"]) == ("j", True, None)
     ours, terminal = pty.openpty()
     words = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "top", "j"]
     variables = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
@@ -163,11 +163,11 @@ def test_a_locale_without_utf_8(tmp_path: Path) -> None:
     where = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     script = str(Path(__file__).with_name("trainer.py"))
     command = [sys.executable, "-m", "psfleet_launch", "--config", "job.toml", "--job", "j"]
-    done = ended(
+    process = ended(
         [*command, script, "2", "0", ""],
         cwd=tmp_path,
         env={**os.environ, **where},
         encoding="ascii",
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert "µs" in (tmp_path / "psfleet-logs" / "j" / "report.html").read_text("utf-8")

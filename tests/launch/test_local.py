@@ -26,8 +26,8 @@ TWO = ("--servers", "2", "--workers", "2")
 
 def seen(launcher: Launcher, rank: int = 0) -> dict[str, Any]:
     """What a worker that tells has seen: its variables and arguments."""
-    found: dict[str, Any] = json.loads(launcher.log(f"workerlog.{rank}").splitlines()[0])
-    return found
+    document: dict[str, Any] = json.loads(launcher.log(f"workerlog.{rank}").splitlines()[0])
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +55,15 @@ def test_success_ends_with_0(ended_job: Ended) -> None:
 def test_the_environment_is_the_contract(ended_job: Ended) -> None:
     """Each worker's environment reads as its seat in a fleet of the requested size."""
     for rank in (0, 1):
-        found = seen(ended_job[0], rank)
-        environment = read_environment(found)
+        actual = seen(ended_job[0], rank)
+        environment = read_environment(actual)
         assert (environment.role, environment.rank, environment.workers) == ("worker", rank, 2)
         assert len(environment.servers) == 2
         assert len(environment.worker_endpoints) == 2
         assert resolve(None, environment.strategy).consistency.mode == "async"
-        assert found["arguments"] == ["tells"]
-        assert found["PYTHONUNBUFFERED"] == "1"
-        assert int(found["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+        assert actual["arguments"] == ["tells"]
+        assert actual["PYTHONUNBUFFERED"] == "1"
+        assert int(actual["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def test_output_of_worker_0_is_shown(ended_job: Ended) -> None:
@@ -80,12 +80,12 @@ def test_flags_go_before_the_strategy_file(job: Launch, tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text('consistency.mode = "async"\ngradient_merge.k_steps = 4\n')
     launcher = job("tells", "--strategy", "s.toml", "--sync", "--tcp")
     assert "sync · gradient_merge" in launcher.ends()[2]
-    found = seen(launcher)
-    settings = resolve(None, found["PSFLEET_STRATEGY"])
+    actual = seen(launcher)
+    settings = resolve(None, actual["PSFLEET_STRATEGY"])
     assert settings.consistency.mode == "sync"
     assert settings.gradient_merge is not None
     assert settings.gradient_merge.k_steps == 4
-    assert found["PSFLEET_SERVERS"] == "127.0.0.1:4711"
+    assert actual["PSFLEET_SERVERS"] == "127.0.0.1:4711"
 
 
 def test_what_the_launcher_leaves_to_the_user(job: Launch, tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_what_the_launcher_leaves_to_the_user(job: Launch, tmp_path: Path) -> No
     odd.mkdir()
     launcher = job("tells", OMP_NUM_THREADS="7", TMPDIR=str(odd))
     assert launcher.ends()[0] == 0
-    found = seen(launcher)
-    assert "PSFLEET_STRATEGY" not in found
-    assert found["OMP_NUM_THREADS"] == "7"
-    assert re.fullmatch(r"unix:/tmp/psfleet-\w+/server.0", found["PSFLEET_SERVERS"])
+    actual = seen(launcher)
+    assert "PSFLEET_STRATEGY" not in actual
+    assert actual["OMP_NUM_THREADS"] == "7"
+    assert re.fullmatch(r"unix:/tmp/psfleet-\w+/server.0", actual["PSFLEET_SERVERS"])
     assert not any(odd.iterdir())
 
 

@@ -63,17 +63,17 @@ def test_an_engine_is_one_file(tmp_path: Path) -> None:
         ["--engine", "orbit", "--plane", "venus", "train.py"],
     ]
     command = [sys.executable, "-c", RUN, str(tmp_path / "engines"), json.dumps(lines)]
-    done = ended(command, check=True, cwd=tmp_path)
-    help_text, *placed = re.split(r"exit \d\n", done.stdout)
+    process = ended(command, check=True, cwd=tmp_path)
+    help_text, *placed = re.split(r"exit \d\n", process.stdout)
     assert "--planet NAME" in help_text
     assert "Engine orbit: where. [default: earth]" in " ".join(help_text.split())
     seats = "server 0, worker 0\n"
     assert placed == [f"earth: {seats}", f"mars: {seats}", f"venus: {seats}", "", "", ""]
-    unknown, unclear = done.stderr.splitlines()
+    unknown, unclear = process.stderr.splitlines()
     assert "table 'engine.orbit' of job file 'moon.toml' has no setting 'moon'" in unknown
     assert "--plane'" in unclear
     assert "--planet" in unclear
-    assert re.findall(r"exit (\d)", done.stdout) == ["0", "0", "0", "0", "2", "2"]
+    assert re.findall(r"exit (\d)", process.stdout) == ["0", "0", "0", "0", "2", "2"]
 
 
 def test_flags_of_engines_cost_no_libraries() -> None:
@@ -93,9 +93,9 @@ def test_a_launch_looks_at_no_engine_that_nobody_means(tmp_path: Path) -> None:
         "print(*(name for name in sys.modules if name.startswith('psfleet_launch.engines.')))"
     )
     command = [sys.executable, "-c", program, "--servers", "1", "--dry-run", "train.py"]
-    done = ended([*command, "--planet", "mars"], check=True, cwd=tmp_path)
-    found = {*done.stdout.splitlines()[-1].split()}
-    assert found == {f"psfleet_launch.engines.{name}" for name in ("launch_engine", "local")}
+    process = ended([*command, "--planet", "mars"], check=True, cwd=tmp_path)
+    actual = {*process.stdout.splitlines()[-1].split()}
+    assert actual == {f"psfleet_launch.engines.{name}" for name in ("launch_engine", "local")}
 
 
 def test_what_is_said_of_another_engine_is_not_taken() -> None:

@@ -66,11 +66,11 @@ def test_workers_share_the_cores(
 ) -> None:
     """Each worker gets its share of the cores, at least one; a server gets one."""
     job = job_of(JobRequest(script, workers=workers), tmp_path)
-    told = {
+    environment = {
         role: child_environment(job, Member(role, 0), ["e"], {}, cores)["OMP_NUM_THREADS"]
         for role in ("worker", "server")
     }
-    assert told == {"worker": threads, "server": "1"}
+    assert environment == {"worker": threads, "server": "1"}
 
 
 def test_threads_are_as_many_as_the_named_cores(script: str, tmp_path: Path) -> None:
@@ -79,8 +79,11 @@ def test_threads_are_as_many_as_the_named_cores(script: str, tmp_path: Path) -> 
     request = JobRequest(script, server_cores=3, worker_cores=8, strategy=strategy)
     job, base = job_of(request, tmp_path), {"OMP_NUM_THREADS": "5"}
     for member, threads in ((Member("server", 0), "3"), (Member("worker", 0, 1), "2")):
-        told = child_environment(job, member, ["e"], base)
-        assert (told["OMP_NUM_THREADS"], told["NUMBA_NUM_THREADS"]) == (threads, threads)
+        environment = child_environment(job, member, ["e"], base)
+        assert (environment["OMP_NUM_THREADS"], environment["NUMBA_NUM_THREADS"]) == (
+            threads,
+            threads,
+        )
     plain = child_environment(
         job_of(JobRequest(script), tmp_path), Member("worker", 0), ["e"], base
     )
@@ -112,9 +115,9 @@ def test_a_launch_inherits_nothing_that_it_owns(script: str, tmp_path: Path) -> 
     job = job_of(JobRequest(script), tmp_path)
     for member in (Member("worker", 0), Member("server", 0)):
         plain = child_environment(job, member, ["a"], {})
-        told = child_environment(job, member, ["a"], dict.fromkeys(names, "inherited"))
-        assert {name for name in names if told.get(name) == "inherited"} == users
-        assert {name: told[name] for name in told if name not in users} == plain
+        environment = child_environment(job, member, ["a"], dict.fromkeys(names, "inherited"))
+        assert {name for name in names if environment.get(name) == "inherited"} == users
+        assert {name: environment[name] for name in environment if name not in users} == plain
 
 
 def test_a_job_is_named_after_its_script(script: str) -> None:

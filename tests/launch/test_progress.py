@@ -136,9 +136,9 @@ assert "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
 def test_processes_are_started_beside_the_poller(tmp_path: Path) -> None:
     """gRPC does nothing of its own when the launcher starts a process again, and its variable stays here."""
     variables = {name: said for name, said in os.environ.items() if not name.startswith("GRPC_")}
-    done = ended(
+    process = ended(
         [sys.executable, "-c", FORKS, str(tmp_path / "silent")],
         env={**variables, "GRPC_VERBOSITY": "info", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.returncode == 0, done.stderr
-    assert "fork" not in done.stderr, done.stderr
+    assert process.returncode == 0, process.stderr
+    assert "fork" not in process.stderr, process.stderr

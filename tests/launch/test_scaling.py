@@ -179,8 +179,8 @@ def test_a_launcher_that_ends(
 
 def _snapshots(folder: Path) -> list[tuple[Path, int]]:
     """The complete snapshots in order, and of how many servers they are."""
-    found = sorted(folder.glob("psfleet-logs/j/snapshots/*/manifest.json"))
-    return [(path.parent, len(json.loads(path.read_text())["files"])) for path in found]
+    paths = sorted(folder.glob("psfleet-logs/j/snapshots/*/manifest.json"))
+    return [(path.parent, len(json.loads(path.read_text())["files"])) for path in paths]
 
 
 @pytest.mark.timeout(300)

@@ -43,9 +43,9 @@ def usages(
 def test_what_is_wanted(servers: int, memory: float, busy: float, expected: int | None) -> None:
     """More servers where memory is nearly full or processors are, fewer where a quarter is enough, so that
     three fifths are used; never beyond the bounds, and nothing between."""
-    found = wanted(usages(servers, memory, busy), COUNT, 1)
-    assert (found and found.servers) == expected
-    assert found is None or "%" in found.why
+    actual = wanted(usages(servers, memory, busy), COUNT, 1)
+    assert (actual and actual.servers) == expected
+    assert actual is None or "%" in actual.why
 
 
 def test_how_long_it_takes() -> None:

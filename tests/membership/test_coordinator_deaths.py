@@ -56,7 +56,7 @@ def test_leases_survive_the_coordinator(seed: int) -> None:
 
 def test_a_worker_is_added() -> None:
     """Sync mode: a third worker comes while two train; every sample is still used once."""
-    found: list[list[float]] = []
+    curves: list[list[float]] = []
     with LocalFleet(2, 2, in_process=True) as fleet:
 
         def work(worker: int, workers: int) -> None:
@@ -64,10 +64,10 @@ def test_a_worker_is_added() -> None:
             runtime = ClusterRuntime(environment, "sync")
             train(runtime, 3)
             if worker == 0:
-                found.append(results(runtime, 3)[1])
+                curves.append(results(runtime, 3)[1])
             runtime.barrier()
             runtime.close()
 
         in_threads([lambda: work(0, 2), lambda: work(1, 2), lambda: work(2, 3)])
         assert fleet.wait() == [0, 0]
-    assert found == [[1.0] * SAMPLES * EPOCHS]
+    assert curves == [[1.0] * SAMPLES * EPOCHS]

@@ -131,14 +131,14 @@ class Naive:
 
     def rounds(self, stream: Sequence[int], seats: int) -> list[list[list[int]]]:
         """Of each round what each of so many seats has."""
-        found = []
+        leases = []
         for _, epoch in groupby(stream, lambda position: position // self.size):
             left = list(epoch)
             while left:
                 now, left = left[: self.batch * seats], left[self.batch * seats :]
                 cuts = [len(now) * seat // seats for seat in range(seats + 1)]
-                found.append([now[low:high] for low, high in pairwise(cuts)])
-        return found
+                leases.append([now[low:high] for low, high in pairwise(cuts)])
+        return leases
 
 
 def positions(ranges: Iterable[Range]) -> list[int]:

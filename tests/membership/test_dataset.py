@@ -49,10 +49,10 @@ def test_nonsense_is_refused(fleet: Fleet) -> None:
 def test_whole_numbers_of_numpy(fleet: Fleet) -> None:
     """What NumPy has counted is a number of samples too."""
     five, two, seven = (np.int64(number) for number in (5, 2, 7))
-    found = fleet.dataset(five, two, two, shuffle_seed=seven)  # type: ignore[arg-type]
-    assert len(found) == 6  # type: ignore[arg-type]
+    batches = fleet.dataset(five, two, two, shuffle_seed=seven)  # type: ignore[arg-type]
+    assert len(batches) == 6  # type: ignore[arg-type]
     expected = fleet.dataset(5, 2, 2, shuffle_seed=7)
-    assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -13,24 +13,24 @@ def job(folder: Path, *options: str, dies: int = -1, at: int = 4) -> tuple[int, 
     name = f"job{len(list(folder.iterdir()))}"
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--job", name, "--log-dir", str(folder / "logs"), *options]
-    done = ended([*command, SCRIPT, "2", str(dies), str(at), str(folder / f"mark-{name}")])
-    return done.returncode, done.stdout, done.stderr
+    process = ended([*command, SCRIPT, "2", str(dies), str(at), str(folder / f"mark-{name}")])
+    return process.returncode, process.stdout, process.stderr
 
 
 def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
     """With --restart-workers it takes its seat again, one line says so, and no bit changes."""
     code, expected, errors = job(tmp_path)
     assert code == 0, errors
-    code, found, errors = job(tmp_path, "--restart-workers", "1", dies=1)
+    code, actual, errors = job(tmp_path, "--restart-workers", "1", dies=1)
     assert code == 0, errors
     assert "worker 1 ended with signal 9; a new process takes its seat (restart 1 of 1)" in errors
-    assert found == expected
-    assert found.startswith(f"used {[2] * 60}")
+    assert actual == expected
+    assert actual.startswith(f"used {[2] * 60}")
 
 
 def test_the_job_goes_on_without_a_killed_worker(tmp_path: Path) -> None:
     """With --dead-after its samples are dealt to those that are left."""
-    code, found, errors = job(tmp_path, "--dead-after", "5s", dies=1)
+    code, actual, errors = job(tmp_path, "--dead-after", "5s", dies=1)
     assert code == 0, errors
     assert "worker 1 ended with signal 9; the job goes on without it" in errors
-    assert found.startswith(f"used {[2] * 60}")
+    assert actual.startswith(f"used {[2] * 60}")

@@ -89,11 +89,11 @@ class Script:
 
     def predict(self) -> None:
         """What is found lies in memory, and is put together at the end."""
-        found = np.zeros(6)
+        values = np.zeros(6)
         for number in self.loops.shard(range(6), True):
             self.runtime.pull([Read(WEIGHTS.key)])
-            found[number] = 1
-        assert self.runtime.all_reduce(found).tolist() == [1] * 6
+            values[number] = 1
+        assert self.runtime.all_reduce(values).tolist() == [1] * 6
 
 
 def counts() -> TableSpec:
@@ -104,7 +104,7 @@ def counts() -> TableSpec:
 
 def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, dict[int, float]]:
     """The weights, and how often each sample was used, after these deaths of each worker."""
-    found: list[Any] = []
+    batches_read: list[Any] = []
 
     def work(worker: int) -> None:
         for death in [*deaths.get(worker, []), None]:
@@ -116,7 +116,7 @@ def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, di
                     used = runtime.read_table(counts().key)
                     assert used.ids is not None
                     uses = dict(zip(used.ids.tolist(), used.values[0][:, 0].tolist(), strict=True))
-                    found.append((weights, uses))
+                    batches_read.append((weights, uses))
                 runtime.barrier()
                 if death is not None:
                     death.calls = (
@@ -131,7 +131,7 @@ def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, di
     with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
-    result: tuple[TableState, dict[int, float]] = found[0]
+    result: tuple[TableState, dict[int, float]] = batches_read[0]
     return result
 
 

@@ -133,9 +133,9 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
     assert modes == {0: ["ssp"] * 3, 1: ["ssp"] * 5}
 
 
-def refuse(mode: str, wanted: ConsistencySettings) -> None:
+def refuse(mode: str, expected: ConsistencySettings) -> None:
     """A strategy that does not go with the mode."""
-    if wanted.mode == mode:
+    if expected.mode == mode:
         raise ConfigError(f"this strategy does not go with {mode!r}")
 
 

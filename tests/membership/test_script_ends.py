@@ -43,8 +43,8 @@ def run(fleet: LocalFleet, folder: Path, ends: str) -> tuple[int, str]:
     (folder / "train.py").write_text(SCRIPT)
     groups = (FleetSettings, JobSettings, ProcessSettings)
     variables = {**os.environ, **to_variables(fleet.environment(0), *groups)}
-    done = ended([sys.executable, folder / "train.py", ends], env=variables)
-    return done.returncode, done.stdout
+    process = ended([sys.executable, folder / "train.py", ends], env=variables)
+    return process.returncode, process.stdout
 
 
 @pytest.mark.parametrize(("ends", "code"), [("raises", 1), ("exits with 3", 3)])

@@ -66,17 +66,17 @@ def test_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         script = IMPORTS + (MODEL if mistake.model else "") + mistake.script
         before = current().use(None)
-        said = "nothing"
+        message = "nothing"
         try:
             with names.guard(), program_guard(Program(), Program()):
                 exec(script, {"__name__": "__main__"})
         except PsfleetError as error:
-            said = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
         finally:
             psfleet.reset()
             current().use(before)
-        if not re.fullmatch(f"{mistake.sentence}.*", said):
-            wrong.append(f"{name}: {said}")
+        if not re.fullmatch(f"{mistake.sentence}.*", message):
+            wrong.append(f"{name}: {message}")
     assert not wrong, "\n".join(wrong)
 
 

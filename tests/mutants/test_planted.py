@@ -38,7 +38,7 @@ def test_a_planted_fault_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     [path] = places(tree, mutant.old)
     path.write_text(path.read_text().replace(mutant.old, mutant.new))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    found = {name: value for name, value in os.environ.items() if name != "PSFLEET_TORTURE"}
-    env = {**found, "PYTHONPATH": os.pathsep.join(str(tree / home) for home in (".", *HOMES[1:]))}
-    done = ended([*command, *mutant.tests.split()], 1800.0, cwd=tree, env=env)
-    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
+    actual = {name: value for name, value in os.environ.items() if name != "PSFLEET_TORTURE"}
+    env = {**actual, "PYTHONPATH": os.pathsep.join(str(tree / home) for home in (".", *HOMES[1:]))}
+    process = ended([*command, *mutant.tests.split()], 1800.0, cwd=tree, env=env)
+    assert process.returncode == 1, process.stdout[-2000:] + process.stderr[-2000:]

@@ -8,7 +8,7 @@ def scalars(folder: Path) -> list[tuple[str, int, float]]:
     """Tag, step and value of each scalar in the files of a folder that are written to the end."""
     from tensorboardX.proto.event_pb2 import Event  # it imports torch
 
-    found = []
+    scalars_read = []
     for path in sorted(folder.glob("*.tfevents.*")):
         content, at = path.read_bytes(), 0
         while at + 16 <= len(content):
@@ -19,9 +19,9 @@ def scalars(folder: Path) -> list[tuple[str, int, float]]:
             assert struct.unpack_from("<I", content, at + 8) == (_masked(content[at : at + 8]),)
             assert struct.unpack_from("<I", content, at + 12 + size) == (_masked(record),)
             event = Event.FromString(record)
-            found += [(one.tag, event.step, one.simple_value) for one in event.summary.value]
+            scalars_read += [(one.tag, event.step, one.simple_value) for one in event.summary.value]
             at += 16 + size
-    return found
+    return scalars_read
 
 
 def _masked(content: bytes) -> int:

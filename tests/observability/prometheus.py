@@ -40,10 +40,10 @@ class Prometheus:
 
     def alerts(self) -> dict[str, list[dict[str, str]]]:
         """The labels of the alerts that fire, by name."""
-        found: dict[str, list[dict[str, str]]] = {}
+        by_alert: dict[str, list[dict[str, str]]] = {}
         for labels in map(dict, self.ask('ALERTS{alertstate="firing"}')):
-            found.setdefault(labels["alertname"], []).append(labels)
-        return found
+            by_alert.setdefault(labels["alertname"], []).append(labels)
+        return by_alert
 
     def is_ready(self) -> bool:
         """Whether it answers."""
@@ -92,8 +92,8 @@ def scraping(folder: Path, rules: Path, *jobs: str) -> Iterator[Prometheus]:
     def address() -> str:
         if process.poll() is not None:
             pytest.skip(f"Prometheus does not start: {said.read_text()[-500:]}")
-        found = _ADDRESS.search(said.read_text())
-        return found[1] if found else ""
+        match = _ADDRESS.search(said.read_text())
+        return match[1] if match else ""
 
     try:
         until(address, "Prometheus")

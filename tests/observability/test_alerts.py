@@ -80,5 +80,5 @@ def test_alerts_fire(tmp_path: Path) -> None:
         "tests": [case(name) for name in CONDITIONS],
     }
     (tmp_path / "tests.yml").write_text(json.dumps(checked))
-    done = ended([promtool, "test", "rules", str(tmp_path / "tests.yml")])
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = ended([promtool, "test", "rules", str(tmp_path / "tests.yml")])
+    assert process.returncode == 0, process.stdout + process.stderr

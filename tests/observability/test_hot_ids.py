@@ -15,13 +15,13 @@ PLACES = 5
 @given(st.lists(st.lists(st.integers(0, 20), max_size=40), max_size=10))
 def test_counts_are_within_their_bound(batches: list[list[int]]) -> None:
     """No count is too high, none too low by more than total / (places + 1), and places suffice."""
-    found, exact = FrequentIds(PLACES), Counter[int]()
+    actual, exact = FrequentIds(PLACES), Counter[int]()
     for batch in batches:
-        found.add(np.array(batch, np.int64))
+        actual.add(np.array(batch, np.int64))
         exact.update(batch)
     total = sum(exact.values())
-    counts = dict(zip(found.ids.tolist(), found.counts.tolist(), strict=True))
-    assert found.total == total
+    counts = dict(zip(actual.ids.tolist(), actual.counts.tolist(), strict=True))
+    assert actual.total == total
     assert len(counts) <= PLACES
     for one, count in exact.items():
         assert count - total / (PLACES + 1) <= counts.get(one, 0) <= count
@@ -29,14 +29,14 @@ def test_counts_are_within_their_bound(batches: list[list[int]]) -> None:
 
 def test_what_fades_weighs_less() -> None:
     """Shares are those of the weights; without ids they are 0."""
-    found = FrequentIds()
-    assert (found.share(1), found.first()) == (0, None)
-    found.add(np.array([1, 1, 1, 2]))
-    found.fade(0.5)
-    found.add(np.array([2, 2]))
-    assert found.first() == 2
-    assert found.share(1) == pytest.approx(2.5 / 4)
-    assert found.share(100) == 1
+    actual = FrequentIds()
+    assert (actual.share(1), actual.first()) == (0, None)
+    actual.add(np.array([1, 1, 1, 2]))
+    actual.fade(0.5)
+    actual.add(np.array([2, 2]))
+    assert actual.first() == 2
+    assert actual.share(1) == pytest.approx(2.5 / 4)
+    assert actual.share(100) == 1
 
 
 def test_a_hot_id_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,10 +54,10 @@ def test_a_hot_id_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
                 fractions[one.name, one.labels["table"]] = one.value
     assert fractions["psfleet_hottest_id_share", "users"] == pytest.approx(0.25, abs=0.05)
     assert fractions["psfleet_hot_ids_share", "days"] == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("psfleet: worker 3: 2")
-    assert "of the ids of table 'users' are 7;" in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert output.startswith("psfleet: worker 3: 2")
+    assert "of the ids of table 'users' are 7;" in output
 
 
 def test_a_batch_counts_once() -> None:

@@ -50,8 +50,8 @@ def test_steps_are_the_pushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             table.push(IDS, np.ones((4, 2), np.float32)).wait()
             fleet.log("loss", np.float32(1 / 2**step))
     fleet.log("learning rate", np.array([0.125]), step=7)
-    wanted = [("loss", 0, 3), ("loss", 1, 1), ("loss", 2, 0.5), ("loss", 3, 0.25)]
-    assert scalars(tmp_path / "worker.0") == [*wanted, ("learning rate", 7, 0.125)]
+    expected = [("loss", 0, 3), ("loss", 1, 1), ("loss", 2, 0.5), ("loss", 3, 0.25)]
+    assert scalars(tmp_path / "worker.0") == [*expected, ("learning rate", 7, 0.125)]
     assert NEWEST == {"loss": 0.25, "learning rate": 0.125}
 
 

@@ -22,11 +22,11 @@ def counted(*steps: np.ndarray) -> NormHistogram:
 @pytest.mark.parametrize("norm", [0.0, 1e-9, 2.0**-14, 0.3, 0.5, 0.7, 1.0, 3.0, 4.0, 1e4, 1e6])
 def test_a_norm_is_in_the_buckets_above_it(norm: float) -> None:
     """Also those of 0 and beyond the bounds that are shown; a bound itself is in the next one."""
-    found = counted(np.array([norm]))
-    assert found.buckets() == [
-        (bound, float(np.float32(norm) < float(bound))) for bound, _ in found.buckets()
+    actual = counted(np.array([norm]))
+    assert actual.buckets() == [
+        (bound, float(np.float32(norm) < float(bound))) for bound, _ in actual.buckets()
     ]
-    assert found.total == pytest.approx(norm)
+    assert actual.total == pytest.approx(norm)
 
 
 def test_parts_of_a_step_are_one_gradient() -> None:
@@ -41,6 +41,6 @@ def test_parts_of_a_step_are_one_gradient() -> None:
 def test_bad_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN spoils no sum; squares that overflow are above all bounds."""
     monkeypatch.setenv("PSFLEET_ON_NAN", "skip")
-    found = counted(np.array([1.0]), np.array([np.nan]), np.full(4, 3e38), np.array([2.0]))
-    assert found.total == 3.0
-    assert found.buckets()[-2:] == [("16384", 2.0), ("+Inf", 3.0)]
+    actual = counted(np.array([1.0]), np.array([np.nan]), np.full(4, 3e38), np.array([2.0]))
+    assert actual.total == 3.0
+    assert actual.buckets()[-2:] == [("16384", 2.0), ("+Inf", 3.0)]

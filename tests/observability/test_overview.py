@@ -145,22 +145,22 @@ def test_the_summary_of_a_finished_job(tmp_path: Path) -> None:
 
 def test_the_first_nan_is_named(tmp_path: Path) -> None:
     """With its worker, among the figures and the faults."""
-    said = Said(SERVERS[0], f"{FIRST_NONFINITE}worker 1, step 37: the loss is nan")
-    past = job(tmp_path, said, frames=[{"Steps with NaN or infinity": {"worker 1": 12.0}}])
+    message = Said(SERVERS[0], f"{FIRST_NONFINITE}worker 1, step 37: the loss is nan")
+    past = job(tmp_path, message, frames=[{"Steps with NaN or infinity": {"worker 1": 12.0}}])
     assert figure(past, "Steps with NaN") == ["12", "worker 1, step 37: the loss is nan", "bad"]
     _, faults = overview(past, True)["tables"]
     assert faults["rows"][0][1:] == ["worker 1", "first NaN or infinity: step 37: the loss is nan"]
 
 
-@pytest.mark.parametrize(("frames", "wanted"), [(151, [(300.0, None)]), (150, []), (0, [])])
+@pytest.mark.parametrize(("frames", "expected"), [(151, [(300.0, None)]), (150, []), (0, [])])
 def test_an_alert_is_in_force_after_its_time(
-    tmp_path: Path, frames: int, wanted: list[tuple[float, float | None]]
+    tmp_path: Path, frames: int, expected: list[tuple[float, float | None]]
 ) -> None:
     """As docs/alerts.yml has it: no pushes for 5 minutes."""
     pushes = {"Pushes per second by server": {"server 0": 0.0, "server 1": 9.5}}
-    found = [*fired_alerts(job(tmp_path, frames=[pushes] * frames))]
-    assert [(one.since, one.until) for one in found] == wanted
-    assert all((one.name, one.series) == ("PsfleetNoProgress", "server 0") for one in found)
+    actual = [*fired_alerts(job(tmp_path, frames=[pushes] * frames))]
+    assert [(one.since, one.until) for one in actual] == expected
+    assert all((one.name, one.series) == ("PsfleetNoProgress", "server 0") for one in actual)
 
 
 def test_an_alert_ends(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_figures_without_data_are_folded_away(tmp_path: Path) -> None:
 def test_the_chart_library_is_that_of_npm() -> None:
     """uPlot 1.6.32 as its authors have published it, with its licence in every page."""
     folder = files("psfleet_launch.observability")
-    found = hashlib.sha256(folder.joinpath("uplot.min.js").read_bytes()).hexdigest()
-    assert found == "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
+    digest = hashlib.sha256(folder.joinpath("uplot.min.js").read_bytes()).hexdigest()
+    assert digest == "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
     page = dashboard_page()
     assert folder.joinpath("uplot-licence.txt").read_text() in page
     assert "/* uplot" not in page

@@ -30,19 +30,19 @@ IDS = np.arange(50)
 
 def collect(fleet: LocalFleet) -> Samples:
     """Of each process (role, rank) its samples; labels follow a name in braces."""
-    found: Samples = {}
+    samples: Samples = {}
     access = Access.of(fleet.environment(0))
     for endpoint in fleet.endpoints:
         with open_channel(endpoint, access) as channel:
             call = channel.unary_unary("/psfleet.v1.Metrics/Collect", None, None)
             reply = call(CollectRequest().SerializeToString(), timeout=60, metadata=access.metadata)
         for process in CollectReply.FromString(reply).processes:
-            found[process.role, str(process.rank)] = {
+            samples[process.role, str(process.rank)] = {
                 one.name + "".join(f"{{{value}}}" for value in one.labels.values()): one.value
                 for family in decode(process.text)
                 for one in family.samples
             }
-    return found
+    return samples
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -61,9 +61,9 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
         table.pull(IDS)
     runtime.flush()
     until(lambda: ("worker", "0") in collect(fleet), "metrics of worker 0")
-    found, counted = collect(fleet), runtime.stats()
+    actual, counted = collect(fleet), runtime.stats()
     for server, stats in enumerate(counted):
-        own = found["server", str(server)]
+        own = actual["server", str(server)]
         assert own["psfleet_pushes_total"] == stats["pushes"] == STEPS
         assert own["psfleet_samples_total"] == stats["samples"]
         [rows] = stats["tables"]
@@ -84,7 +84,7 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
         assert own["psfleet_exchange_seconds_count"] > 0
         assert own["psfleet_log_sync_seconds_count"] >= 1
         assert own["psfleet_log_bytes_total"] > STEPS * 16
-    worker = found["worker", "0"]
+    worker = actual["worker", "0"]
     assert worker["psfleet_step_seconds_count"] == STEPS - 1
     assert worker["psfleet_retries_total"] == 0
     assert worker["psfleet_nonfinite_pushes_total"] == 0
@@ -111,8 +111,8 @@ def test_a_standby_tells_what_it_has_taken() -> None:
 
         def rests() -> bool:
             """Two looks in a row tell the same."""
-            found = collect(fleet)
-            standby, server = found.get(("standby", "0"), {}), found["server", "0"]
+            actual = collect(fleet)
+            standby, server = actual.get(("standby", "0"), {}), actual["server", "0"]
             names = [name for name in standby if "standby" in name]
             seen.append({name: standby[name] for name in names} | {"sent": server[_SENT]})
             return bool(names) and seen[-2:] == [seen[-1]] * 2
@@ -180,9 +180,9 @@ def test_saved_bytes_are_those_of_the_other_precision() -> None:
         table.push(IDS, np.ones((50, 4), np.float32)).wait()
         table.pull(IDS)
         until(lambda: ("worker", "0") in collect(fleet), "metrics of worker 0")
-        found = collect(fleet)
-        assert found["worker", "0"]["psfleet_saved_bytes_total"] == 50 * 4 * 2
-        assert found["server", "0"]["psfleet_saved_bytes_total"] == 50 * 4 * 2
+        actual = collect(fleet)
+        assert actual["worker", "0"]["psfleet_saved_bytes_total"] == 50 * 4 * 2
+        assert actual["server", "0"]["psfleet_saved_bytes_total"] == 50 * 4 * 2
         runtime.close()
 
 

@@ -67,17 +67,17 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     history.take(ProcessExited(WORKER, 1, cause="</script>"), 4.0)
     with open(tmp_path / HISTORY, "ab") as file:
         file.write(b'{"event":{"at":1.0,"kin')
-    found = read_history(tmp_path)
-    assert [(one.kind, one.member, one.code, one.text) for one in found.events] == [
+    actual = read_history(tmp_path)
+    assert [(one.kind, one.member, one.code, one.text) for one in actual.events] == [
         ("started", "server 1", None, ""),
         ("started", "worker 0", None, ""),
         ("said", "", None, "chaos: 1.5 s: server 1 is killed"),
         ("ended", "worker 0", 1, "</script>"),
     ]
-    assert found.events[3].at - found.events[0].at == pytest.approx(3, abs=1e-3)
-    assert found.last("Loss") == {"worker 0": pytest.approx(1 / 3, rel=1e-8), "worker 1": 0.25}
-    assert found.heading["machines"] == {"here": ["server 1", "worker 0"]}
-    assert found.code is None
+    assert actual.events[3].at - actual.events[0].at == pytest.approx(3, abs=1e-3)
+    assert actual.last("Loss") == {"worker 0": pytest.approx(1 / 3, rel=1e-8), "worker 1": 0.25}
+    assert actual.heading["machines"] == {"here": ["server 1", "worker 0"]}
+    assert actual.code is None
     history.close()
 
 
@@ -108,10 +108,10 @@ def test_the_golden_history(tmp_path: Path) -> None:
     history.close()
     golden = Path(__file__).parents[1] / "goldens" / "formats" / "v1" / "launch"
     assert (tmp_path / HISTORY).read_bytes() == (golden / HISTORY).read_bytes()
-    found = read_history(golden)
-    assert (found.heading, found.code) == (said, 143)
-    assert found.last("title") == {"0": 0.125, "1": None}
-    assert found.events[5] == JobEvent(1005.0, "ended", "server 1", -9, "silent")
+    actual = read_history(golden)
+    assert (actual.heading, actual.code) == (said, 143)
+    assert actual.last("title") == {"0": 0.125, "1": None}
+    assert actual.events[5] == JobEvent(1005.0, "ended", "server 1", -9, "silent")
 
 
 def test_a_history_stays_small(tmp_path: Path) -> None:
@@ -122,15 +122,15 @@ def test_a_history_stays_small(tmp_path: Path) -> None:
     for _ in range(4500):
         history.take(Said(None, "again"), 0.0)
     history.close()
-    found = read_history(tmp_path)
-    times = [one["at"] for one in found.frames]
+    actual = read_history(tmp_path)
+    times = [one["at"] for one in actual.frames]
     assert len(times) <= 600
     assert times[-100:] == list(map(float, range(1400, 1500)))
     assert times[0] < 20
     assert max(b - a for a, b in itertools.pairwise(times)) <= 20
-    assert len(found.events) + found.dropped == 4500
-    assert len(found.events) <= 4000
-    assert ["Events that are not kept", f"{found.dropped:,}"] in rows(found, "The job")
+    assert len(actual.events) + actual.dropped == 4500
+    assert len(actual.events) <= 4000
+    assert ["Events that are not kept", f"{actual.dropped:,}"] in rows(actual, "The job")
 
 
 def test_moments_are_thinned_evenly() -> None:
@@ -185,18 +185,18 @@ def test_a_takeover_lasts_from_the_death_to_the_reply(tmp_path: Path) -> None:
     history.take(StartProcesses((SERVER,)), 13.0)
     history.take(FinishJob(3), 20.0)
     history.close()
-    found = read_history(tmp_path)
-    assert [row[1:] for row in rows(found, "Faults")] == [
+    actual = read_history(tmp_path)
+    assert [row[1:] for row in rows(actual, "Faults")] == [
         ["server 1", "ended with signal 9: memory ran out"],
         ["server 1 copy 1", "takes over from server 1"],
         ["server 1 copy 1", "has the place of server 1 2.0 s after its end"],
         ["server 1", "is started again"],
     ]
-    assert rows(found, "Processes") == [
+    assert rows(actual, "Processes") == [
         ["server 1", "here", "runs", "", "", ""],
         ["server 1 copy 1", "here", "in place of server 1", "", "", ""],
     ]
-    assert state(found, is_running=False).startswith("ended with exit code 3 after ")
+    assert state(actual, is_running=False).startswith("ended with exit code 3 after ")
 
 
 def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
@@ -210,14 +210,14 @@ def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
     history.add_frame(frame(16.0, Loss={"worker 0": 0.375}))
     history.take(FinishJob(0), 20.0)
     history.close()
-    found = read_history(tmp_path)
+    actual = read_history(tmp_path)
     page = tmp_path / "report.html"
-    page.write_text(job_report(found))
+    page.write_text(job_report(actual))
     with opened(page.as_uri()) as shown:
-        assert shown.text_content("#state") == state(found, is_running=False)
-        for table in [*overview(found, is_running=False)["tables"], *tables(found)]:
-            wanted = [*filter(None, [table["columns"]]), *table["rows"]]
-            assert shown.evaluate(CELLS, table["title"]) == wanted
+        assert shown.text_content("#state") == state(actual, is_running=False)
+        for table in [*overview(actual, is_running=False)["tables"], *tables(actual)]:
+            expected = [*filter(None, [table["columns"]]), *table["rows"]]
+            assert shown.evaluate(CELLS, table["title"]) == expected
         values = """[...document.querySelectorAll('[data-title="Loss"] li')].map(
             one => [one.dataset.name, +one.dataset.value])"""
         assert dict(shown.evaluate(values)) == {"worker 0": 0.375, "worker 1": 0.25}
@@ -254,12 +254,12 @@ def test_top_shows_every_process(tmp_path: Path, capsys: pytest.CaptureFixture[s
     history.take(FinishJob(137), 5.0)
     history.close()
     Console(width=100).print(job_view(read_history(tmp_path), is_running=False))
-    said = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert said[0][:6] == ["j", "ended", "with", "exit", "code", "137"]
-    assert said[1] == ["1,304", "steps"]
-    assert said[3] == ["0", "1.25", "12.5", "ms", "0.5"]
-    assert said[5] == ["0", "0.50"]
-    assert said[6][1:] == ["server", "1:", "ended", "with", "signal", "9"]
+    output = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert output[0][:6] == ["j", "ended", "with", "exit", "code", "137"]
+    assert output[1] == ["1,304", "steps"]
+    assert output[3] == ["0", "1.25", "12.5", "ms", "0.5"]
+    assert output[5] == ["0", "0.50"]
+    assert output[6][1:] == ["server", "1:", "ended", "with", "signal", "9"]
 
 
 def test_a_job_that_is_not_there_is_named(

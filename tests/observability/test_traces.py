@@ -150,8 +150,8 @@ def test_nothing_is_loaded_unless_asked() -> None:
         "import sys, psfleet_server.process, psfleet_worker.cluster_runtime; "
         "print(*(name for name in sys.modules if name.startswith('opentelemetry')))"
     )
-    done = ended([sys.executable, "-c", program], check=True)
-    assert not done.stdout.strip()
+    process = ended([sys.executable, "-c", program], check=True)
+    assert not process.stdout.strip()
 
 
 def test_what_is_missing_or_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

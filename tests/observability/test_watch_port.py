@@ -60,8 +60,8 @@ def fetch(port: WatchPort, path: str, folder: Path, **headers: str) -> bytes:
     context.check_hostname = False
     request = urllib.request.Request(f"https://{port.host}/{path}", headers=headers)
     with urllib.request.urlopen(request, timeout=60, context=context) as reply:
-        found: bytes = reply.read()
-        return found
+        content: bytes = reply.read()
+        return content
 
 
 def test_beyond_loopback_it_takes_tls_and_the_token(port: WatchPort, tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_beyond_loopback_it_takes_tls_and_the_token(port: WatchPort, tmp_path: P
     assert len(token) >= 32
     assert b"psfleet_process_up" in fetch(port, f"metrics?token={token}", tmp_path)
     assert b"<!doctype html>" in fetch(port, "", tmp_path, Authorization=f"Bearer {token}")
-    [found] = json.loads(fetch(port, f"sd?token={token}", tmp_path))
-    assert found == {"targets": [port.host], "labels": {"job": "alone"}}
+    [document] = json.loads(fetch(port, f"sd?token={token}", tmp_path))
+    assert document == {"targets": [port.host], "labels": {"job": "alone"}}
     for path in ("", "metrics", "events", "sd", "metrics?token=x", "metrics?token=\u00e9"):
         with pytest.raises(urllib.error.HTTPError) as refused:
             fetch(port, urllib.parse.quote(path, safe="?="), tmp_path)

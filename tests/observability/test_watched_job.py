@@ -60,8 +60,8 @@ def job(folder: Path) -> Iterator[Watched]:
 def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """It watches the job."""
     folder = tmp_path_factory.mktemp("prometheus")
-    with scraping(folder, ROOT / "docs/alerts.yml", job.url) as found:
-        yield found
+    with scraping(folder, ROOT / "docs/alerts.yml", job.url) as prometheus_server:
+        yield prometheus_server
 
 
 def test_every_panel_has_a_reply(job: Watched, prometheus: Prometheus) -> None:
@@ -98,21 +98,21 @@ def test_the_page_and_prometheus_agree(job: Watched, prometheus: Prometheus, fol
 
 def _differences(look: Look, prometheus: Prometheus, rests: set[str]) -> list[Any]:
     """What Prometheus knows otherwise: of every metric, and of every panel that tells a level."""
-    found: list[Any] = []
+    differences: list[Any] = []
     for name in rests:
         shown = {frozenset(labels.items()): value for labels, value in look.select(name, {})}
-        found += [name] if shown != prometheus.ask(name) else []
+        differences += [name] if shown != prometheus.ask(name) else []
     for panel, shown in zip(PANELS, replies(look, look)["panels"], strict=True):
         if panel.title in STILL:
             scraped = _by_series(panel, prometheus.ask(panel.query.promql()))
-            found += [(panel.title, shown, scraped)] if shown != scraped else []
-    return found
+            differences += [(panel.title, shown, scraped)] if shown != scraped else []
+    return differences
 
 
-def _by_series(panel: Panel, found: dict[frozenset[tuple[str, str]], float]) -> dict[str, float]:
+def _by_series(panel: Panel, values: dict[frozenset[tuple[str, str]], float]) -> dict[str, float]:
     return {
         " ".join(dict(labels).get(name, "") for name in panel.query.by): value
-        for labels, value in found.items()
+        for labels, value in values.items()
     }
 
 
@@ -148,9 +148,9 @@ def test_logged_values_are_shown_and_kept(job: Watched, folder: Path) -> None:
     def kept() -> dict[int, list[tuple[str, int, float]]]:
         return {worker: scalars(folder / f"events/watched/worker.{worker}") for worker in (0, 1)}
 
-    until(lambda: shown() == {rank: found[-1][2] for rank, found in kept().items()}, every=0.2)
-    for found in kept().values():
-        assert found == [("steps made", step, step) for step in range(1, len(found) + 1)]
+    until(lambda: shown() == {rank: curve[-1][2] for rank, curve in kept().items()}, every=0.2)
+    for curve in kept().values():
+        assert curve == [("steps made", step, step) for step in range(1, len(curve) + 1)]
     (folder / "hold").unlink()
     until(lambda: "Loss/worker 0" in {tag for tag, _, _ in scalars(folder / "events/watched/job")})
 

@@ -42,8 +42,8 @@ class Watched:
     def get(self, path: str) -> bytes:
         """What the launcher answers."""
         with urllib.request.urlopen(self.url + path, timeout=60) as reply:
-            found: bytes = reply.read()
-            return found
+            content: bytes = reply.read()
+            return content
 
     def look(self) -> Look:
         """The job's metrics now."""
@@ -81,8 +81,8 @@ def training(
 
     def url() -> str:
         assert process.poll() is None, said.read_text()
-        found = re.search(r"watch +(http\S+)", said.read_text())
-        return found[1] if found else ""
+        match = re.search(r"watch +(http\S+)", said.read_text())
+        return match[1] if match else ""
 
     try:
         until(url, "address on the screen")
@@ -112,5 +112,5 @@ def shown(page: Any) -> dict[str, dict[str, float]]:
 def expected(job: Watched) -> dict[str, dict[str, float]]:
     """The same as /metrics has them now."""
     look = job.look()
-    found = zip(PANELS, replies(look, look)["panels"], strict=True)
-    return {panel.title: values for panel, values in found if panel.title in STILL}
+    panels = zip(PANELS, replies(look, look)["panels"], strict=True)
+    return {panel.title: values for panel, values in panels if panel.title in STILL}

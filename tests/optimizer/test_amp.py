@@ -28,21 +28,21 @@ def test_gradients_arrive_rounded(half: Any, scale: float) -> None:
     distributed(SGD(1.0), amp={"dtype": half}).apply_gradients(
         [(w, grad), (rows, SparseGrad(np.arange(4), grad))]
     )
-    wanted = -rounded(grad, half, scale)
-    assert not np.array_equal(-wanted, grad)
-    np.testing.assert_array_equal(w.numpy(), wanted)
-    np.testing.assert_array_equal(rows.numpy(), wanted)
+    expected = -rounded(grad, half, scale)
+    assert not np.array_equal(-expected, grad)
+    np.testing.assert_array_equal(w.numpy(), expected)
+    np.testing.assert_array_equal(rows.numpy(), expected)
 
 
 def test_scaling_saves_what_float16_would_lose() -> None:
     """A gradient of 2^-30 is nothing in float16; scaled on its way it arrives whole."""
     tiny = np.full(3, 2.0**-30, np.float32)
-    for scale, wanted in ((1.0, 0.0), (32768.0, -(2.0**-30))):
+    for scale, expected in ((1.0, 0.0), (32768.0, -(2.0**-30))):
         w = Parameter(f"w{scale}", np.zeros(3))
         distributed(SGD(1.0), amp={"dtype": "float16", "init_loss_scaling": scale}).apply_gradients(
             [(w, tiny)]
         )
-        assert w.numpy().tolist() == [wanted] * 3
+        assert w.numpy().tolist() == [expected] * 3
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 3.0])

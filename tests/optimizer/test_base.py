@@ -103,9 +103,9 @@ def test_append_regularization() -> None:
     """The pairs come back with the regularizers' gradients added, sparse ones as arrays."""
     w, e = Parameter("w", 2 * ONE), Parameter("e", np.ones((3, 1)))
     pairs = [(w, ONE), (e, SparseGrad(np.array([1, 1]), np.ones((2, 1), np.float32)))]
-    found = SGD(0.1).append_regularization_ops(pairs, L2Decay(0.5))
-    assert found[0][1].tolist() == [2] * 3
-    assert found[1][1].ravel().tolist() == [0.5, 2.5, 0.5]
+    actual = SGD(0.1).append_regularization_ops(pairs, L2Decay(0.5))
+    assert actual[0][1].tolist() == [2] * 3
+    assert actual[1][1].ravel().tolist() == [0.5, 2.5, 0.5]
 
 
 def test_untrainable_and_missing_gradients_rest() -> None:
@@ -204,7 +204,7 @@ def test_static_minimize() -> None:
 
 def test_minimize_equals_its_parts() -> None:
     """backward and apply_gradients together do what minimize does; callbacks see each pair."""
-    found = []
+    weights = []
     for parts in (False, True):
         current().use(EmbeddedRuntime())
         main = Program()
@@ -220,8 +220,8 @@ def test_minimize_equals_its_parts() -> None:
                 opt.minimize(loss)
             for _ in range(4):
                 Executor().run(feed=FEED)
-            found.append([p.numpy() for p in main.all_parameters()])
-    for first, second in zip(*found, strict=True):
+            weights.append([p.numpy() for p in main.all_parameters()])
+    for first, second in zip(*weights, strict=True):
         np.testing.assert_array_equal(first, second)
 
 

@@ -39,9 +39,9 @@ def outcome(runtime: Any, name: str) -> tuple[list[Any], dict[str, Any]]:
 @pytest.mark.parametrize("name", MAKERS)
 def test_same_bits(name: str, cluster: ClusterRuntime) -> None:
     """Weights and state are those of the embedded run: dense, by rows, and with rows for any id."""
-    found, state = outcome(cluster, name)
+    actual, state = outcome(cluster, name)
     expected, expected_state = outcome(EmbeddedRuntime(), name)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert set(state) == set(expected_state)
     for key, value in state.items():

@@ -123,18 +123,18 @@ def test_small_parameters_are_sent_whole(nesterov: bool) -> None:
     sizes = {"large": 3000, "middle": 60, "bias": 20, "tiny": 1}
     opt = DGCMomentum(0.1, 0.9, 0, sparsity=[0.99], use_nesterov=nesterov)
     plain = Momentum(0.1, 0.9, use_nesterov=nesterov)
-    found = {name: Parameter(name, np.zeros(size)) for name, size in sizes.items()}
+    values = {name: Parameter(name, np.zeros(size)) for name, size in sizes.items()}
     expected = {name: Parameter(f"{name} too", np.zeros(size)) for name, size in sizes.items()}
     for step in range(6):
         given = {name: gradients(step + 1, (size,))[-1] for name, size in sizes.items()}
-        opt.apply_gradients([(found[name], g) for name, g in given.items()])
+        opt.apply_gradients([(values[name], g) for name, g in given.items()])
         plain.apply_gradients([(expected[name], g) for name, g in given.items()])
     for name in ("tiny", "bias"):
         np.testing.assert_allclose(
-            found[name].numpy(), expected[name].numpy(), rtol=1e-5, atol=1e-6
+            values[name].numpy(), expected[name].numpy(), rtol=1e-5, atol=1e-6
         )
     for name in ("middle", "large"):
-        assert np.count_nonzero(found[name].numpy()) < sizes[name] / 2
+        assert np.count_nonzero(values[name].numpy()) < sizes[name] / 2
 
 
 class Reference:
@@ -158,8 +158,8 @@ class Reference:
             g = gradient.astype(np.float64)
             if clip is not None and number >= self._begin:
                 g = g * min(1.0, clip / len(grads) ** 0.5 / np.sqrt((g * g).sum()))
-            kept = 0 * g if number >= self._begin and not sparsity else self._u[worker]
-            u = self._u[worker] = self._momentum * kept + g + self._decay(self.w)
+            rest = 0 * g if number >= self._begin and not sparsity else self._u[worker]
+            u = self._u[worker] = self._momentum * rest + g + self._decay(self.w)
             if number < self._begin:
                 total += u  # the mean of the workers' velocities is the velocity of the mean
                 continue

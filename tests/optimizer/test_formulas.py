@@ -78,14 +78,14 @@ def test_formula(name: str) -> None:
         opt.apply_gradients([(w, gradient)])
         expected = formula(expected, gradient + decay * expected, slots, t, rate, hyper)
         close(w.numpy(), expected)
-    for key, found in opt.state_dict().items():
+    for key, state in opt.state_dict().items():
         if key.startswith("w.") and key != "w.step":
-            close(np.asarray(found), slots[key.removeprefix("w.")])
+            close(np.asarray(state), slots[key.removeprefix("w.")])
 
 
-def close(found: NDArray[Any], expected: Doubles) -> None:
+def close(actual: NDArray[Any], expected: Doubles) -> None:
     largest = max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * largest)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * largest)
 
 
 def test_asgd_decays_as_the_references_code() -> None:

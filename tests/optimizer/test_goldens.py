@@ -209,8 +209,8 @@ def test_sparse(name: str, plain: bool) -> None:
             close(state[f"w.{slot}"][:, :3], z[f"state_{recorded}"][t])
 
 
-def close(found: Any, recorded: Any, tolerance: float = TOLERANCE) -> None:
-    np.testing.assert_allclose(found, recorded, rtol=ROUNDING, atol=tolerance)
+def close(actual: Any, recorded: Any, tolerance: float = TOLERANCE) -> None:
+    np.testing.assert_allclose(actual, recorded, rtol=ROUNDING, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", ["7", "5x3"])
@@ -259,9 +259,9 @@ def test_clip_by_rows() -> None:
     )
     dense = widened(np.array([[0, 0, 0], [3, 4, 0], [0, 0, 0], [6, 8, 0]], "f4"))
     for clip in (ClipGradByGlobalNorm(1.0), ClipGradByNorm(2.0), ClipGradByValue(3.5, -1.0)):
-        ((_, found),) = clip([(w, sparse)])
+        ((_, actual),) = clip([(w, sparse)])
         ((_, expected),) = clip([(w, dense)])
-        assert isinstance(found, SparseGrad)
+        assert isinstance(actual, SparseGrad)
         rows = np.zeros((4, 5), np.float32)
-        rows[found.ids] = found.rows
+        rows[actual.ids] = actual.rows
         np.testing.assert_array_equal(rows, expected)

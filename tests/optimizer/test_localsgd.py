@@ -85,8 +85,8 @@ def test_one_step_is_the_plain_run() -> None:
         ends.append(runtime.pull([Read(W.key)])[0])
 
     together(1, 2, LocalSGDSettings(), work)
-    wanted = -sum(1.5 * 2.0**-number for number in range(5))
-    assert all((end == wanted).all() for end in ends)
+    expected = -sum(1.5 * 2.0**-number for number in range(5))
+    assert all((end == expected).all() for end in ends)
 
 
 def test_unequal_numbers_of_steps_meet_at_the_barrier(tmp_path: Path) -> None:

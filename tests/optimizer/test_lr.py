@@ -57,8 +57,8 @@ def test_every_recorded_schedule_is_tried() -> None:
 def test_readings(name: str) -> None:
     """39 readings agree with the reference to rounding of float64."""
     golden = arrays("lr_schedulers")[name]
-    found = readings(SCHEDULES[name](), len(golden))
-    np.testing.assert_allclose(found, golden, rtol=1e-12, atol=1e-15)
+    actual = readings(SCHEDULES[name](), len(golden))
+    np.testing.assert_allclose(actual, golden, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -63,9 +63,9 @@ def both(make: Callable[[], optimizer.Optimizer], every: bool, sparse: Parameter
         dense.apply_gradients([(w, dense_of(ids, rows))])
         by_rows.apply_gradients([(sparse, SparseGrad(ids, rows))])
         np.testing.assert_array_equal(sparse.numpy(), w.numpy())
-    found = by_rows.state_dict()
+    state = by_rows.state_dict()
     for key, value in dense.state_dict().items():
-        np.testing.assert_array_equal(found[key.replace("dense", "sparse")], value)
+        np.testing.assert_array_equal(state[key.replace("dense", "sparse")], value)
 
 
 def rows(kind: str) -> Parameter:

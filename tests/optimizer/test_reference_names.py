@@ -84,12 +84,12 @@ SUFFIXED = (
 
 def documented(lines: str) -> dict[str, dict[str, Any]]:
     """The arguments and defaults of each name."""
-    found = {}
+    names = {}
     for line in lines.strip().splitlines():
         name, _, arguments = line.partition("(")
         parameters = inspect.signature(eval(f"lambda {arguments[:-1]}: 0")).parameters
-        found[name] = {key: value.default for key, value in parameters.items() if key != "self"}
-    return found
+        names[name] = {key: value.default for key, value in parameters.items() if key != "self"}
+    return names
 
 
 def check(name: str, arguments: dict[str, Any]) -> list[str]:
@@ -97,12 +97,12 @@ def check(name: str, arguments: dict[str, Any]) -> list[str]:
     made: Any = Optimizer if name == "Optimizer" else fluid.optimizer
     for part in name.split(".") if made is fluid.optimizer else ():
         made = getattr(made, part)
-    found = inspect.signature(made).parameters
-    assert [n for n in found if n in arguments] == list(arguments), f"{name}: order or names"
+    parameters = inspect.signature(made).parameters
+    assert [n for n in parameters if n in arguments] == list(arguments), f"{name}: order or names"
     for key, default in arguments.items():
         if default is not REQUIRED:  # where the documents have none, a default does no harm
-            assert found[key].default == default, f"{name}: {key}"
-    return [key for key in found if key != "self"]
+            assert parameters[key].default == default, f"{name}: {key}"
+    return [key for key in parameters if key != "self"]
 
 
 @pytest.mark.parametrize("name", documented(OPTIMIZERS))
@@ -111,9 +111,9 @@ def test_optimizers(name: str) -> None:
     made, arguments = getattr(fluid.optimizer, name), documented(OPTIMIZERS)[name]
     later = ("initial_accumulator_value", "lazy_mode", "exclude_from_weight_decay_fn")
     first = [key for key in arguments if key not in later]
-    found = check(name, arguments)
+    actual = check(name, arguments)
     if name != "Momentum":  # of its two faces one has `parameters` there
-        assert found[: len(first)] == first
+        assert actual[: len(first)] == first
     needed = {"learning_rate": 0.1, "momentum": 0.5, "rampup_begin_step": 2}
     opt: Optimizer = made(
         **{k: needed[k] for k, v in arguments.items() if v is REQUIRED},
@@ -126,15 +126,15 @@ def test_optimizers(name: str) -> None:
 
 def check_methods(name: str) -> None:
     for method, arguments in documented(METHODS).items():
-        found = check(f"{name}.{method}", arguments)
-        assert method != "minimize" or "parameter_list" in found
+        problems = check(f"{name}.{method}", arguments)
+        assert method != "minimize" or "parameter_list" in problems
 
 
 def test_wrappers_and_methods() -> None:
     """Averages, wrappers, the newer pages, and methods that only some have, have the documented arguments."""
     for name, arguments in documented(OTHERS).items():
-        found = check(name, arguments)
-        assert name != "ModelAverage.minimize" or "parameter_list" in found
+        actual = check(name, arguments)
+        assert name != "ModelAverage.minimize" or "parameter_list" in actual
     for name in ("RecomputeOptimizer", "PipelineOptimizer"):
         check_methods(name)
 

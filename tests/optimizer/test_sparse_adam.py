@@ -57,11 +57,11 @@ def test_catch_up_is_dense_when_touched(gaps: list[int], distributed: bool) -> N
     """When every row has just had a gradient, weights and moments are dense Adam's: moments and weights
     to rounding, and the weights' drift to 1e-6 of the rate for each gap beyond the limit.
     """
-    dense, caught = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
+    dense, error = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
     expected = run(dense, Parameter("d", np.full((5, 3), 0.5)), gaps)
-    found = run(caught, rows("s", distributed), gaps)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 + 1e-6 * RATE * len(gaps))
-    mine, theirs = caught.state_dict(), dense.state_dict()
+    actual = run(error, rows("s", distributed), gaps)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 + 1e-6 * RATE * len(gaps))
+    mine, theirs = error.state_dict(), dense.state_dict()
     for slot in ("moment1", "moment2"):
         np.testing.assert_allclose(mine[f"s.{slot}"], theirs[f"d.{slot}"], rtol=1e-4, atol=1e-8)
 
@@ -162,18 +162,18 @@ def test_a_pull_lacks_at_most_the_drift() -> None:
     """What a pull gives of a row that rests differs from the dense rule's by less than the bound."""
     bound = AdamCatchUp(0.9, 0.999).drift
     assert 65 < bound < 66
-    dense, caught = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
+    dense, error = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
     d, s = Parameter("d", np.full((5, 3), 0.5)), rows("s", True)
     rng, every = np.random.default_rng(1), np.arange(5)
     for t in range(100):
         grads = (1.11**t * (0.5 + rng.random((5, 3)))).astype(np.float32)  # near the worst case
         dense.apply_gradients([(d, grads)])
-        caught.apply_gradients([(s, SparseGrad(every, grads))])
+        error.apply_gradients([(s, SparseGrad(every, grads))])
     before = s.lookup(every)
     for ids, grads in steps([1] * 60):
         if len(ids) == 1:
             dense.apply_gradients([(d, densify(d, SparseGrad(ids, grads)))])
-            caught.apply_gradients([(s, SparseGrad(ids, grads))])
+            error.apply_gradients([(s, SparseGrad(ids, grads))])
     resting = s.lookup(every)[:4]
     np.testing.assert_array_equal(resting, before[:4])
     lacks = np.abs(resting - d.numpy()[:4]).max()

@@ -82,8 +82,8 @@ def test_state_goes_on(name: str) -> None:
     train(first, halves, range(4))
     second.set_state_dict(first.state_dict())
     train(second, halves, range(4, 8))
-    for expected, found in zip(weights(whole), weights(halves), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for expected, actual in zip(weights(whole), weights(halves), strict=True):
+        np.testing.assert_array_equal(actual, expected)
     for key, value in one.state_dict().items():
         np.testing.assert_array_equal(second.state_dict()[key.replace("whole", "halves")], value)
 
@@ -129,5 +129,5 @@ def test_another_runtime() -> None:
     current().use(EmbeddedRuntime())
     opt = SGD(0.0)
     train(opt, them, range(1))
-    for expected, found in zip(before, weights(them), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for expected, actual in zip(before, weights(them), strict=True):
+        np.testing.assert_array_equal(actual, expected)

@@ -77,7 +77,7 @@ def run_stages(
     plan = make_plan(program, results)
     feeds = check_feed(program, plan.feeds, feed)
     post = ThreadLinks(stages)
-    found: list[PipelinedRun | BaseException] = [RuntimeError("did not run")] * stages
+    runs: list[PipelinedRun | BaseException] = [RuntimeError("did not run")] * stages
 
     def work(stage: int) -> None:
         try:
@@ -85,19 +85,19 @@ def run_stages(
                 program, plan, feeds, StagePosition(0, stage, stages), post.of(stage), 0
             )
             run.complete(results)
-            found[stage] = run
+            runs[stage] = run
         except BaseException as error:
-            found[stage] = error
+            runs[stage] = error
 
     threads = [threading.Thread(target=work, args=(stage,)) for stage in range(stages)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for one in found:
+    for one in runs:
         if isinstance(one, BaseException):
             raise one
-    return [one for one in found if isinstance(one, PipelinedRun)]
+    return [one for one in runs if isinstance(one, PipelinedRun)]
 
 
 def bits(value: Any) -> Any:

@@ -22,7 +22,7 @@ _ALL = (
 def test_everything_around_one_optimizer(launch: Launch, tmp_path: Path, more: str) -> None:
     """Recompute, pipeline, merge and a switch of the rule, around Momentum that is in a
     PipelineOptimizer: weights, losses and the last stage's whole state_dict are those of no stages."""
-    found = []
+    digests = []
     for stages in (1, 3):
         strategy, out = tmp_path / f"{stages}.toml", tmp_path / f"{stages}.npz"
         strategy.write_text(_ALL.format(stages=stages) + more)
@@ -37,9 +37,9 @@ def test_everything_around_one_optimizer(launch: Launch, tmp_path: Path, more: s
         code, _, err = job.ends()
         assert code == 0, err + job.log("*")
         with np.load(out, allow_pickle=False) as arrays:
-            found.append({name: value.tobytes() for name, value in arrays.items()})
-    assert found[0] == found[1]
-    assert any(name.startswith("state deep") for name in found[0])
+            digests.append({name: value.tobytes() for name, value in arrays.items()})
+    assert digests[0] == digests[1]
+    assert any(name.startswith("state deep") for name in digests[0])
 
 
 def test_a_script_that_updates_at_once_is_refused_on_stages(launch: Launch, tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ def test_stage_processes_keep_to_their_cores(launch: Launch, tmp_path: Path) -> 
     code, _, err = job.ends()
     assert code == 0, err + job.log("*")
     logs = [job.log(f"workerlog.0.stage.{stage}") for stage in range(3)]
-    found = [re.findall(r"cores (\[.*\])", log)[0] for log in logs]
+    matches = [re.findall(r"cores (\[.*\])", log)[0] for log in logs]
     allowed = sorted(os.sched_getaffinity(0))
     for stage in (0, 1):
-        assert found[stage] == f"[({allowed[(1 + stage) % len(allowed)]},)]"
-    assert found[2] == str([tuple(allowed)])
+        assert matches[stage] == f"[({allowed[(1 + stage) % len(allowed)]},)]"
+    assert matches[2] == str([tuple(allowed)])
     assert "concurrency_list asks for 2 copies of stage 1" in logs[1]
     assert ("want 4 cores" in logs[0]) == (len(allowed) < 4)

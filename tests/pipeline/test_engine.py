@@ -104,10 +104,10 @@ def test_uneven_micro_batches_weigh_by_their_samples() -> None:
     backward.pipeline = spec
     [run] = run_stages(program, feed, [model.loss, *gradients, model.guess], 1)
     for variable, value in zip([model.loss, *gradients], expected, strict=True):
-        found = run.result(variable)
-        if isinstance(found, SparseGrad):
-            found, value = _dense(found), _dense(value)
-        np.testing.assert_allclose(found, value, rtol=2e-4, atol=1e-6)
+        actual = run.result(variable)
+        if isinstance(actual, SparseGrad):
+            actual, value = _dense(actual), _dense(value)
+        np.testing.assert_allclose(actual, value, rtol=2e-4, atol=1e-6)
     assert run.result(model.guess).shape == (23, 1)
 
 
@@ -122,21 +122,21 @@ def test_results_come_to_every_stage() -> None:
     model = build_model()
     gradients, _ = _cut(model, micro_batches=3)
     program, feed = default_main_program(), make_feed()
-    wanted = [gradients[0], model.guess, program.variable("ids"), program.variable("first.w_0")]
-    runs = run_stages(program, feed, wanted, 3)
+    expected = [gradients[0], model.guess, program.variable("ids"), program.variable("first.w_0")]
+    runs = run_stages(program, feed, expected, 3)
     assert runs[0].result(model.guess).shape == (24, 1)
     for run in runs[1:]:
-        assert all(bits(run.result(v)) == bits(runs[0].result(v)) for v in wanted)
+        assert all(bits(run.result(v)) == bits(runs[0].result(v)) for v in expected)
 
 
 @pytest.mark.parametrize("micro", [1, 4])
 def test_training_by_the_executor(micro: int) -> None:
     """5 steps of exe.run give the weights of the same micro-batches with gradient merge."""
-    found = []
+    curves = []
     for pipelined in (True, False):
         with own_runtime(), own_programs():
-            found.append(_trained(pipelined, micro))
-    assert found[0] == found[1]
+            curves.append(_trained(pipelined, micro))
+    assert curves[0] == curves[1]
 
 
 def _trained(pipelined: bool, micro: int) -> list[Any]:

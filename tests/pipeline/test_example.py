@@ -28,14 +28,14 @@ def test_the_example_learns_on_two_stages(launch: Launch) -> None:
         "100",
     ).ends()
     assert code == 0, err
-    found = re.findall(r"step 100: loss ([\d.]+)", out)
-    assert len(found) == 1
-    assert float(found[0]) < 0.3
+    matches = re.findall(r"step 100: loss ([\d.]+)", out)
+    assert len(matches) == 1
+    assert float(matches[0]) < 0.3
 
 
 def test_the_example_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """On 4 stages the bubble of equal pieces is 3 / 11."""
     assert main(["plan", "--stages", "4", "--micro-batches", "8", SCRIPT]) == 0
-    said = capsys.readouterr().out
-    assert "8 micro-batches of 32 samples" in said
-    assert "27.3% if all pieces took equally long" in said
+    output = capsys.readouterr().out
+    assert "8 micro-batches of 32 samples" in output
+    assert "27.3% if all pieces took equally long" in output

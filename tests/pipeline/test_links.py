@@ -20,9 +20,9 @@ from tests.trainings import in_threads
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[list[StageLinks]]:
     """Links of two stages, with queues of two and little patience."""
-    made = make_links(tmp_path, 2, queue_size=2, patience=0.3)
-    yield made
-    for one in made:
+    links = make_links(tmp_path, 2, queue_size=2, patience=0.3)
+    yield links
+    for one in links:
         one.close()
 
 
@@ -53,12 +53,12 @@ def test_arrays_arrive_as_they_were(pair: list[StageLinks], array: Array) -> Non
     """Values, shape, dtype and memory order; out of turn too."""
     pair[0].send(1, "later", pack(array))
     pair[0].send(1, "empty", pack(None))
-    found = unpack(pair[1].receive(0, "later"))
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, array)
-    assert (found.dtype, found.shape, found.flags.aligned) == (array.dtype, array.shape, True)
+    actual = unpack(pair[1].receive(0, "later"))
+    assert isinstance(actual, np.ndarray)
+    np.testing.assert_array_equal(actual, array)
+    assert (actual.dtype, actual.shape, actual.flags.aligned) == (array.dtype, array.shape, True)
     if array.flags.forc:
-        assert found.flags.f_contiguous == array.flags.f_contiguous
+        assert actual.flags.f_contiguous == array.flags.f_contiguous
     assert unpack(pair[1].receive(0, "empty")) is None
 
 
@@ -66,9 +66,9 @@ def test_sparse_gradients_arrive(pair: list[StageLinks]) -> None:
     """Ids and rows."""
     grad = SparseGrad(np.array([3, 1, 3]), np.ones((3, 2), np.float32))
     pair[1].send(0, "rows", pack(grad))
-    found = unpack(pair[0].receive(1, "rows"))
-    assert isinstance(found, SparseGrad)
-    assert found.ids.tolist() == [3, 1, 3]
+    actual = unpack(pair[0].receive(1, "rows"))
+    assert isinstance(actual, SparseGrad)
+    assert actual.ids.tolist() == [3, 1, 3]
 
 
 def test_a_stage_that_is_silent_is_named(pair: list[StageLinks]) -> None:

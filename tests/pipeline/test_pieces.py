@@ -112,7 +112,7 @@ def _variables(**more: str) -> dict[str, str]:
 
 def test_each_process_has_a_seat_of_its_own() -> None:
     """Seats count worker by worker, stage by stage, copy by copy; the worker's rank stays."""
-    found = read_environment(
+    settings = read_environment(
         _variables(
             PSFLEET_STAGE="1",
             PSFLEET_STAGES="2",
@@ -121,8 +121,8 @@ def test_each_process_has_a_seat_of_its_own() -> None:
             PSFLEET_STAGE_ENDPOINTS="ipc:///0,ipc:///1,ipc:///2",
         )
     )
-    assert (found.rank, found.workers) == (1, 2)
-    assert (found.seat.rank, found.seat.workers, found.seat.stages) == (5, 6, 1)
+    assert (settings.rank, settings.workers) == (1, 2)
+    assert (settings.seat.rank, settings.seat.workers, settings.seat.stages) == (5, 6, 1)
     assert Environment().seat == Environment()
 
 
@@ -134,8 +134,8 @@ def test_a_job_has_a_member_for_each_process(tmp_path: Path) -> None:
     job = Job(request, "j", "t", tmp_path, tmp_path)
     names = [str(member) for member in job.workers[3:]]
     assert names == ["worker 1 stage 0", "worker 1 stage 1 copy 0", "worker 1 stage 1 copy 1"]
-    told = child_environment(job, job.workers[5], ["unix:/a"], {})
-    place = read_environment(told)
+    environment = child_environment(job, job.workers[5], ["unix:/a"], {})
+    place = read_environment(environment)
     assert (place.rank, place.workers, place.stage, place.copy) == (1, 2, 1, 1)
     assert place.seat.rank == 5
     assert child_environment(job, job.servers[0], ["unix:/a"], {})["PSFLEET_WORKERS"] == "6"

@@ -37,13 +37,13 @@ def test_a_plan_says_what_a_strategy_means(
             "4",
         ]
     )
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert code == 0
-    assert "1f1b · 3 stages of each worker · 4 micro-batches of 6 samples" in said
-    assert re.search(r"stage 1 .* 0 B|stage 1 +4 +320 B", said)
-    assert "stage 0  F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --" in said
-    assert "33.3% if all pieces took equally long" in said
-    assert "recompute in piece 0" in said
+    assert "1f1b · 3 stages of each worker · 4 micro-batches of 6 samples" in output
+    assert re.search(r"stage 1 .* 0 B|stage 1 +4 +320 B", output)
+    assert "stage 0  F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --" in output
+    assert "33.3% if all pieces took equally long" in output
+    assert "recompute in piece 0" in output
     assert not out.exists()
 
 

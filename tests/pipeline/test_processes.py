@@ -78,7 +78,7 @@ def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
         '[consistency]\nmode = "sync"\n[gradient_merge]\nk_steps = 2\n[recompute]\n'
         "[pipeline]\nmicro_batches = 4\n"
     )
-    found = []
+    digests = []
     for stages in ("1", "2"):
         out = tmp_path / f"{stages}.npz"
         job = launch(
@@ -97,13 +97,13 @@ def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
         )
         code, _, err = job.ends()
         assert code == 0, err + job.log("*")
-        found.append(_arrays(out))
-    assert found[0] == found[1]
+        digests.append(_arrays(out))
+    assert digests[0] == digests[1]
 
 
 def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: Path) -> None:
     """Two workers of two stages, the second with two processes: the same but for rounding."""
-    found = []
+    digests = []
     for name, copies in (("one", ""), ("two", "copies = [1, 2]\n")):
         strategy = tmp_path / f"{name}.toml"
         strategy.write_text(f"[pipeline]\nstages = 2\nmicro_batches = 4\n{copies}")
@@ -124,9 +124,9 @@ def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: 
         assert code == 0, err + job.log("*")
         assert bool(job.log("workerlog.1.stage.1.copy.1")) == (name == "two")
         with np.load(out) as arrays:
-            found.append(dict(arrays))
-    for key, value in found[0].items():
-        np.testing.assert_allclose(value, found[1][key], rtol=1e-4, atol=1e-6, err_msg=key)
+            digests.append(dict(arrays))
+    for key, value in digests[0].items():
+        np.testing.assert_allclose(value, digests[1][key], rtol=1e-4, atol=1e-6, err_msg=key)
 
 
 def test_a_killed_stage_is_named_and_ends_the_job(launch: Launch, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_runs() -> None:
         cut = PipelineSpec(schedule, micro_batches=4, parts=parts)
         backward.pipeline = PipelineSpec(stages=stages) if stages else cut
         backward.checkpoints = [model.cuts[0][0]] if checkpoints else None
-        wanted = gradients if losses == 1 else [gradients[0], append_backward(model.loss)[0][1]]
-        run_stages(program, feed | {"late": feed["late"][:late]}, wanted, count)
+        expected = gradients if losses == 1 else [gradients[0], append_backward(model.loss)[0][1]]
+        run_stages(program, feed | {"late": feed["late"][:late]}, expected, count)
 
     check_refusals(RUNS, {"run": run, "np": np})

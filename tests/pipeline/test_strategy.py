@@ -20,9 +20,9 @@ def _backward(asked: dict[str, dict[str, Any]], cut: bool) -> Backward:
     sgd: Any = optimizer.SGD(0.1)
     chosen = optimizer.PipelineOptimizer(sgd, model.cuts, queue_size=4) if cut else sgd
     _, pairs = DistributedOptimizer(chosen, Settings.from_parts(asked)).minimize(model.loss)
-    found = pairs[0][1].backward_pass
-    assert isinstance(found, Backward)
-    return found
+    backward = pairs[0][1].backward_pass
+    assert isinstance(backward, Backward)
+    return backward
 
 
 def test_a_strategy_puts_a_pipeline_around_any_optimizer() -> None:
@@ -48,17 +48,17 @@ def cut(cuts: Callable[[Variable, Variable], Any]) -> list[int]:
     with own_programs():
         hidden = layers.fc(layers.data("x", [None, 2]), 3, act="tanh", name="first")
         loss = layers.mean(layers.fc(hidden, 1, name="second"))
-        made = optimizer.PipelineOptimizer(optimizer.SGD(0.1), cuts(hidden, loss))
-        made.minimize(loss)
-        return [len(section.records) for section in made.sections if section.forward]
+        cut_optimizer = optimizer.PipelineOptimizer(optimizer.SGD(0.1), cuts(hidden, loss))
+        cut_optimizer.minimize(loss)
+        return [len(section.records) for section in cut_optimizer.sections if section.forward]
 
 
 def test_cuts_by_name() -> None:
     """A cut may name a variable, or a layer: then what the layer gives."""
-    wanted = cut(lambda hidden, loss: [[hidden], [loss]])
-    assert wanted == [2, 2]
-    assert cut(lambda hidden, loss: [[hidden.name], [loss]]) == wanted
-    assert cut(lambda hidden, loss: ["first", loss.name]) == wanted
+    expected = cut(lambda hidden, loss: [[hidden], [loss]])
+    assert expected == [2, 2]
+    assert cut(lambda hidden, loss: [[hidden.name], [loss]]) == expected
+    assert cut(lambda hidden, loss: ["first", loss.name]) == expected
 
 
 def test_the_launcher_has_the_last_word() -> None:
@@ -66,6 +66,6 @@ def test_the_launcher_has_the_last_word() -> None:
     strategy = DistributedStrategy(
         pipeline=True, pipeline_configs={"micro_batches": 2, "stages": 4}
     )
-    found = resolve(strategy, '{"pipeline": {"micro_batches": 8}}').pipeline
-    assert found is not None
-    assert (found.micro_batches, found.stages, found.schedule) == (8, 4, "1f1b")
+    actual = resolve(strategy, '{"pipeline": {"micro_batches": 8}}').pipeline
+    assert actual is not None
+    assert (actual.micro_batches, actual.stages, actual.schedule) == (8, 4, "1f1b")

@@ -76,15 +76,15 @@ def test_the_slow_operation_is_alone() -> None:
     plan = make_plan(program, [gradient])
     feeds = check_feed(program, plan.feeds, {"x": np.ones((8, 4), np.float32)})
     post = ThreadLinks(3)
-    found: list[list[list[Record]]] = [[], [], []]
+    records: list[list[list[Record]]] = [[], [], []]
 
     def work(stage: int) -> None:
         place = StagePosition(0, stage, 3)
-        found[stage] = agree_on_parts(program, plan, feeds, 4, 2, place, post.of(stage), "cuts")
+        records[stage] = agree_on_parts(program, plan, feeds, 4, 2, place, post.of(stage), "cuts")
 
     in_threads([partial(work, stage) for stage in range(3)])
-    assert found[0] == found[1] == found[2]
-    second = [record.op for record in found[0][1]]
+    assert records[0] == records[1] == records[2]
+    second = [record.op for record in records[0][1]]
     assert [op.seconds for op in second if isinstance(op, Slow)] == [0.03]
 
 

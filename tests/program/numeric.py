@@ -49,7 +49,7 @@ def check_gradient(
 
 
 def _differences(loss: Callable[[], float], array: Floats, step: float) -> Floats:
-    found = np.zeros(array.shape)
+    values = np.zeros(array.shape)
     for index in np.ndindex(array.shape):
         at = array[index]
         array[index] = at + step
@@ -57,5 +57,5 @@ def _differences(loss: Callable[[], float], array: Floats, step: float) -> Float
         array[index] = at - step
         below = loss()
         array[index] = at
-        found[index] = (above - below) / (2 * step)
-    return found
+        values[index] = (above - below) / (2 * step)
+    return values

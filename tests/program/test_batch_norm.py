@@ -88,22 +88,22 @@ def test_moving_statistics() -> None:
     optimizer.Adam(0.1).minimize(loss)
     for batch in BATCHES:
         executor.run(feed={"x": batch}, fetch_list=[loss])
-    (found,) = executor.run(test, feed={"x": BATCHES[0]}, fetch_list=[out])
+    (outputs,) = executor.run(test, feed={"x": BATCHES[0]}, fetch_list=[out])
     names = ["n.w_1", "n.w_2", "n.w_0", "n.b_0"]
     mean, variance, scale, shift = executor.run(test, feed={"x": BATCHES[1]}, fetch_list=names)
     expected = moving(0.7, BATCHES)
     np.testing.assert_allclose(mean, expected[0], rtol=1e-5)
     np.testing.assert_allclose(variance, expected[1], rtol=1e-5)
     by_hand = (BATCHES[0] - mean) / np.sqrt(variance + 1e-5) * scale + shift
-    np.testing.assert_allclose(found, by_hand, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outputs, by_hand, rtol=1e-4, atol=1e-5)
 
 
 def test_use_global_stats() -> None:
     """Training too normalises by the moving statistics, and leaves them as they are."""
     out, loss = model(use_global_stats=True, moving_mean_name="mu", moving_variance_name="var")
     optimizer.SGD(0.0).minimize(loss)
-    found, mean, variance = Executor().run(feed={"x": BATCHES[0]}, fetch_list=[out, "mu", "var"])
-    np.testing.assert_allclose(found, BATCHES[0] / np.sqrt(np.float32(1 + 1e-5)), rtol=1e-6)
+    outputs, mean, variance = Executor().run(feed={"x": BATCHES[0]}, fetch_list=[out, "mu", "var"])
+    np.testing.assert_allclose(outputs, BATCHES[0] / np.sqrt(np.float32(1 + 1e-5)), rtol=1e-6)
     assert (mean.tolist(), variance.tolist()) == ([0] * 3, [1] * 3)
 
 
@@ -124,12 +124,12 @@ def test_no_optimizer_trains_them(name: str) -> None:
     executor = Executor()
     for batch in BATCHES:
         executor.run(feed={"x": batch}, fetch_list=[loss])
-    found = executor.run(
+    outputs = executor.run(
         default_main_program().clone(for_test=True),
         feed={"x": BATCHES[0]},
         fetch_list=["n.w_1", "n.w_2"],
     )
-    for one, other in zip(found, moving(0.7, BATCHES), strict=True):
+    for one, other in zip(outputs, moving(0.7, BATCHES), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
@@ -144,8 +144,8 @@ def test_inference_model(tmp_path: Path) -> None:
     (expected,) = executor.run(test, feed={"x": BATCHES[0]}, fetch_list=[out])
     save_inference(str(tmp_path), ["x"], [out])
     loaded, feeds, targets = load_inference(str(tmp_path))
-    (found,) = executor.run(loaded, feed={feeds[0]: BATCHES[0]}, fetch_list=targets)
-    np.testing.assert_array_equal(found, expected)
+    (outputs,) = executor.run(loaded, feed={feeds[0]: BATCHES[0]}, fetch_list=targets)
+    np.testing.assert_array_equal(outputs, expected)
 
 
 @pytest.mark.parametrize("width", ["NCHW", "NHWC"])
@@ -217,9 +217,9 @@ def test_two_workers(tmp_path: Path) -> None:
     for pair in BATCHES.reshape(3, 2, 8, 3).astype(np.float64):
         mean = 0.7 * mean + 0.3 * pair.mean(axis=1).mean(axis=0)
         variance = 0.7 * variance + 0.3 * pair.var(axis=1).mean(axis=0)
-    with np.load(tmp_path / "end.npz") as found:
-        np.testing.assert_allclose(found["arr_0"], mean, rtol=1e-5)
-        np.testing.assert_allclose(found["arr_1"], variance, rtol=1e-5)
+    with np.load(tmp_path / "end.npz") as actual:
+        np.testing.assert_allclose(actual["arr_0"], mean, rtol=1e-5)
+        np.testing.assert_allclose(actual["arr_1"], variance, rtol=1e-5)
     assert {"n.w_1", "n.w_2"} <= {spec.name for spec in read_specs(tmp_path / "model")}
 
 

@@ -40,12 +40,12 @@ def minimized(loss: Variable, **parts: dict[str, Any]) -> dict[str, Variable]:
     return {p.name: gradient for p, gradient in opt.minimize(loss)[1]}
 
 
-def close(found: Floats, left: Floats, right: Floats) -> None:
+def close(actual: Floats, left: Floats, right: Floats) -> None:
     """The value is in bfloat16, and as near as that allows to the product of rounded factors."""
     exact = rounded(left, "bfloat16").astype(float) @ rounded(right, "bfloat16").astype(float)
-    assert np.array_equal(found, rounded(found, "bfloat16"))
-    assert not np.array_equal(found, left @ right)
-    np.testing.assert_allclose(found, exact, rtol=2.0**-8, atol=1e-4 * np.abs(exact).max())
+    assert np.array_equal(actual, rounded(actual, "bfloat16"))
+    assert not np.array_equal(actual, left @ right)
+    np.testing.assert_allclose(actual, exact, rtol=2.0**-8, atol=1e-4 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("kind", ["fc", "matmul", "transposed matmul"])
@@ -59,8 +59,8 @@ def test_a_product_and_both_of_its_gradients(kind: str) -> None:
         flip = kind == "transposed matmul"
         w = layers.create_parameter([WIDTH, WIDTH], attr=parameter("w"))
         out = layers.matmul(x, w, transpose_y=flip)
-    found = minimized(layers.reduce_sum(out * SLOPE), amp={"compute": "bfloat16"})
-    product, gradient = ps.Executor().run(feed={"x": SIGHT}, fetch_list=[out, found["w"]])
+    actual = minimized(layers.reduce_sum(out * SLOPE), amp={"compute": "bfloat16"})
+    product, gradient = ps.Executor().run(feed={"x": SIGHT}, fetch_list=[out, actual["w"]])
     close(product, SIGHT, START.T if kind == "transposed matmul" else START)
     if kind == "transposed matmul":
         close(gradient, SLOPE.T, SIGHT)
@@ -73,11 +73,11 @@ def test_the_gradient_of_the_input_and_the_bias() -> None:
     x = layers.data("x", [None, WIDTH])
     below = x * layers.create_parameter([WIDTH], attr=ps.ParamAttr(name="below"))
     out = layers.fc(below, WIDTH, param_attr=parameter("w"), bias_attr=ps.ParamAttr(name="b"))
-    found = minimized(layers.reduce_sum(out * SLOPE), amp={"compute": "bfloat16"})
-    gradients = ps.Executor().run(feed={"x": SIGHT}, fetch_list=[found["below"], found["b"]])
+    actual = minimized(layers.reduce_sum(out * SLOPE), amp={"compute": "bfloat16"})
+    gradients = ps.Executor().run(feed={"x": SIGHT}, fetch_list=[actual["below"], actual["b"]])
     back = rounded(SLOPE, "bfloat16") @ rounded(START, "bfloat16").T
-    wanted = (rounded(back, "bfloat16") * SIGHT).sum(axis=0)
-    np.testing.assert_allclose(gradients[0], wanted, rtol=1e-3, atol=1e-1)
+    expected = (rounded(back, "bfloat16") * SIGHT).sum(axis=0)
+    np.testing.assert_allclose(gradients[0], expected, rtol=1e-3, atol=1e-1)
     np.testing.assert_array_equal(gradients[1], SLOPE.sum(axis=0))
 
 

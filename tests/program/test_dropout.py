@@ -25,8 +25,8 @@ def test_a_mask_is_the_same_for_the_same_key() -> None:
 
 def test_a_mask_never_changes_between_versions() -> None:
     """The first bits of one mask, written down."""
-    found = keep_mask((16,), 0.5, 7, "dropout_0", 3).astype(int).tolist()
-    assert found == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 1]
+    actual = keep_mask((16,), 0.5, 7, "dropout_0", 3).astype(int).tolist()
+    assert actual == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 1]
 
 
 def test_steps_differ_and_runs_of_one_script_agree() -> None:

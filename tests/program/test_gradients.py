@@ -190,8 +190,8 @@ def test_each_gradient_can_be_had_alone(case: str) -> None:
     layer, inputs = CASES[case]
     floats = [i for i, value in enumerate(inputs) if np.asarray(value).dtype.kind == "f"]
 
-    def gradients(wanted: list[int]) -> list[Any]:
-        variables = [concrete(value, i in wanted) for i, value in enumerate(inputs)]
+    def gradients(expected: list[int]) -> list[Any]:
+        variables = [concrete(value, i in expected) for i, value in enumerate(inputs)]
         layers.reduce_sum(layer(*variables)).backward()
         return [variables[i].grad for i in floats]
 

@@ -43,8 +43,8 @@ def trained(train: Callable[[Any], Any], kind: str = "sparse", also: Any = None)
         return [p.numpy().copy() for p in weights] + [table.lookup(np.arange(5)).copy()]
 
 
-def same(found: list[Any], expected: list[Any], atol: float = 0.0) -> None:
-    for one, other in zip(found, expected, strict=True):
+def same(actual: list[Any], expected: list[Any], atol: float = 0.0) -> None:
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=atol)
 
 

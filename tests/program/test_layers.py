@@ -171,9 +171,9 @@ def test_values_beyond_the_depth_may_be_allowed() -> None:
 )
 def test_initializers_become_what_tables_take(start: Any, expected: InitializerSpec) -> None:
     """Fans come from the shape [200, 400] unless they are given."""
-    found = initializer.resolve(start, (200, 400))
-    assert found.kind == expected.kind
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    actual = initializer.resolve(start, (200, 400))
+    assert actual.kind == expected.kind
+    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_an_array_starts_a_parameter() -> None:

@@ -55,8 +55,8 @@ def test_loops_of_run(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -
             for name, source in sources.items():
                 blind = {4} if name == "dataset" else set()  # that ask when it is their turn
                 steps = [max(n - behind * (n not in blind), 0) for n in range(STEPS)]
-                found = looped(name, source)
-                np.testing.assert_allclose(found, [plain[n] for n in steps], rtol=1e-5)
+                actual = looped(name, source)
+                np.testing.assert_allclose(actual, [plain[n] for n in steps], rtol=1e-5)
                 assert len(asked) == (STEPS - 1 - len(blind)) * behind
                 asked.clear()
         finally:
@@ -67,11 +67,11 @@ def test_loops_of_run(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -
 def looped(name: str, source: Any) -> list[float]:
     """As `losses`, by a loop of `run`."""
     program, loss = small(name)
-    exe, found = ps.Executor(), []
+    exe, losses_seen = ps.Executor(), []
     for feed in exe.read_ahead(source, lambda batch: batch if type(batch) is dict else batch[0]):
         (value,) = exe.run(program, feed=feed, fetch_list=[loss])
-        found.append(float(value.item()))
-    return [value - found[0] for value in found]
+        losses_seen.append(float(value.item()))
+    return [value - losses_seen[0] for value in losses_seen]
 
 
 def test_what_is_seen_is_what_comes() -> None:

@@ -107,7 +107,7 @@ def test_the_chosen_cuts_are_better_than_even_ones() -> None:
 
 def test_measuring_leaves_no_trace_in_metrics() -> None:
     """An accumulated AUC counts each batch once, also the one by which the cuts were chosen."""
-    found = []
+    peaks = []
     for chosen in (None, Automatic()):
         with own_programs():
             loss, outputs = network(3)
@@ -122,8 +122,8 @@ def test_measuring_leaves_no_trace_in_metrics() -> None:
                     "label": dice.integers(0, 2, (32, 1)),
                 }
                 (value,) = executor.run(feed=feed, fetch_list=[auc])
-            found.append(float(value.item()))
-    assert found[0] == found[1]
+            peaks.append(float(value.item()))
+    assert peaks[0] == peaks[1]
 
 
 def test_a_checkpoint_that_the_loss_does_not_depend_on_is_refused() -> None:

@@ -72,8 +72,8 @@ def test_rows_for_any_id(name: str, place: str) -> None:
     mean, deviation = MOMENTS[name]
     assert rows.mean() == pytest.approx(mean, abs=0.1 * max(deviation, 0.1))
     assert rows.std() == pytest.approx(deviation, rel=0.06, abs=1e-9)
-    found = initializer.resolve(MAKERS[name](0), (None, DIM))
-    same = Parameter("t", shape=(-1, DIM), sparse=True, distributed=True, initializer=found)
+    actual = initializer.resolve(MAKERS[name](0), (None, DIM))
+    same = Parameter("t", shape=(-1, DIM), sparse=True, distributed=True, initializer=actual)
     np.testing.assert_array_equal(rows, same.lookup(IDS))
 
 
@@ -129,7 +129,7 @@ def test_an_array_starts_a_known_number_of_rows() -> None:
     predict = layers.scale(rows)
     optimizer.SGD(0.0).minimize(loss)
     for _ in range(2):
-        (found,) = Executor().run(feed={"ids": np.arange(5)}, fetch_list=[predict])
-        np.testing.assert_array_equal(found, start)
+        (outputs,) = Executor().run(feed={"ids": np.arange(5)}, fetch_list=[predict])
+        np.testing.assert_array_equal(outputs, start)
     with pytest.raises(ShapeError, match=r"'f' of shape \(5, 3\) cannot start as an array of"):
         Parameter("f", shape=(5, 3), sparse=True, initializer=initializer.Assign(start.T))

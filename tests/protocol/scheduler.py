@@ -376,8 +376,8 @@ def shrink(make: Callable[[Iterable[int]], Scheduler], tries: int = 60) -> list[
     left_out: set[int] = set()
     faults = fails(left_out) or []
     for number in reversed(range(len(faults))[-tries:]):
-        found = fails(left_out | {number})
-        if found is not None:
+        fewer = fails(left_out | {number})
+        if fewer is not None:
             left_out.add(number)
-            faults = found
+            faults = fewer
     return [fault for number, fault in enumerate(faults) if number not in left_out]

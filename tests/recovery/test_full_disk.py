@@ -179,8 +179,8 @@ def test_a_job_on_a_full_disk_ends_when_it_is_asked(tmp_path: Path, disk: Disk) 
 
 def test_a_record_without_room_leaves_the_log_as_it_was(disk: Disk) -> None:
     """A record for which there is no room is refused and said once; the next follows the last whole one."""
-    told: list[str] = []
-    log = ServerLog(disk.path / "server.0.log", LogHeader(job="j"), tell=told.append)
+    lines: list[str] = []
+    log = ServerLog(disk.path / "server.0.log", LogHeader(job="j"), tell=lines.append)
     log.forget()
     log.append(9, [b"first"])
     end = log.end
@@ -188,11 +188,11 @@ def test_a_record_without_room_leaves_the_log_as_it_was(disk: Disk) -> None:
     for _ in range(3):
         with pytest.raises(NoRoom, match="No space left on device; make room"):
             log.append(9, [bytes(1 << 20)])
-    assert (log.end, len(told)) == (end, 1)
+    assert (log.end, len(lines)) == (end, 1)
     disk.free()
     log.append(9, [b"second"])
     log.close()
-    assert AGAIN in told[1]
+    assert AGAIN in lines[1]
     again = ServerLog(disk.path / "server.0.log", LogHeader(job="j"))
     assert [bytes(body) for _, body in again.recover()] == [b"first", b"second"]
     again.close()

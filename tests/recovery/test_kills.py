@@ -49,9 +49,9 @@ def train(fleet: LocalFleet) -> list[TableState]:
         return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
 
     with fleet.reviving():
-        found = train_together(fleet.workers, TRAINING, connect)
+        states = train_together(fleet.workers, TRAINING, connect)
         assert fleet.wait(300) == [0] * fleet.servers
-    return found
+    return states
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_a_worker_that_was_killed_after_it_had_left_is_done(tmp_path: Path) -> N
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(tmp_path / "logs"), "--restart-workers", "2"]
-    done = ended([*command, str(script)])
-    assert done.returncode == 0, done.stderr
-    assert "worker 1 ended with signal 9; it had left the fleet" in done.stderr
-    assert "restart" not in done.stderr
+    process = ended([*command, str(script)])
+    assert process.returncode == 0, process.stderr
+    assert "worker 1 ended with signal 9; it had left the fleet" in process.stderr
+    assert "restart" not in process.stderr

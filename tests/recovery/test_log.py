@@ -77,7 +77,7 @@ def train(shard: Shard, mode: Mode, numbers: range) -> None:
 
 def content(shard: Shard) -> list[bytes]:
     """Every bit of the tables, and who has done what."""
-    found = [
+    contents = [
         repr(
             (
                 shard.mode,
@@ -95,8 +95,8 @@ def content(shard: Shard) -> list[bytes]:
     ]
     for table in shard.tables.values():
         parts = table.state() if isinstance(table, DenseTable) else table.state(0, len(table))
-        found += [repr(table.step).encode(), *(part.tobytes() for part in parts)]
-    return found
+        contents += [repr(table.step).encode(), *(part.tobytes() for part in parts)]
+    return contents
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -190,8 +190,8 @@ def test_every_truncation_is_recovered_from(tmp_path: Path) -> None:
             log, shard, _ = kept(path)
             log.close()
             assert os.path.getsize(path) == max(last, ends[1])
-            wanted = [state for end, state in states if end == last]
-            assert not wanted or content(shard) == wanted[0]
+            expected = [state for end, state in states if end == last]
+            assert not expected or content(shard) == expected[0]
 
 
 def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:

@@ -165,9 +165,9 @@ def job(
             for server in range(2)
         ]
         until(lambda: all((folder / f"ready.{server}").exists() for server in range(2)))
-        found = ",".join(read_ready(folder / f"ready.{server}")[0] for server in range(2))
+        endpoints = ",".join(read_ready(folder / f"ready.{server}")[0] for server in range(2))
         worker = start(
-            "worker", str(SCRIPT), str(folder / "over"), PSFLEET_SERVERS=found, PSFLEET_RANK="0"
+            "worker", str(SCRIPT), str(folder / "over"), PSFLEET_SERVERS=endpoints, PSFLEET_RANK="0"
         )
         yield _Job(folder, servers, worker)
 
@@ -196,8 +196,8 @@ def test_a_process_may_stop(
 def lab(tmp_path: Path) -> Iterator[Lab]:
     """Two machines."""
     has("partitions", (), "iproute2")
-    with laboratory(tmp_path) as made:
-        yield made
+    with laboratory(tmp_path) as machines:
+        yield machines
 
 
 @contextlib.contextmanager

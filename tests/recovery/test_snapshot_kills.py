@@ -52,9 +52,9 @@ def train(fleet: LocalFleet) -> list[TableState]:
         return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
 
     with fleet.reviving():
-        found = train_together(fleet.workers, TRAINING, connect)
+        states = train_together(fleet.workers, TRAINING, connect)
         assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
-    return found
+    return states
 
 
 @pytest.mark.parametrize("seed", range(1 + MORE))

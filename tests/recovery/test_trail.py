@@ -58,6 +58,6 @@ def test_what_is_on_the_disk_leaves_memory(tmp_path: Path) -> None:
         log.append(4, [body])
     log.close()
     assert in_memory(log.path) < 24 * MIB
-    found = [bytes(said) == body.tobytes() for kind, said, *_ in records(log.path) if kind]
-    assert found == [True] * 40
+    contents = [bytes(said) == body.tobytes() for kind, said, *_ in records(log.path) if kind]
+    assert contents == [True] * 40
     assert open_files() == before

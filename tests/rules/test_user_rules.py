@@ -61,8 +61,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         (tmp_path / "own_rules.py").write_text(text)
         sys.modules.pop("own_rules", None)
         importlib.invalidate_caches()
-        found: type[Rule] = importlib.import_module("own_rules").Slowing
-        return found
+        module: type[Rule] = importlib.import_module("own_rules").Slowing
+        return module
 
     yield write
     sys.modules.pop("own_rules", None)
@@ -101,19 +101,19 @@ def test_servers_give_the_bits_of_one_process(write: Write, tmp_path: Path) -> N
     rule = write(SOURCE)()
     check_rule(rule)
     embedded = EmbeddedRuntime()
-    wanted = states(embedded, train(embedded, rule))
+    expected = states(embedded, train(embedded, rule))
     folder = str(tmp_path / "saved")
     with LocalFleet(2, 1, rules=["own_rules"]) as fleet:
         runtime = fleet.connect(0, "sync")
         keys = train(runtime, rule)
-        assert states(runtime, keys) == wanted
+        assert states(runtime, keys) == expected
         runtime.save(folder)
         runtime.close()
     with LocalFleet(1, 1, rules=["own_rules"], resume=folder) as fleet:
         runtime = fleet.connect(0, "sync")
         runtime.create(TableSpec("d", "dense", (9,), rule), np.zeros(9, np.float32))
         runtime.create(TableSpec("s", "sparse", (5,), rule, seed=4))
-        assert states(runtime, keys) == wanted
+        assert states(runtime, keys) == expected
         runtime.close()
     write(SOURCE.replace("SCALE = 1.0", "SCALE = 0.25"))
     refusal = r"cannot be loaded here: rule 'slowing' is defined differently here"

@@ -32,25 +32,25 @@ def flood(server: tuple[str, int], sources: Iterator[str], count: int, word: byt
     """Keep `count` connections, until standard input ends."""
     events = select.epoll()
     events.register(0, select.EPOLLIN | select.EPOLLHUP)
-    held: dict[int, socket.socket] = {}
+    sockets: dict[int, socket.socket] = {}
     accepted = 0
     while True:
-        while len(held) < count:
+        while len(sockets) < count:
             one = _opened(server, next(sources))
-            held[one.fileno()] = one
+            sockets[one.fileno()] = one
             events.register(one, select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLHUP)
         for number, happened in events.poll():
             if number == 0:
                 return
             if happened & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
-                held.pop(number).close()
+                sockets.pop(number).close()
                 continue
             accepted += 1
             if accepted == count:
                 print("full", flush=True)
             events.modify(number, select.EPOLLRDHUP)
             with contextlib.suppress(OSError):
-                held[number].send(word)
+                sockets[number].send(word)
 
 
 if __name__ == "__main__":

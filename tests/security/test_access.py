@@ -59,11 +59,11 @@ def fleet(forge: Forge, folder: Path) -> Iterator[LocalFleet]:
 def refusal(environment: Environment) -> str:
     """What a worker with this environment is told, and within how long."""
     began = time.monotonic()
-    with pytest.raises(AccessDenied) as caught:
+    with pytest.raises(AccessDenied) as error:
         load_runtime("cluster", environment, "async")
     assert time.monotonic() - began < _SOON
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def until_logged(fleet: LocalFleet, pattern: str) -> None:
@@ -89,10 +89,10 @@ def test_no_certificate_is_refused(fleet: LocalFleet, folder: Path) -> None:
     trust = grpc.ssl_channel_credentials((folder / "worker" / "ca.pem").read_bytes())
     options = [("grpc.ssl_target_name_override", "psfleet-server")]
     with grpc.secure_channel(fleet.endpoints[0], trust, options) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary("/psfleet.v1.Shard/Status", None, None)(b"", timeout=_SOON)
-        assert isinstance(caught.value, grpc.Call)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert isinstance(error.value, grpc.Call)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     until_logged(fleet, "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 
 
@@ -102,8 +102,8 @@ def test_a_certificate_of_another_job_is_refused(fleet: LocalFleet, folder: Path
     assert "certificate is not good here: it is of another job" in refusal(with_(fleet, other))
     liar = Forge().write(folder / "liar", "psfleet-worker", (CLIENT,))
     (liar / "ca.pem").write_bytes((folder / "worker" / "ca.pem").read_bytes())
-    told = refusal(with_(fleet, liar))
-    assert "does not take this process's certificate; it is of another job" in told
+    message = refusal(with_(fleet, liar))
+    assert "does not take this process's certificate; it is of another job" in message
     until_logged(fleet, "Handshake failed.*(BAD_SIGNATURE|CERTIFICATE_VERIFY_FAILED)")
 
 
@@ -119,11 +119,11 @@ def test_no_token_is_refused(fleet: LocalFleet, folder: Path, method: str) -> No
     """Whatever the method; a call without a token does not even learn whether there is such a one."""
     access = Access.of(with_(fleet, folder / "worker"))
     with open_channel(fleet.endpoints[0], access) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(f"/psfleet.v1.{method}", None, None)(b"", timeout=_SOON)
-        assert isinstance(caught.value, grpc.Call)
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert "it carries no token" in (caught.value.details() or "")
+        assert isinstance(error.value, grpc.Call)
+        assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "it carries no token" in (error.value.details() or "")
 
 
 def test_a_workers_expired_certificate_is_refused(

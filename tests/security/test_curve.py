@@ -38,15 +38,15 @@ def stages(
     where: tuple[str, ...], *accesses: Access, patience: float = 10
 ) -> Iterator[list[StageLinks]]:
     """Stages in this process."""
-    made: list[StageLinks] = []
+    instances: list[StageLinks] = []
     try:
         for stage, access in enumerate(accesses):
-            made.append(
+            instances.append(
                 StageLinks(StagePosition(0, stage, len(accesses), where), 4, patience, access)
             )
-        yield made
+        yield instances
     finally:
-        for links in made:
+        for links in instances:
             links.close()
 
 

@@ -64,12 +64,12 @@ def test_each_role_gets_its_own(folders: dict[str, Path], tmp_path: Path) -> Non
     base = {"PSFLEET_TLS": "/of/another/job", "PSFLEET_INSECURE": "1"}
     secured = a_job(tmp_path, 0, False, folders)
     for member in (*secured.servers, *secured.workers):
-        found = child_environment(secured, member, ["127.0.0.1:1"], base)
-        assert found["PSFLEET_TLS"] == str(folders[member.role])
-        assert "PSFLEET_INSECURE" not in found
+        actual = child_environment(secured, member, ["127.0.0.1:1"], base)
+        assert actual["PSFLEET_TLS"] == str(folders[member.role])
+        assert "PSFLEET_INSECURE" not in actual
     plain = a_job(tmp_path, 0, True, {})
-    found = child_environment(plain, plain.workers[0], ["127.0.0.1:1"], base)
-    assert (found.get("PSFLEET_TLS"), found["PSFLEET_INSECURE"]) == (None, "1")
+    actual = child_environment(plain, plain.workers[0], ["127.0.0.1:1"], base)
+    assert (actual.get("PSFLEET_TLS"), actual["PSFLEET_INSECURE"]) == (None, "1")
 
 
 def test_files_are_for_their_owner(folders: dict[str, Path]) -> None:
@@ -92,8 +92,8 @@ def test_what_a_certificate_is_good_for(folders: dict[str, Path]) -> None:
     uses = {}
     for role, folder in folders.items():
         certificate = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
-        found = certificate.extensions.get_extension_for_oid(ExtensionOID.EXTENDED_KEY_USAGE)
-        uses[role] = sorted(oid._name for oid in found.value)  # type: ignore[attr-defined]
+        actual = certificate.extensions.get_extension_for_oid(ExtensionOID.EXTENDED_KEY_USAGE)
+        uses[role] = sorted(oid._name for oid in actual.value)  # type: ignore[attr-defined]
         basic = certificate.extensions.get_extension_for_oid(ExtensionOID.BASIC_CONSTRAINTS)
         assert not basic.value.ca  # type: ignore[attr-defined]
     client = ["clientAuth"]
@@ -108,9 +108,9 @@ def certs(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_certificates_by_hand(tmp_path: Path) -> None:
     """`psfleet certs` makes them; with --keep it leaves those alone that last."""
-    made = certs("--days", "10", str(tmp_path / "job"))
-    assert made.returncode == 0, made.stderr
-    assert f"for workers: PSFLEET_TLS={tmp_path}/job/worker" in made.stdout
+    folder = certs("--days", "10", str(tmp_path / "job"))
+    assert folder.returncode == 0, folder.stderr
+    assert f"for workers: PSFLEET_TLS={tmp_path}/job/worker" in folder.stdout
     before = (tmp_path / "job/server/token").read_bytes()
     assert "still good" in certs("--days", "10", "--keep", str(tmp_path / "job")).stdout
     assert (tmp_path / "job/server/token").read_bytes() == before

@@ -47,17 +47,17 @@ def call(channel: grpc.Channel, method: str, request: Any, seconds: float = 60) 
 
 def refusal(channel: grpc.Channel, method: str, request: Any) -> PsfleetError:
     """The error of a method."""
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(grpc.RpcError) as error:
         call(channel, method, request)
-    return error_of(caught.value, "server 0")
+    return error_of(error.value, "server 0")
 
 
 def incarnation(channel: grpc.Channel, mode: int = 2) -> int:
     """Worker 0 joins."""
     reply = call(channel, "Coordinator/Register", Cb.RegisterRequest(boot=3, workers=2))
-    found: int = Cb.RegisterReply.FromString(reply).incarnation
-    call(channel, "Shard/Join", Pb.JoinRequest(incarnation=found, mode=mode))
-    return found
+    incarnation_number: int = Cb.RegisterReply.FromString(reply).incarnation
+    call(channel, "Shard/Join", Pb.JoinRequest(incarnation=incarnation_number, mode=mode))
+    return incarnation_number
 
 
 def table(name: str, **fields: Any) -> Any:
@@ -127,9 +127,9 @@ def test_names_and_axes(tmp_path: Path) -> None:
 
 def test_shared_memory_that_is_too_large(tmp_path: Path) -> None:
     """An offer beyond the limit is refused; a worker then sends its tensors in messages."""
-    made = SharedMemory.make(1 << 16)
-    assert made is not None
-    _, offer = made
+    memory = SharedMemory.make(1 << 16)
+    assert memory is not None
+    _, offer = memory
     with serving(tmp_path, ServerLimits(lane=1 << 15)) as channel:
         request = Pb.AttachRequest(
             incarnation=incarnation(channel),
@@ -156,14 +156,14 @@ def test_too_many_calls_that_wait(tmp_path: Path) -> None:
         other = Cb.RegisterReply.FromString(reply).incarnation
         request = Cb.BarrierRequest(incarnation=own, number=1).SerializeToString()
         barrier: Any = channel.unary_unary("/psfleet.v1.Coordinator/Barrier", None, None)
-        done: Any = queue.SimpleQueue()
+        ends: Any = queue.SimpleQueue()
         waiting = [barrier.future(request, timeout=60) for _ in range(4)]
         for future in waiting:
-            future.add_done_callback(done.put)
-        refused = done.get(timeout=60)  # whichever came last: calls may overtake each other
+            future.add_done_callback(ends.put)
+        refused = ends.get(timeout=60)  # whichever came last: calls may overtake each other
         assert "3 calls wait at server 0, its limit is 3" in refused.details()
         waiting.remove(refused)
-        assert done.empty()
+        assert ends.empty()
         leaves = Pb.LeaveRequest(worker=1, incarnation=other)
         call(channel, "Shard/Join", Pb.JoinRequest(worker=1, incarnation=other, mode=1))
         call(channel, "Shard/Leave", leaves)
@@ -211,5 +211,5 @@ def test_limits_that_cannot_be(text: str, message: str) -> None:
 def test_the_environment_says_limits() -> None:
     """What it does not name is as usual."""
     variables = {"PSFLEET_ROLE": "server", "PSFLEET_SERVERS": "unix:/x"}
-    found = read_environment(variables | {"PSFLEET_LIMITS": "tables=7, lane=4096"}).limits
-    assert found == ServerLimits(tables=7, lane=4096)
+    settings = read_environment(variables | {"PSFLEET_LIMITS": "tables=7, lane=4096"}).limits
+    assert settings == ServerLimits(tables=7, lane=4096)

@@ -76,8 +76,8 @@ def _loads(module: str, attr: str, call: ast.Call) -> Iterator[str]:
 
 def test_nothing_unpickles() -> None:
     """No module that is shipped imports or calls what unpickles, or runs text that it has read."""
-    found = [finding for name, tree in sources() for finding in findings(name, tree)]
-    assert found == []
+    actual = [finding for name, tree in sources() for finding in findings(name, tree)]
+    assert actual == []
 
 
 @pytest.mark.parametrize(

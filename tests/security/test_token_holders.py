@@ -52,16 +52,16 @@ class Caller:
 
     def refusal(self, method: str, message: bytes, **options: Any) -> PsfleetError:
         """The error of a call."""
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as error:
             self.call(method, message, **options)
-        return error_of(caught.value, "server 0")
+        return error_of(error.value, "server 0")
 
-    def stall(self, method: str, done: "queue.SimpleQueue[Any]") -> "Stalled":
+    def stall(self, method: str, ends: "queue.SimpleQueue[Any]") -> "Stalled":
         """A call whose message does not come; `done` gets it when it ends."""
         stub = self._channel.stream_unary(f"/psfleet.v1.{method}", None, None)
         never: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         call = stub.future(iter(never.get, b""), metadata=self._access.metadata, timeout=10 * _SOON)
-        call.add_done_callback(done.put)
+        call.add_done_callback(ends.put)
         return Stalled(call, never)
 
     def peak(self) -> int:
@@ -143,8 +143,8 @@ def test_compressed_requests_are_refused(caller: Caller, kind: grpc.Compression)
     """100 MB of zeros, which take 100 KB on the wire, are never unpacked."""
     caller.call("Shard/Status", b"")
     before = caller.peak()
-    told = str(caller.refusal("Shard/CreateTable", bytes(100_000_000), compression=kind))
-    assert "is disabled" in told
+    message = str(caller.refusal("Shard/CreateTable", bytes(100_000_000), compression=kind))
+    assert "is disabled" in message
     assert caller.peak() - before < 50e6
     caller.call("Shard/Status", b"", compression=grpc.Compression.NoCompression)
 
@@ -152,12 +152,12 @@ def test_compressed_requests_are_refused(caller: Caller, kind: grpc.Compression)
 @pytest.mark.parametrize("method", ["Shard/Push", "Shard/Pull", "Coordinator/Barrier"])
 def test_calls_that_stall_keep_nobody_out(fleet: LocalFleet, caller: Caller, method: str) -> None:
     """1,000 calls whose messages do not come: all but a few are refused, and others are answered."""
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    stalled = [caller.stall(method, done) for _ in range(1000)]
-    refused = [done.get(timeout=_SOON) for _ in range(968)]
-    told = error_of(refused[0], "server 0")
-    assert isinstance(told, LimitExceeded)
-    assert "32 messages are on their way over this connection, the limit is 32" in str(told)
+    ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stalled = [caller.stall(method, ends) for _ in range(1000)]
+    refused = [ends.get(timeout=_SOON) for _ in range(968)]
+    error = error_of(refused[0], "server 0")
+    assert isinstance(error, LimitExceeded)
+    assert "32 messages are on their way over this connection, the limit is 32" in str(error)
     with contextlib.closing(Caller(fleet)) as other:
         for _ in range(20):
             other.call("Shard/Status", b"")
@@ -167,11 +167,11 @@ def test_calls_that_stall_keep_nobody_out(fleet: LocalFleet, caller: Caller, met
 
 def test_many_connections_share_what_is_on_its_way(fleet: LocalFleet) -> None:
     """16 connections stall as many calls as they may: another one still gets in, in place of the oldest."""
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(contextlib.closing(Caller(fleet))) for _ in range(16)]
-        stalled = [one.stall("Shard/Push", done) for one in crowd for _ in range(32)]
-        ended = [done.get(timeout=_SOON) for _ in range(16 * 32 - 256)]
+        stalled = [one.stall("Shard/Push", ends) for one in crowd for _ in range(32)]
+        ended = [ends.get(timeout=_SOON) for _ in range(16 * 32 - 256)]
         other = stack.enter_context(contextlib.closing(Caller(fleet)))
         for _ in range(20):
             other.call("Shard/Status", b"")

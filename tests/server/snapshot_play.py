@@ -52,35 +52,35 @@ class Play:
     def __call__(self, *events: SnapshotEvent, seconds: float = 0.0) -> list[SnapshotInstruction]:
         """The instructions that the last event leads to, `seconds` later."""
         self.now += seconds
-        found: list[SnapshotInstruction] = []
+        instructions: list[SnapshotInstruction] = []
         for event in events:
-            found = self.coordinator.handle(event, self.now)
+            instructions = self.coordinator.handle(event, self.now)
             self.coordinator.validate()
-        return found
+        return instructions
 
-    def request(self, call: str = "a", seen: int = 0, **wanted: Any) -> list[SnapshotInstruction]:
+    def request(self, call: str = "a", seen: int = 0, **expected: Any) -> list[SnapshotInstruction]:
         """Somebody asks for a snapshot."""
-        return self(SnapshotRequested(call, SnapshotRequest(**wanted), seen))
+        return self(SnapshotRequested(call, SnapshotRequest(**expected), seen))
 
-    def begin(self, *standings: Standing, **wanted: Any) -> list[SnapshotInstruction]:
+    def begin(self, *standings: Standing, **expected: Any) -> list[SnapshotInstruction]:
         """Up to where all servers have been asked where they stand."""
-        self.request(**wanted)
+        self.request(**expected)
         return self(OPENED, ServersReplied(standings))
 
-    def mark(self, **wanted: Any) -> list[SnapshotInstruction]:
+    def mark(self, **expected: Any) -> list[SnapshotInstruction]:
         """An asynchronous snapshot up to where workers are waited for."""
-        self.begin(ASYNC, ASYNC, **wanted)
+        self.begin(ASYNC, ASYNC, **expected)
         return self(PLACED)
 
-    def write(self, **wanted: Any) -> list[SnapshotInstruction]:
+    def write(self, **expected: Any) -> list[SnapshotInstruction]:
         """An asynchronous snapshot up to where its files are on the disk."""
-        self.mark(**wanted)
+        self.mark(**expected)
         self(*learned())
         return self(ServersReplied(), ServersReplied(parts({0: (11, 5), 1: (12, 7)})))
 
-    def complete(self, **wanted: Any) -> list[SnapshotInstruction]:
+    def complete(self, **expected: Any) -> list[SnapshotInstruction]:
         """A whole snapshot, of workers without states."""
-        self.write(**wanted)
+        self.write(**expected)
         self(SnapshotPublished())
         return self(ServersReplied())
 
@@ -135,13 +135,13 @@ class Chaos:
         match dice.randrange(9):
             case 0:
                 self.requests += 1
-                wanted = SnapshotRequest(
+                expected = SnapshotRequest(
                     dice.choice(["", "/a"]),
                     dice.random() < 0.3,
                     dice.random() < 0.3,
                     dice.choice([0, 3]),
                 )
-                return SnapshotRequested(f"r{self.requests}", wanted, dice.randrange(3))
+                return SnapshotRequested(f"r{self.requests}", expected, dice.randrange(3))
             case 1 | 2 | 3:
                 self.learned += 1
                 return WorkerLearned(f"w{self.learned}", number, seat, incarnation)

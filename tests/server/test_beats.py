@@ -51,8 +51,8 @@ def test_servers_send_heartbeats_too(tmp_path: Path) -> None:
             with Server(environment(tmp_path, "server", 1, 2)):
                 until(
                     lambda: (
-                        (found := coordinator.heartbeats.get((True, 1)))
-                        and found[0].boot not in boots
+                        (actual := coordinator.heartbeats.get((True, 1)))
+                        and actual[0].boot not in boots
                     )
                 )
             boots.add(coordinator.heartbeats[True, 1][0].boot)

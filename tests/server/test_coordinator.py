@@ -84,15 +84,17 @@ def test_the_last_to_arrive_releases_all() -> None:
     assert coordinator.arrive(barrier(1, 2), "next") == []
 
 
-@pytest.mark.parametrize(("mode", "wanted"), [("sum", 1.0), ("max", 1e8), ("min", -1e8)])
-def test_a_reduction_goes_in_worker_order(mode: str, wanted: float) -> None:
+@pytest.mark.parametrize(("mode", "expected"), [("sum", 1.0), ("max", 1e8), ("min", -1e8)])
+def test_a_reduction_goes_in_worker_order(mode: str, expected: float) -> None:
     """Whatever the order of arrival, values are combined from worker 0 up."""
     coordinator = registered(3)
     values = [1e8, -1e8, 1.0]
     outcomes = [
         o for w in (2, 0, 1) for o in coordinator.arrive(reduction(w, [values[w]], mode), f"c{w}")
     ]
-    assert [o.value for o in outcomes if isinstance(o, CollectiveReply)] == [np.float32(wanted)] * 3
+    assert [o.value for o in outcomes if isinstance(o, CollectiveReply)] == [
+        np.float32(expected)
+    ] * 3
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
@@ -172,9 +174,9 @@ def test_a_switch_that_was_made_is_passed_over() -> None:
         coordinator.arrive(switch(number, mode, change), "c")
         settled(coordinator)
     outcomes = [*coordinator.register(0, 555, 1, "register"), *settled(coordinator)]
-    [found] = [one.switch for one in outcomes if isinstance(one, Registration)]
-    assert found is not None
-    assert (found.number, found.mode) == (2, SyncMode())
+    [actual] = [one.switch for one in outcomes if isinstance(one, Registration)]
+    assert actual is not None
+    assert (actual.number, actual.mode) == (2, SyncMode())
 
 
 @pytest.mark.parametrize(("last", "first"), [(5, 6), (3, 5 + LOOKAHEAD + 1)])

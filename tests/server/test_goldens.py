@@ -73,7 +73,7 @@ def spec_of(key: int) -> Any:
 
 def golden_records() -> list[tuple[int, memoryview]]:
     """Kind and body of each record of the golden log."""
-    return [(kind, found) for kind, found, *_ in chained(FOLDER / "server.0.log") if kind]
+    return [(kind, record) for kind, record, *_ in chained(FOLDER / "server.0.log") if kind]
 
 
 def plain(value: Any) -> Any:
@@ -98,9 +98,9 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_records_of_a_log_are_read_as_they_were() -> None:
     """Every kind of record and of decision comes back equal in every bit, and is written back so."""
-    found, built = golden_records(), [*records(), *decisions()]
-    assert {kind for kind, _ in found} == {*RecordKind}
-    for (kind, stored), said in zip(found, built, strict=False):
+    actual, built = golden_records(), [*records(), *decisions()]
+    assert {kind for kind, _ in actual} == {*RecordKind}
+    for (kind, stored), said in zip(actual, built, strict=False):
         if kind == RecordKind.DECISION:
             decision = read_decision(body.read_alone(log_pb2.DecisionRecord, stored))
             assert plain(decision) == plain(said)
@@ -110,7 +110,7 @@ def test_records_of_a_log_are_read_as_they_were() -> None:
             assert plain(record) == plain(said)
             assert encode(record)[0] == kind
             assert joined(encode(record)[1]) == stored
-    assert [kind for kind, _ in found[len(built) :]] == [
+    assert [kind for kind, _ in actual[len(built) :]] == [
         RecordKind.READY,
         RecordKind.CORE,
         RecordKind.COPIED,

@@ -109,9 +109,9 @@ def test_200_waiting_calls_leave_4_threads_free(station: Station, channel: grpc.
 
 def test_the_server_speaks_before_the_deadline(station: Station, channel: grpc.Channel) -> None:
     """A parked call is expired in time for its error, with its text, to reach the client."""
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(grpc.RpcError) as raised:
         call(channel, "Wait")(b"x", timeout=GRACE + 0.2)
-    error = error_of(caught.value, "server")
+    error = error_of(raised.value, "server")
     assert isinstance(error, DeadlineExceeded)
     assert str(error) == "waits for worker 1"
     station.let_go()  # answering an expired call is harmless
@@ -159,6 +159,6 @@ def test_an_error_in_a_handler_is_the_reply(
     channel: grpc.Channel, request_: bytes, text: str
 ) -> None:
     """A psfleet error travels as it is; a bug becomes one sentence and leaves its trace in the log."""
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(grpc.RpcError) as error:
         call(channel, "Wait")(request_, timeout=60)
-    assert str(error_of(caught.value, "server")) == text
+    assert str(error_of(error.value, "server")) == text

@@ -27,5 +27,5 @@ print("ended")
 def test_a_signal_comes_while_the_main_thread_holds_what_stopping_needs() -> None:
     """It is neither lost nor waited for by the thread that it interrupts; nothing is left behind."""
     for name in ("SIGTERM", "SIGINT"):
-        done = ended([sys.executable, "-c", _PROGRAM.format(name=name)])
-        assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+        process = ended([sys.executable, "-c", _PROGRAM.format(name=name)])
+        assert (process.returncode, process.stdout) == (0, "ended\n"), process.stderr

@@ -86,8 +86,8 @@ def test_a_synchronous_snapshot() -> None:
     """All servers are cut after the highest round that one of them has closed. Workers need not mark; one
     that learns of the snapshot is told at once which round is the last in it."""
     play = Play()
-    found = play.begin(Standing("sync", 4, INCARNATIONS), Standing("sync", 5, INCARNATIONS))
-    assert found == [BeginCuts("/job/.partial", PendingCut(1, round=5))]
+    actual = play.begin(Standing("sync", 4, INCARNATIONS), Standing("sync", 5, INCARNATIONS))
+    assert actual == [BeginCuts("/job/.partial", PendingCut(1, round=5))]
     assert play(PLACED) == [AnnounceSnapshot(1), AwaitParts(1, cut=True)]
     assert play(learned()[1]) == [ReleaseWorker("w1", False, 5)]
 
@@ -141,11 +141,11 @@ def test_a_snapshot_that_waits_for_its_round_gives_way(event: SnapshotEvent, why
     play.begin(standing, standing, every=3)
     play(PLACED)
     assert play(event) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
-    found = play(ServersReplied())
-    error = failed(found)
+    actual = play(ServersReplied())
+    error = failed(actual)
     assert isinstance(error, SnapshotPostponed)
     assert str(error) == f"snapshot 1 was not taken: {why}"
-    assert (OpenDraft(2, "") in found) == isinstance(event, SnapshotRequested)
+    assert (OpenDraft(2, "") in actual) == isinstance(event, SnapshotRequested)
 
 
 def test_servers_that_disagree_are_asked_again() -> None:
@@ -194,12 +194,12 @@ def test_a_failure_of_any_step(steps: int) -> None:
     ]
     play.request()
     play(*events[:steps])
-    found = play(SnapshotFailed(ServerUnavailable("server 1 is away")))
+    actual = play(SnapshotFailed(ServerUnavailable("server 1 is away")))
     if steps:
-        assert found == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
-        found = play(ServersReplied())
-    assert found[0] == CloseDraft()
-    error = failed(found)
+        assert actual == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
+        actual = play(ServersReplied())
+    assert actual[0] == CloseDraft()
+    error = failed(actual)
     assert isinstance(error, ServerUnavailable)
     assert str(error) == "snapshot 1 was not taken: server 1 is away"
     assert play.request() == [OpenDraft(2, "")]
@@ -213,9 +213,9 @@ def test_errors_of_others(error: Exception, text: str) -> None:
     """What is no error of psfleet becomes one of the snapshot."""
     play = Play()
     play.request()
-    found = failed(play(SnapshotFailed(error)))
-    assert isinstance(found, CheckpointError)
-    assert str(found) == f"snapshot 1 was not taken: {text}"
+    actual = failed(play(SnapshotFailed(error)))
+    assert isinstance(actual, CheckpointError)
+    assert str(actual) == f"snapshot 1 was not taken: {text}"
 
 
 # -- deltas ----------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_a_worker_that_leaves_is_not_waited_for() -> None:
     play = Play()
     play.mark()
     play(learned()[0])
-    found = play(MembersChanged(frozenset({1}), frozenset({0, 1})))
-    assert found == [ReleaseWorker("w0", True, 0), AwaitParts(1, cut=True)]
+    actual = play(MembersChanged(frozenset({1}), frozenset({0, 1})))
+    assert actual == [ReleaseWorker("w0", True, 0), AwaitParts(1, cut=True)]
     play(ServersReplied())
     assert play(ServersReplied(parts({}))) == []
     [publish] = play(WorkerStateArrived(1, 0, 11, {"at": 5}))
@@ -280,8 +280,8 @@ def test_workers_that_do_not_learn_in_time() -> None:
     play = Play()
     play.mark()
     play(learned()[1])
-    found = play(TimePassed(), seconds=11)
-    assert str(failed(found)) == "snapshot 1 is over"
+    actual = play(TimePassed(), seconds=11)
+    assert str(failed(actual)) == "snapshot 1 is over"
     error = failed(play(ServersReplied()))
     assert isinstance(error, DeadlineExceeded)
     assert str(error) == ("snapshot 1 was not taken: workers [0] have not heard of it in time")

@@ -60,14 +60,14 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     """An error that nobody expects: its process says so in one line and ends with code 1."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(tmp_path), *THREADS[name], SCRIPT]
-    done = ended(
+    process = ended(
         command,
         env=ENV
         | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)}
         | {"PSFLEET_TRANSPORT": "http2" if name.startswith("http2") else "grpcio"},
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
-    said = rf" CRITICAL \w+\.\d psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: "
-    assert re.search(f"{said}a test wants", logs), logs + done.stderr
+    message = rf" CRITICAL \w+\.\d psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: "
+    assert re.search(f"{message}a test wants", logs), logs + process.stderr
     if name != "following":  # another process takes a standby's place
-        assert "code 1" in done.stderr, done.stderr
+        assert "code 1" in process.stderr, process.stderr

@@ -35,18 +35,18 @@ def train(folder: Path, steps: int = 5) -> Any:
     """Train the model and save it as `model`, and a snapshot as `snapshot`; the predictions of BATCH."""
     ps.reset()
     fleet.init()
-    made = chance()
+    model = chance()
     label = layers.data("label", [None, 1])
-    loss = layers.mean(layers.log_loss(made, label))
+    loss = layers.mean(layers.log_loss(model, label))
     fleet.distributed_optimizer(optimizer.Adam(0.05)).minimize(loss)
     exe = ps.Executor()
     labels = np.array([[1.0], [0.0], [1.0], [0.0]], np.float32)
     for _ in range(steps):
         exe.run(feed={**feed(FEATURES, BATCH), "label": labels}, fetch_list=[loss])
-    fleet.save_inference_model(str(folder / "model"), list(feed(FEATURES, BATCH)), [made])
+    fleet.save_inference_model(str(folder / "model"), list(feed(FEATURES, BATCH)), [model])
     fleet.save_persistables(str(folder / "snapshot"))
     fed = {**feed(FEATURES, BATCH), "label": labels}
     program, names, targets = ps.fluid.io.load_inference_model(str(folder / "model"))
-    (found,) = exe.run(program, feed={n: fed[n] for n in names}, fetch_list=targets)
+    (outputs,) = exe.run(program, feed={n: fed[n] for n in names}, fetch_list=targets)
     ps.reset()
-    return found
+    return outputs

@@ -100,24 +100,24 @@ def copied(follower: Follower) -> tuple[FollowedCut, Values]:
 @contextlib.contextmanager
 def watched(follower: Follower) -> Iterator[list[tuple[FollowedCut, Values]]]:
     """What a follower has at each cut meanwhile, and in the end."""
-    found: list[tuple[FollowedCut, Values]] = []
+    cuts: list[tuple[FollowedCut, Values]] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.is_set():
             cut, values = copied(follower)
-            if not found or cut.number > found[-1][0].number:
-                found.append((cut, values))
+            if not cuts or cut.number > cuts[-1][0].number:
+                cuts.append((cut, values))
             over.wait(0.005)
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield found
+        yield cuts
     finally:
         over.set()
         thread.join()
-        found.append(copied(follower))
+        cuts.append(copied(follower))
 
 
 def check_round(cut: FollowedCut, values: Values, expected: list[Values]) -> None:
@@ -147,15 +147,15 @@ def test_each_cut_is_the_training(mode: str, check: Callable[..., None]) -> None
         trainer = Trainer(fleet.connect(0, mode))
         trainer.step()
         with Follower(fleet.endpoints, interval=0.02) as follower:
-            with watched(follower) as found:
+            with watched(follower) as actual:
                 for step in range(60):
                     trainer.step()
                     if step == 30:
-                        until(lambda: len(found) > 1)
+                        until(lambda: len(actual) > 1)
                 follower.await_cut(61 if mode == "sync" else 2 * 61)
-            for cut, values in found:
+            for cut, values in actual:
                 check(cut, values, trainer.values)
-            assert len({cut.number for cut, _ in found}) > 2
+            assert len({cut.number for cut, _ in actual}) > 2
             assert follower.gaps == 0
             later = TableSpec("later", "sparse", (2,), make_rule("sgd", {}), initializer=FIRST)
             trainer.runtime.create(later)
@@ -179,12 +179,12 @@ def test_begins_with_a_snapshot(mode: str, check: Callable[..., None]) -> None:
         for _ in range(3):
             trainer.step()
         begins: dict[str, Any] = {"interval": 0.02, "snapshot": str(fleet.snapshots)}
-        with Follower(fleet.endpoints, **begins) as follower, watched(follower) as found:
+        with Follower(fleet.endpoints, **begins) as follower, watched(follower) as actual:
             assert follower.snapshot == str(max(fleet.snapshots.glob("snapshot-*")))
             for _ in range(9):
                 trainer.step()
             follower.await_cut(37 if mode == "sync" else 2 * 37)
-        for cut, values in found:
+        for cut, values in actual:
             check(cut, values, trainer.values)
         with Follower(fleet.endpoints, part=(1, 3), **begins) as follower:
             own = owned_by(IDS, 1, 3)
@@ -210,8 +210,8 @@ def test_parts_and_forms() -> None:
         for part in range(3):
             with Follower(fleet.endpoints, rows="int8", part=(part, 3)) as follower:
                 own = owned_by(IDS, part, 3)
-                found = follower.look_up("rows", IDS)
-                error = np.abs(found - np.where(own[:, None], rows, first)).max(axis=1)
+                actual = follower.look_up("rows", IDS)
+                error = np.abs(actual - np.where(own[:, None], rows, first)).max(axis=1)
                 assert (error <= np.abs(rows).max(axis=1) / 253).all()
                 np.testing.assert_array_equal(follower.dense("dense"), dense)
         with psfleet.connect(follow=fleet.endpoints) as client:
@@ -269,7 +269,7 @@ def test_closed_while_it_connects_again(monkeypatch: pytest.MonkeyPatch) -> None
     with LocalFleet(1, 1, in_process=True) as fleet:
         trainer = fleet.connect(0, "async")
         follower = Follower(fleet.endpoints)
-        found, searching = (
+        actual, searching = (
             dataclasses.replace(follower._environment, job="elsewhere"),
             threading.Event(),
         )
@@ -280,13 +280,13 @@ def test_closed_while_it_connects_again(monkeypatch: pytest.MonkeyPatch) -> None
         def find() -> Environment:
             searching.set()
             assert follower._closing.wait(60)
-            return found
+            return actual
 
         monkeypatch.setattr(follower, "_find", find)
         monkeypatch.setattr(follower, "_follow", fail)
         assert searching.wait(60)
         follower.close()
-        assert follower._environment is found
+        assert follower._environment is actual
         trainer.close()
 
 
@@ -300,13 +300,13 @@ def test_servers_die(mode: str, seed: int) -> None:
         trainer = Trainer(fleet.connect(0, mode), seed)
         deaths = dict(zip(dice.sample(range(5, 40), 2), (0, 1), strict=True))
         with Follower(fleet.endpoints, interval=0.02) as follower:
-            with watched(follower) as found:
+            with watched(follower) as actual:
                 for step in range(40):
                     if step in deaths:
                         fleet.kill(deaths[step])
                     trainer.step()
                 follower.await_cut(40 if mode == "sync" else 80)
-            for cut, values in found:
+            for cut, values in actual:
                 check(cut, values, trainer.values)
             assert follower.gaps >= 1
         trainer.runtime.close()
@@ -321,13 +321,13 @@ def test_a_standby_takes_over(seed: int) -> None:
         with fleet.deciding():
             trainer = Trainer(fleet.connect(0, "sync"), seed)
             with Follower(fleet.endpoints, interval=0.02) as follower:
-                with watched(follower) as found:
+                with watched(follower) as actual:
                     for step in range(40):
                         if step == died:
                             fleet.process(1).kill()
                         trainer.step()
                     follower.await_cut(40)
-                for cut, values in found:
+                for cut, values in actual:
                     check_round(cut, values, trainer.values)
             trainer.runtime.close()
             fleet.await_end()
@@ -381,9 +381,9 @@ def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
         for name, source in (("versions", model), ("http2", follow), ("follower", follow)):
             command = [sys.executable, "-m", "psfleet", "serve", *source, "--port", "0"]
             ports = ["--http-port", "0"]
-            done = ended([*command, *ports], env={**os.environ, "PSFLEET_BROKEN_THREAD": name})
-            assert done.returncode == 1, name
-            assert f"thread {name!r} has failed" in done.stderr, done.stderr
+            process = ended([*command, *ports], env={**os.environ, "PSFLEET_BROKEN_THREAD": name})
+            assert process.returncode == 1, name
+            assert f"thread {name!r} has failed" in process.stderr, process.stderr
         runtime.close()
 
 
@@ -428,8 +428,8 @@ def serving(*line: str) -> Iterator[tuple["subprocess.Popen[str]", str, str]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        grpc, _, http = said.partition("gRPC ")[2].partition(", HTTP ")
+        output = process.stdout.readline()
+        grpc, _, http = output.partition("gRPC ")[2].partition(", HTTP ")
         yield process, grpc, http.strip()
     finally:
         process.send_signal(signal.SIGCONT)  # a test may have stopped it

@@ -58,8 +58,8 @@ def test_onnx(tmp_path: Path) -> None:
     session = runtime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     table = session.get_modelmeta().custom_metadata_map[f"rows of {rows.name}"]
     looked_up = loaded.look_up(table, np.arange(10)).reshape(5, 2, 4)
-    [found] = session.run(None, {"x": fed["x"], rows.name: looked_up})
-    assert np.abs(found - loaded(fed)).max() <= 1e-5
+    [outputs] = session.run(None, {"x": fed["x"], rows.name: looked_up})
+    assert np.abs(outputs - loaded(fed)).max() <= 1e-5
     refused = layers.log_loss(layers.sigmoid(x), x)
     with pytest.raises(ConfigError, match="operation 'log_loss'"):
         serving.export(saved(tmp_path, ["x"], refused), tmp_path / "no", "onnx")
@@ -161,7 +161,7 @@ def test_every_operation(tmp_path: Path) -> None:
         "embedding": layers.embedding(ids, [50, 3]),
         "sparse": layers.embedding(ids, [None, 3], is_distributed=True),
     }
-    made = every_layer(v)
+    outputs = every_layer(v)
     dice = np.random.default_rng(4)
     fed: dict[str, Any] = {
         "x": dice.normal(size=(5, 4)).astype(np.float32),
@@ -172,7 +172,7 @@ def test_every_operation(tmp_path: Path) -> None:
         "ids": np.arange(10).reshape(5, 2),
         **feed(features, {"item": np.array([1, 2, 3, 1, 9])}),
     }
-    fleet.save_inference_model(str(tmp_path / "model"), list(fed), list(made.values()))
+    fleet.save_inference_model(str(tmp_path / "model"), list(fed), list(outputs.values()))
     serving.export(str(tmp_path / "model"), tmp_path / "out", "onnx")
     loaded = serving.load(tmp_path / "out")
     program, names, targets = ps.fluid.io.load_inference_model(str(tmp_path / "model"))
@@ -182,7 +182,7 @@ def test_every_operation(tmp_path: Path) -> None:
     expected = exe.run(program, feed=every, fetch_list=[*targets, *map(program.variable, rows)])
     session = runtime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     wanted = {each.name for each in session.get_inputs()}
-    found = session.run(
+    actual = session.run(
         None,
         {
             name: value
@@ -190,14 +190,14 @@ def test_every_operation(tmp_path: Path) -> None:
             if name in wanted
         },
     )
-    for what, mine, theirs in zip(made, found, expected, strict=False):
+    for what, mine, theirs in zip(outputs, actual, expected, strict=False):
         assert mine.shape == theirs.shape, what
         assert np.abs(mine - theirs).max() <= 1e-5, what
     assert loaded.rows.specs()
     for what, target in REFUSED.items():
         with pytest.raises(ConfigError, match=f"operation '{what}'"):
             OnnxGraph((program, [], [target(v)])).write(tmp_path / "no")
-    used = {record.op.saved[0] for record in ancestors(list(made.values())) if record.op.saved}
+    used = {record.op.saved[0] for record in ancestors(list(outputs.values())) if record.op.saved}
     refused = {what.partition(" ")[0] for what in REFUSED}
     assert used | refused | INNER == set(_kinds)
     ps.reset()
@@ -220,9 +220,9 @@ def test_faiss(tmp_path: Path) -> None:
     index = faiss.read_index(str(tmp_path / "out" / "index.faiss"))
     vectors = serving.load(tmp_path / "out")({"item": ids})
     queries = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
-    scores, found = index.search(queries, 4)
+    scores, actual = index.search(queries, 4)
     exact = queries @ vectors.T
-    assert (found == ids[np.argsort(-exact, axis=1)]).all()
+    assert (actual == ids[np.argsort(-exact, axis=1)]).all()
     assert np.allclose(scores, -np.sort(-exact, axis=1), atol=1e-6)
     ps.reset()
 
@@ -255,9 +255,9 @@ def test_onnx_of_a_module(tmp_path: Path) -> None:
         ),
         "age": np.array(batch["age"], np.float32)[:, None],
     }
-    [found] = session.run(None, rows)
+    [outputs] = session.run(None, rows)
     expected = serving.load(name, modules.FEATURES, snapshot)(batch)
-    assert np.abs(found - expected).max() <= 1e-5
+    assert np.abs(outputs - expected).max() <= 1e-5
     with pytest.raises(ConfigError, match="Careless does not compute what the module does"):
         serving.export("tests.serving.torch_modules:Careless", tmp_path / "no", "onnx", **given)
     with pytest.raises(ConfigError, match="name its --features"):

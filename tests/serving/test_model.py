@@ -46,14 +46,14 @@ def test_rows(form: RowForm) -> None:
         table.remove(gone)
         for each in gone.tolist():
             expected.pop(each, None)
-    found, first = table.look_up(every), initial_rows(every, 16, SPEC.initializer, 0, "rows")
+    actual, first = table.look_up(every), initial_rows(every, 16, SPEC.initializer, 0, "rows")
     known = np.array([id_ in expected for id_ in every.tolist()])
     assert len(table) == len(expected) == known.sum()
     assert (table.has(every) == known).all()
-    assert (found[~known] == first[~known]).all()
+    assert (actual[~known] == first[~known]).all()
     wanted = np.stack([expected[id_] for id_ in every[known].tolist()])
     largest = np.abs(wanted).max(axis=1, keepdims=True)
-    assert (np.abs(found[known] - wanted) <= largest * (ERRORS[form] + 1e-6)).all()
+    assert (np.abs(actual[known] - wanted) <= largest * (ERRORS[form] + 1e-6)).all()
 
 
 def test_int8_takes_few_bytes() -> None:
@@ -113,8 +113,8 @@ def test_exports(kind: Any, form: RowForm, trained: tuple[Path, Any], tmp_path: 
     folder = trained[0]
     expected = serving.load(folder / "model", models.FEATURES, rows=form)(models.BATCH)
     serving.export(str(folder / "model"), tmp_path / "out", kind, form)
-    found = serving.load(tmp_path / "out", models.FEATURES)
-    assert (found(models.BATCH) == expected).all()
+    actual = serving.load(tmp_path / "out", models.FEATURES)
+    assert (actual(models.BATCH) == expected).all()
     assert {table.form for table in rows_of_export(str(tmp_path / "out")).sparse.values()} == {form}
     serving.export("any:name", tmp_path / "rows", kind, form, checkpoint=folder / "snapshot")
     taken = serving.load("tests.serving.models:chance", models.FEATURES, tmp_path / "rows")

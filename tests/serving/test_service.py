@@ -58,19 +58,19 @@ def asked(server: serving.Server, method: str, path: str, body: Any = None) -> t
 def test_http(server: serving.Server, trained: tuple[Path, Any]) -> None:
     """Inputs by name and samples one by one have the model's predictions; pages say how it is."""
     expected = trained[1][:, 0]
-    status, found = asked(server, "POST", "/v1/models/clicks:predict", {"inputs": models.BATCH})
+    status, actual = asked(server, "POST", "/v1/models/clicks:predict", {"inputs": models.BATCH})
     assert status == 200
-    assert (np.array(found["predictions"], np.float32) == expected).all()
-    assert (found["version"], found["cut"]) == (1, 0)
+    assert (np.array(actual["predictions"], np.float32) == expected).all()
+    assert (actual["version"], actual["cut"]) == (1, 0)
     names = list(models.BATCH)
     samples = [
         dict(zip(names, row, strict=True)) for row in zip(*models.BATCH.values(), strict=True)
     ]
-    _, found = asked(server, "POST", "/v1/models/clicks:predict", {"instances": samples})
-    assert (np.array(found["predictions"], np.float32) == expected).all()
+    _, actual = asked(server, "POST", "/v1/models/clicks:predict", {"instances": samples})
+    assert (np.array(actual["predictions"], np.float32) == expected).all()
     assert asked(server, "GET", "/healthz") == asked(server, "GET", "/readyz") == (200, b"ok\n")
-    _, found = asked(server, "GET", "/v1/models/clicks")
-    assert found["versions"][0]["percentage"] == 100
+    _, actual = asked(server, "GET", "/v1/models/clicks")
+    assert actual["versions"][0]["percentage"] == 100
     _, text = asked(server, "GET", "/metrics")
     assert b'psfleet_serving_requests_total{code="ok",method="predict_json",model="clicks"}' in text
 
@@ -95,8 +95,8 @@ BAD = [
 def test_bad_requests(server: serving.Server) -> None:
     """A request that cannot be meant has a status and a sentence; the service goes on."""
     for status, words, method, path, body in BAD:
-        found, document = asked(server, method, path, body)
-        assert (found, words in document["error"]) == (status, True), document
+        actual, document = asked(server, method, path, body)
+        assert (actual, words in document["error"]) == (status, True), document
     assert asked(server, "GET", "/readyz")[0] == 200
 
 
@@ -140,9 +140,9 @@ def test_health_is_watched(server: serving.Server) -> None:
     with grpc.insecure_channel(server.grpc_address) as channel:
         watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as error:
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="x"))
-        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert error.value.code() == grpc.StatusCode.NOT_FOUND
         answered = threading.Semaphore(0)
 
         def requests() -> Iterator[Any]:
@@ -185,10 +185,10 @@ def said(server: serving.Server, *parts: bytes) -> bytes:
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
-        found = b""
+        text = b""
         while more := connection.recv(1 << 16):
-            found += more
-    return found
+            text += more
+    return text
 
 
 def test_raw_http(server: serving.Server) -> None:
@@ -231,8 +231,8 @@ def test_batches() -> None:
     batcher = Batcher(predict, max_batch=8, max_queue=5)
 
     def ask(*values: int) -> list[int]:
-        found: list[int] = batcher.predict({"x": np.array(values)}, len(values))[""].tolist()
-        return found
+        predictions: list[int] = batcher.predict({"x": np.array(values)}, len(values))[""].tolist()
+        return predictions
 
     with ThreadPoolExecutor(6) as pool:
         first = pool.submit(ask, 1)
@@ -287,10 +287,10 @@ def test_versions(trained: tuple[Path, Any], tmp_path: Path) -> None:
     source = serving.VersionedModel(str(root), models.FEATURES)
     with serving.Server({"ctr": source}, follow_versions=False) as server:
         client, model = serving.ServingClient(server.grpc_address), server.service.model("ctr")
-        failed, done = [], threading.Event()
+        failed, ended = [], threading.Event()
 
         def load() -> None:
-            while not done.is_set():
+            while not ended.is_set():
                 try:
                     client.predict(models.BATCH)
                 except Exception as error:
@@ -311,7 +311,7 @@ def test_versions(trained: tuple[Path, Any], tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="has no version 3"):
                 client.route("ctr", 3, 100)
             client.route("ctr", 2, 10)
-            done.set()
+            ended.set()
             for each in busy:
                 each.result()
             shares = [model.choose().number for _ in range(100)]

@@ -48,10 +48,10 @@ def build() -> "nn.Module":
 
         def forward(self, batch: Any) -> "torch.Tensor":
             ids, starts = (torch.as_tensor(batch[name]) for name in ("ids", "starts"))
-            found = [bag(ids) for bag in self.bags] + [self.padded(ids)]
-            found.append(self.bags[0](ids.reshape(-1), starts))
-            made: torch.Tensor = self.layer(torch.cat(found, 1))
-            return made
+            inputs = [bag(ids) for bag in self.bags] + [self.padded(ids)]
+            inputs.append(self.bags[0](ids.reshape(-1), starts))
+            output: torch.Tensor = self.layer(torch.cat(inputs, 1))
+            return output
 
     torch.manual_seed(3)
     return Net()

@@ -26,12 +26,12 @@ def test_a_dense_table_is_there_when_all_servers_have_it() -> None:
     copy = WeightCopy("the job", "float32")
     value = np.arange(1, DENSE.size + 1, dtype=np.float32)
     call: Any = object()
-    for shard, made in zip(shards, ([], [], ["dense"]), strict=True):
+    for shard, instances in zip(shards, ([], [], ["dense"]), strict=True):
         low, high = dense_range(DENSE, shard.index, shard.servers)
         shard.create(DENSE, value[low:high])
         replies = [own.ask(copy.request(i), call)[0].changes for i, own in enumerate(asked)]
         copy.apply(replies)
-        assert [*copy.rows.specs()] == made
+        assert [*copy.rows.specs()] == instances
     np.testing.assert_array_equal(copy.rows.dense("dense"), value)
 
 

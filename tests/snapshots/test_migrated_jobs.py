@@ -84,7 +84,7 @@ def run(
     features: FeatureSet, servers: int, first: int = 0, resume: str = "", save: str = ""
 ) -> list[dict[str, TableState]]:
     """The tables of a sync fleet before and after these steps."""
-    found: list[dict[str, TableState]] = []
+    states: list[dict[str, TableState]] = []
 
     def work(client: Client) -> None:
         model = Model(client, features)
@@ -94,7 +94,7 @@ def run(
                 model.train(first)
             client.barrier()
             if client.worker_index == 0:
-                found.append(model.state())
+                states.append(model.state())
         if save:
             client.save(save)
         client.barrier()
@@ -108,7 +108,7 @@ def run(
             for worker in range(WORKERS)
         ]
         in_threads([partial(work, client) for client in clients])
-    return found
+    return states
 
 
 def bits(state: TableState, columns: int | None = None) -> tuple[bytes, ...]:
@@ -130,9 +130,9 @@ def test_migrate_and_train_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     _, trained = run(OLD, 2, save=source)
     command = ["ckpt", "migrate", source, "--features", str(toml), "--to", target, "--yes"]
     assert main(command) == 0
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     count = {name: len(state.values[0]) for name, state in trained.items()}
-    assert sorted(said[:5]) == [
+    assert sorted(output[:5]) == [
         "add x: 4 wide, ftrl; 0 rows",
         f"drop z: 2 wide; {count['z']} rows",
         "keep bias: 5 values; shape 5",
@@ -141,7 +141,7 @@ def test_migrate_and_train_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
     assert main(["ckpt", "verify", target]) == 0
     _, unmigrated = run(OLD, 2, STEPS, source)
-    new, found = find_features(str(toml)), []
+    new, actual = find_features(str(toml)), []
     for servers in (1, 3):
         before, after = run(new, servers, STEPS, target)
         for name in ("rest", "bias"):
@@ -156,5 +156,5 @@ def test_migrate_and_train_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert not any(np.any(slot[:, 8:]) for slot in y.values[1:])
         assert before["x"].step == 0
         assert len(after["x"].values[0])
-        found.append(after)
-    assert {n: bits(s) for n, s in found[0].items()} == {n: bits(s) for n, s in found[1].items()}
+        actual.append(after)
+    assert {n: bits(s) for n, s in actual[0].items()} == {n: bits(s) for n, s in actual[1].items()}

@@ -89,18 +89,18 @@ def test_a_cut_may_come_before_the_thread(tmp_path: Path) -> None:
 def test_a_snapshot_that_is_given_up_leaves_no_thread(tmp_path: Path) -> None:
     """Whether another one comes, it is forgotten, or the server ends; whoever waits is told."""
     with parts_of(tmp_path, 7) as parts:
-        told = [Outcome() for _ in range(3)]
-        parts.await_part(7, told[0], cut=True)
+        outcomes = [Outcome() for _ in range(3)]
+        parts.await_part(7, outcomes[0], cut=True)
         # Numbers begin anew where server 0 was started again before it could say that 7 was given up.
         parts.expect(5, str(tmp_path))
         parts.start(5)
-        parts.await_part(5, told[1], cut=False)
+        parts.await_part(5, outcomes[1], cut=False)
         parts.forget(5)
         cut(parts, 5)
         parts.expect(8, str(tmp_path))
         parts.start(8)
-        parts.await_part(8, told[2], cut=True)
-    for outcome in told:
+        parts.await_part(8, outcomes[2], cut=True)
+    for outcome in outcomes:
         assert isinstance(outcome.get(), CheckpointError)
 
 

@@ -172,11 +172,11 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
     feed.settle(feed.end)  # not required yet
     feed.took(1, last)
     feed.append(4, [b"after"])
-    done = threading.Event()
+    event = threading.Event()
 
     def wait() -> None:
         feed.settle(feed.end)
-        done.set()
+        event.set()
 
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -184,10 +184,10 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
     feed.lose(1)
     with pytest.raises(ProtocolError):
         feed.attach(2)
-    assert not done.wait(0.05)
+    assert not event.wait(0.05)
     feed.release(1)
     waiting.join(60)
-    assert done.is_set()
+    assert event.is_set()
 
 
 def test_words_of_a_released_standby_do_not_count() -> None:

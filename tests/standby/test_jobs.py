@@ -16,10 +16,10 @@ SCRIPT = str(Path(__file__).with_name("scripts") / "killing.py")
 def job(folder: Path, *blows: str, replicas: int = 1, options: str = "") -> tuple[str, str]:
     """Output and messages of a job of two servers and two workers that ends well."""
     command = [*command_of(folder, replicas, options), SCRIPT, *blows]
-    done = ended(command)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("stopped")), done.stderr
+    process = ended(command)
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("stopped")), process.stderr
 
 
 def command_of(folder: Path, replicas: int, options: str) -> list[str]:
@@ -37,29 +37,29 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_job_survives_two_deaths_of_a_server(tmp_path: Path, calm: str) -> None:
     """Server 0, the coordinator's, is killed, and then its standby that took over: no bit changes."""
-    found, said = job(tmp_path, "5:KILL:ready.0:ready.0.1", "20:KILL:ready.0.1:ready.0.2")
-    assert "server 0 ended with signal 9; server 0 copy 1 takes over" in said
-    assert "server 0 copy 1 ended with signal 9; server 0 copy 2 takes over" in said
-    assert found == calm
+    actual, output = job(tmp_path, "5:KILL:ready.0:ready.0.1", "20:KILL:ready.0.1:ready.0.2")
+    assert "server 0 ended with signal 9; server 0 copy 1 takes over" in output
+    assert "server 0 copy 1 ended with signal 9; server 0 copy 2 takes over" in output
+    assert actual == calm
 
 
 def test_a_job_survives_servers_and_standbys_that_hang(tmp_path: Path, calm: str) -> None:
     """The coordinator's server and another one's standby are stopped for good: no bit changes."""
-    found, said = job(tmp_path, "5:STOP:ready.0:ready.0.1", "20:STOP:ready.1.1:ready.1.1")
-    assert "server 0 was silent for 5 s and is killed" in said
-    assert "server 0 copy 1 takes over" in said
-    assert "server 1 copy 1 was silent for 5 s and is killed" in said
-    assert found == calm
+    actual, output = job(tmp_path, "5:STOP:ready.0:ready.0.1", "20:STOP:ready.1.1:ready.1.1")
+    assert "server 0 was silent for 5 s and is killed" in output
+    assert "server 0 copy 1 takes over" in output
+    assert "server 1 copy 1 was silent for 5 s and is killed" in output
+    assert actual == calm
 
 
 def test_a_job_with_a_log_survives_servers_that_hang(tmp_path: Path, calm: str) -> None:
     """Without standbys both servers are stopped for good: each goes on from its log, and no bit changes."""
     options = "--durability log --hung-after 2s --restart-hung"
     blows = ["5:STOP:ready.0:ready.0", "20:STOP:ready.1:ready.1"]
-    found, said = job(tmp_path, *blows, replicas=0, options=options)
+    actual, output = job(tmp_path, *blows, replicas=0, options=options)
     for server in (0, 1):
-        assert f"server {server} was silent for 2 s and is killed" in said
-    assert found == calm
+        assert f"server {server} was silent for 2 s and is killed" in output
+    assert actual == calm
 
 
 def test_a_job_without_a_log_says_that_a_server_hangs(tmp_path: Path, calm: str) -> None:
@@ -74,10 +74,10 @@ def test_a_job_without_a_log_says_that_a_server_hangs(tmp_path: Path, calm: str)
         assert running.stdout is not None
         assert running.stderr is not None
         stopped, server = running.stdout.readline().split()
-        said = next((line for line in running.stderr if "silent" in line), "")
+        output = next((line for line in running.stderr if "silent" in line), "")
         os.kill(int(server), signal.SIGCONT)
-        found, rest = running.communicate(timeout=150)
+        actual, rest = running.communicate(timeout=150)
     assert stopped == "stopped"
-    assert "server 0 has been silent for 1 s; workers wait for it" in said
+    assert "server 0 has been silent for 1 s; workers wait for it" in output
     assert running.returncode == 0, rest
-    assert found == calm
+    assert actual == calm

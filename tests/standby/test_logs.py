@@ -63,6 +63,6 @@ def test_a_snapshot_shortens_the_standbys_log_too() -> None:
             fleet.process(0).send_signal(signal.SIGKILL)
             push()
         assert "back after" in fleet.logs()
-        found = runtime.pull([Read(TOTAL.key)])[0]
-        np.testing.assert_array_equal(found, np.full(9000, pushes, np.float32))
+        rows = runtime.pull([Read(TOTAL.key)])[0]
+        np.testing.assert_array_equal(rows, np.full(9000, pushes, np.float32))
         runtime.close()

@@ -52,9 +52,9 @@ def train(fleet: Pairs, hooks: Mapping[int, Callable[[], None]] | None = None) -
 
     fleet.await_standbys()
     with fleet.deciding():
-        found = train_together(fleet.workers, TRAINING, connect)
+        states = train_together(fleet.workers, TRAINING, connect)
         fleet.await_end()
-    return found
+    return states
 
 
 @pytest.fixture(scope="module")

@@ -47,14 +47,14 @@ class Job:
 
     def look(self, living: set[Member], seconds: float, step: float = LOOK) -> list[Action]:
         """All that is done while only these give liveness signals."""
-        found: list[Action] = []
+        actions: list[Action] = []
         for _ in range(round(seconds / step)):
             self.at += step
             events: list[Event] = [*map(LivenessSignal, sorted(living)), ClockTick()]
             for event in events:
-                found += self.supervisor.handle(event, self.at)
+                actions += self.supervisor.handle(event, self.at)
                 self.supervisor.validate()
-        return found
+        return actions
 
 
 def test_a_silent_server_is_given_up_and_replaced() -> None:

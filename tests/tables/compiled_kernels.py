@@ -96,8 +96,8 @@ def atomic_cas(context, array, index, old, new):
 
     def generate(context, builder, signature, arguments):
         there = _place(context, builder, signature.args[0], arguments)
-        found = builder.cmpxchg(there, arguments[2], arguments[3], "seq_cst", "seq_cst")
-        return builder.extract_value(found, 0)
+        exchange = builder.cmpxchg(there, arguments[2], arguments[3], "seq_cst", "seq_cst")
+        return builder.extract_value(exchange, 0)
 
     return array.dtype(array, types.int64, array.dtype, array.dtype), generate
 
@@ -207,12 +207,12 @@ class CompiledOperations(DeviceOperations):
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
         """See DeviceOperations."""
-        given = [_here(one) for one in arguments]
+        values = [_here(one) for one in arguments]
         if threads == 1:
-            kernel(*given, 0, 1)
+            kernel(*values, 0, 1)
             return
         pool = _threads(os.getpid())
-        running = [pool.submit(partial(kernel, *given, own, THREADS)) for own in range(THREADS)]
+        running = [pool.submit(partial(kernel, *values, own, THREADS)) for own in range(THREADS)]
         for thread in running:
             thread.result()
 

@@ -70,8 +70,8 @@ class LateOperations(DeviceOperations):
         return super().pinned(size)
 
     def record(self, event: Any, stream: Any) -> None:
-        done = event.recorded = [False]
-        self._add(stream, "record", lambda: done.__setitem__(0, True))
+        flag = event.recorded = [False]
+        self._add(stream, "record", lambda: flag.__setitem__(0, True))
 
     def wait(self, event: Any, stream: Any) -> None:
         self._add(stream, "wait", lambda: None, event.recorded)
@@ -174,9 +174,9 @@ def is_reused(seed: int) -> bool:
     buffers, batches = DeviceBuffers(queue), [np.arange(n, n + 50) for n in range(10)]
     places = [buffers.fill("batch", batch) for batch in batches]
     kept = np.concatenate([queue.read(place) for place in places[-2:]])
-    found = {place.__array_interface__["data"][0] for place in places}
+    addresses = {place.__array_interface__["data"][0] for place in places}
     right = (kept == np.concatenate(batches[-2:])).all()
-    return bool(right and len(found) == 2 and operations.pinned_arrays == 2 * BUFFERS)
+    return bool(right and len(addresses) == 2 and operations.pinned_arrays == 2 * BUFFERS)
 
 
 CHECKS = (sparse_is_in_order, dense_is_in_order, pushes_overlap, writes_wait, is_reused)

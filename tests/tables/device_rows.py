@@ -186,10 +186,10 @@ def freeze(dice: Dice, table: SparseTable) -> Any:
         change(dice, table)
     changes = table.changed_since(mark)
     table.release(mark)
-    found = [sorted_rows([page, *rest]) for page, rest in zip(first, pages, strict=True)]
+    pages_now = [sorted_rows([page, *rest]) for page, rest in zip(first, pages, strict=True)]
     for view in views:
         view.close()
-    return [found, changes.ids.tobytes(), changes.removed.tobytes()]
+    return [pages_now, changes.ids.tobytes(), changes.removed.tobytes()]
 
 
 def sorted_rows(pages: list[Any]) -> list[bytes]:
@@ -352,8 +352,8 @@ def is_refused() -> bool:
         try:
             table.push(ids, np.ones((count, 3), np.float32), 0.1)
         except UsageError as error:
-            told = "'t' was asked to add 1500 rows" in str(error) and of_all(table) == before
-            return told and table.spilled > 1500
+            is_told = "'t' was asked to add 1500 rows" in str(error) and of_all(table) == before
+            return is_told and table.spilled > 1500
         if budget.room() < 0 or device.room() < 0:
             return False
     return False

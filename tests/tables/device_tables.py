@@ -41,9 +41,9 @@ def frozen(table: DenseTable, gradient: NDArray[np.float32]) -> list[bytes]:
     """What a view of now says after an update."""
     view = table.freeze()
     table.push(gradient, 0.1)
-    found = [array.tobytes() for page in view.pages() for array in page.values()]
+    contents = [array.tobytes() for page in view.pages() for array in page.values()]
     view.close()
-    return found
+    return contents
 
 
 def same(rule: Rule) -> bool:
@@ -83,9 +83,11 @@ def is_refused(tables: ShardTables, spec: TableSpec) -> bool:
     try:
         tables.make(spec, np.zeros(spec.size, np.float32))
     except UsageError as error:
-        said = f"table {spec.name!r} was asked to be made, for which it needs "
+        message = f"table {spec.name!r} was asked to be made, for which it needs "
         return (
-            said in str(error) and "of the GPU's memory" in str(error) and "--device" in str(error)
+            message in str(error)
+            and "of the GPU's memory" in str(error)
+            and "--device" in str(error)
         )
     return False
 
@@ -111,9 +113,9 @@ def moves_to_the_host() -> bool:
     names no device, or if it was made before; it is refused otherwise, and nothing is taken."""
     zeros = np.zeros(1000, np.float32)
     automatic, strict = tables_with(16_000, is_auto=True), tables_with(16_000, is_auto=False)
-    made = automatic.make(dense("any", 1000), zeros)
+    table = automatic.make(dense("any", 1000), zeros)
     before = strict.make(dense("before", 1000, "cuda"), zeros, may_refuse=False)
-    right = made.device == before.device == "cpu" and made.device_bytes == 0
+    right = table.device == before.device == "cpu" and table.device_bytes == 0
     right = right and automatic.make(dense("small", 500), zeros[:500]).device == "cuda"
     right = right and is_refused(automatic, dense("named", 1000, "cuda"))
     right = right and is_refused(strict, dense("any", 1000))

@@ -123,36 +123,36 @@ def train(runtime: Runtime, worker: int, entry: Entry) -> list[bytes]:
             gone = runtime.shrink() if worker == 0 else 0
             runtime.barrier()
     runtime.barrier()
-    found = [runtime.pull([Read(spec.key, np.arange(-10, 60))])[0].tobytes()]
+    figures = [runtime.pull([Read(spec.key, np.arange(-10, 60))])[0].tobytes()]
     if worker == 0:
         runtime.write_table(spec.key, runtime.read_table(spec.key))
         state = runtime.read_table(spec.key)
         assert state.ids is not None
-        found += [repr((gone, state.step)).encode(), state.ids.tobytes()]
+        figures += [repr((gone, state.step)).encode(), state.ids.tobytes()]
         assert state.touched is not None
         assert state.scores is not None
-        found += [state.touched.tobytes(), state.scores.tobytes()]
-        found += [values.tobytes() for values in state.values]
+        figures += [state.touched.tobytes(), state.scores.tobytes()]
+        figures += [values.tobytes() for values in state.values]
     runtime.barrier()
-    return found
+    return figures
 
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_rounds_are_bit_identical_on_any_number_of_servers(servers: int) -> None:
     """Two workers in sync mode: admission, expiry and shrinks on 1 and 3 servers are those of one shard."""
-    wanted, found = alone(EXACT), {}
+    expected, actual = alone(EXACT), {}
     with LocalFleet(servers=servers, workers=2, in_process=True) as local:
 
         def run(worker: int) -> None:
             runtime = local.connect(worker, "sync")
             try:
-                found[worker] = train(runtime, worker, EXACT)
+                actual[worker] = train(runtime, worker, EXACT)
             finally:
                 runtime.close()
 
         in_threads([partial(run, worker) for worker in range(2)])
-    assert found[0] == wanted
-    assert found[0][0] == found[1][0]
+    assert actual[0] == expected
+    assert actual[0][0] == actual[1][0]
 
 
 def alone(entry: Entry) -> list[bytes]:
@@ -205,10 +205,10 @@ def test_a_full_table_comes_back_whole_on_other_servers(
         try:
             runtime.create(spec)
             for _ in range(2):  # from the snapshot, then written over
-                found = runtime.read_table(spec.key)
-                assert found.ids is not None
-                assert found.ids.tolist() == ids.tolist()
-                assert [v.tobytes() for v in found.values] == [v.tobytes() for v in before.values]
+                state = runtime.read_table(spec.key)
+                assert state.ids is not None
+                assert state.ids.tolist() == ids.tolist()
+                assert [v.tobytes() for v in state.values] == [v.tobytes() for v in before.values]
                 runtime.load(str(tmp_path / "model"))
             counts = [server["tables"][0]["count"] for server in runtime.stats()]
             assert max(counts) > 500
@@ -278,9 +278,9 @@ def test_shows_and_clicks_of_a_client() -> None:
         table.push(ids, np.ones((4, 2)), shows=[5, 8, 4, 1], clicks=[0, 0, 0, 1])
         table.push([4], np.ones((1, 2)))
         assert ps.runtime.shrink(table.spec.key, 0.81) == 2  # 2 is worth 0.8, 4 is worth 0.1
-        held = ps.runtime.read_table(table.spec.key).ids
-        assert held is not None
-        assert held.tolist() == [1, 3]
+        ids_held = ps.runtime.read_table(table.spec.key).ids
+        assert ids_held is not None
+        assert ids_held.tolist() == [1, 3]
         with pytest.raises(UsageError, match="'p' counts no shows and clicks"):
             plain.push(ids, np.ones((4, 2)), shows=1)
 

@@ -22,8 +22,8 @@ def test_state_restores_the_table(rule: Rule) -> None:
     for each in (table, copy):
         each.push(gradient, 0.1)
     assert table.step == copy.step == 4
-    for got, wanted in zip(copy.state(), table.state(), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for actual, expected in zip(copy.state(), table.state(), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_the_table_owns_its_memory() -> None:

@@ -125,8 +125,8 @@ def test_the_folder_is_empty_and_snapshots_move_both_ways(
         assert runtime._shard.tables[PLAIN.key].device == device
         contents.append(runtime.read_table(PLAIN.key).values)
         runtime.save(saved[1])
-    wanted = [[part.tobytes() for part in one] for one in contents]
-    assert wanted[0] == wanted[1] == wanted[2]
+    expected = [[part.tobytes() for part in one] for one in contents]
+    assert expected[0] == expected[1] == expected[2]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,14 @@ os.ftruncate(disk._file, 4096)
 os.dup2(os.open("/dev/null", os.O_RDWR), disk._direct)
 table.pull_into(np.arange(40000), np.empty((40000, PLAIN.dim), np.float32))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    said = (
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1, process.stderr
+    sentence = (
         f"the disk of '{os.environ['PSFLEET_DISK']}' {what}; start again from the log or a snapshot"
     )
-    assert done.stderr.splitlines()[-1] == said
+    assert process.stderr.splitlines()[-1] == sentence
 
 
 def test_a_file_stays_small_and_snapshots_hold_what_was() -> None:

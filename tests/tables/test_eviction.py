@@ -172,12 +172,12 @@ class Model(RuleBasedStateMachine):
     def same(self) -> None:
         if not hasattr(self, "table"):
             return
-        found = self.table.rows(self.table.ids())
-        wanted = [self.rows[id_] for id_ in sorted(self.rows)]
-        assert found.ids.tolist() == sorted(self.rows)
-        assert found.touched.tolist() == [row.touched for row in wanted]
+        rows = self.table.rows(self.table.ids())
+        expected = [self.rows[id_] for id_ in sorted(self.rows)]
+        assert rows.ids.tolist() == sorted(self.rows)
+        assert rows.touched.tolist() == [row.touched for row in expected]
         if self.scored:
-            assert found.scores[:, 0].tolist() == [row.frequency for row in wanted]
+            assert rows.scores[:, 0].tolist() == [row.frequency for row in expected]
 
     @rule(back=st.integers(0, KEEP + 20), limit=st.integers(0, 9))
     def read(self, back: int, limit: int) -> None:
@@ -218,15 +218,15 @@ def test_a_decayed_frequency_is_its_definition(half_life: float, gaps: list[int]
     for step in steps:
         table.restore_step(int(step) - 1)
         push(table, np.array([3]))
-    wanted = np.sum(0.5 ** ((steps[-1] - steps) / half_life))
-    np.testing.assert_allclose(table.rows(np.array([3])).scores[0, 0], wanted, rtol=1e-5)
+    expected = np.sum(0.5 ** ((steps[-1] - steps) / half_life))
+    np.testing.assert_allclose(table.rows(np.array([3])).scores[0, 0], expected, rtol=1e-5)
 
 
 def test_frequencies_and_thresholds_are_the_same_on_any_number_of_servers() -> None:
     """Frequencies of rows, and which rows `shrink` removes by their score, on 1, 2 and 4 servers."""
     random = np.random.default_rng(0)
     batches = [np.unique(random.zipf(1.3, 200) % 500) for _ in range(40)]
-    found = []
+    figures = []
     for servers in (1, 2, 4):
         entry = CapacityEntry(10_000, policy=DecayedFrequency(7.0))
         spec = dataclasses.replace(SPEC, entry=entry & EvictionStreamEntry(9999))
@@ -244,8 +244,8 @@ def test_frequencies_and_thresholds_are_the_same_on_any_number_of_servers() -> N
         }
         gone = [event for part in parts for event in events_of(part.evicted(0, 9999))]
         assert len(gone) > 50
-        found.append((state, sorted(gone)))
-    assert found[0] == found[1] == found[2]
+        figures.append((state, sorted(gone)))
+    assert figures[0] == figures[1] == figures[2]
 
 
 def test_deltas_of_geo_mode_count_as_updates() -> None:
@@ -254,9 +254,9 @@ def test_deltas_of_geo_mode_count_as_updates() -> None:
     for ids in ([1, 2], [2, 3], [2]):
         push(pushed, np.array(ids))
         add_rows(added, np.array(ids), np.ones((len(ids), 2), np.float32))
-    found = [table.rows(table.ids()) for table in (pushed, added)]
-    assert found[1].scores.tolist() == found[0].scores.tolist() == [[1], [3], [1]]
-    assert found[1].touched.tolist() == found[0].touched.tolist()
+    rows = [table.rows(table.ids()) for table in (pushed, added)]
+    assert rows[1].scores.tolist() == rows[0].scores.tolist() == [[1], [3], [1]]
+    assert rows[1].touched.tolist() == rows[0].touched.tolist()
     set_rows(added, np.array([2, 9]), np.zeros((2, 2), np.float32))
     assert added.rows(np.array([2, 9])).scores.tolist() == [[3], [0]]
 

@@ -97,17 +97,17 @@ def undisturbed(spec: TableSpec) -> tuple[Events, list[bytes]]:
             runtime.create(spec)
             for step in range(STEPS):
                 push(runtime, spec, step)
-            found = read_all(EvictionReader(runtime, spec)), content(runtime, spec)
+            events = read_all(EvictionReader(runtime, spec)), content(runtime, spec)
         finally:
             runtime.close()
-    return found
+    return events
 
 
 def test_a_server_that_dies_evicts_the_same_rows_again(module: str) -> None:
     """From a snapshot and the log: same rows, and a reader across two deaths sees each eviction once."""
     spec = spec_of("fading_use")
-    wanted, rows = undisturbed(spec)
-    found: Events = []
+    expected, rows = undisturbed(spec)
+    events: Events = []
     local = LocalFleet(servers=2, workers=1, durability="log", rules=[module])
     with local, local.reviving():
         runtime = local.connect(0, "async")
@@ -119,16 +119,16 @@ def test_a_server_that_dies_evicts_the_same_rows_again(module: str) -> None:
                 if step == 15:
                     runtime.save("")
                 if step in (25, 40):
-                    found += read_all(reader)
+                    events += read_all(reader)
                     local.kill(step % 2)
-            found += read_all(reader)
+            events += read_all(reader)
             assert content(runtime, spec) == rows
             again = read_all(EvictionReader(runtime, spec))
         finally:
             runtime.close()
     assert local.restarts == 2
-    assert len(wanted) > 100
-    assert sorted(found) == sorted(again) == sorted(wanted)
+    assert len(expected) > 100
+    assert sorted(events) == sorted(again) == sorted(expected)
 
 
 def lose_primary(pairs: Pairs, index: int) -> None:
@@ -141,8 +141,8 @@ def lose_primary(pairs: Pairs, index: int) -> None:
 def test_a_standby_goes_on_with_the_stream() -> None:
     """It has the positions of its primary, of evictions before its copy too; none is read twice."""
     spec = spec_of("lfu")
-    wanted, rows = undisturbed(spec)
-    found: Events = []
+    expected, rows = undisturbed(spec)
+    events: Events = []
     with Pairs(servers=2, workers=1) as pairs, pairs.deciding():
         runtime = pairs.connect(0, "async")
         try:
@@ -152,21 +152,21 @@ def test_a_standby_goes_on_with_the_stream() -> None:
                 push(runtime, spec, step)
                 if step in (20, 40):  # the second standby begins with a copy of the first
                     pairs.await_standbys()
-                    found += read_all(reader)
+                    events += read_all(reader)
                     lose_primary(pairs, 1)
-            found += read_all(reader)
+            events += read_all(reader)
             assert content(runtime, spec) == rows
         finally:
             runtime.close()
     assert pairs.takeovers == 2
-    assert sorted(found) == sorted(wanted)
+    assert sorted(events) == sorted(expected)
 
 
 def of_rounds(servers: int) -> tuple[list[int], list[bytes], int]:
     """Two workers in sync mode: ids that a shrink removed, the rows left, and evictions by the shrink."""
     entry = CapacityEntry(rows=4000, policy=DecayedFrequency(6.0)) & EvictionStreamEntry()
     spec = TableSpec("rows", "sparse", (2,), SGD(), seed=3, entry=entry)
-    found: list[tuple[list[int], list[bytes], int]] = []
+    rounds: list[tuple[list[int], list[bytes], int]] = []
 
     def run(worker: int, local: LocalFleet) -> None:
         runtime = local.connect(worker, "sync")
@@ -178,14 +178,14 @@ def of_rounds(servers: int) -> tuple[list[int], list[bytes], int]:
             if worker == 0:
                 gone = runtime.shrink(spec.key, 0.5)
                 ids = sorted(id_ for id_, *_ in read_all(EvictionReader(runtime, spec)))
-                found.append((ids, content(runtime, spec), gone))
+                rounds.append((ids, content(runtime, spec), gone))
             runtime.barrier()
         finally:
             runtime.close()
 
     with LocalFleet(servers=servers, workers=2, in_process=True) as local:
         in_threads([partial(run, worker, local) for worker in range(2)])
-    return found[0]
+    return rounds[0]
 
 
 def test_frequencies_of_rounds_are_the_same_on_1_and_4_servers() -> None:

@@ -54,12 +54,13 @@ def change(table: SparseTable, dice: np.random.Generator) -> None:
             push(table, dice)
 
 
-def content(found: dict[str, np.ndarray]) -> dict[str, bytes]:
+def content(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
     """Columns of rows, in ascending order of id."""
-    order = np.argsort(found["ids"])
+    order = np.argsort(arrays["ids"])
     own = {"ids", "rows", "touched", "scores"}
     return {
-        name: (column[order] if name in own else column).tobytes() for name, column in found.items()
+        name: (column[order] if name in own else column).tobytes()
+        for name, column in arrays.items()
     }
 
 
@@ -73,14 +74,14 @@ def read(frozen: FrozenTable, between: object = None) -> dict[str, np.ndarray]:
             between()
     frozen.close()
     shapes = frozen.columns()
-    found = {
-        name: np.concatenate(got) if got else np.empty(shapes[name][1], shapes[name][0])
-        for name, got in parts.items()
+    arrays = {
+        name: np.concatenate(actual) if actual else np.empty(shapes[name][1], shapes[name][0])
+        for name, actual in parts.items()
     }
     for name, (dtype, shape) in shapes.items():
-        assert found[name].shape == shape, name
-        assert found[name].dtype == dtype, name
-    return found
+        assert arrays[name].shape == shape, name
+        assert arrays[name].dtype == dtype, name
+    return arrays
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -122,11 +123,11 @@ def test_only_what_has_changed() -> None:
     frozen = table.freeze(changes)
     for _ in range(5):
         change(table, dice)
-    found = read(frozen, lambda: change(table, dice))
-    order = np.argsort(found["ids"])
-    np.testing.assert_array_equal(found["ids"][order], expected.ids)
-    np.testing.assert_array_equal(found["rows"][order], expected.values)
-    np.testing.assert_array_equal(found["removed"], changes.removed)
+    actual = read(frozen, lambda: change(table, dice))
+    order = np.argsort(actual["ids"])
+    np.testing.assert_array_equal(actual["ids"][order], expected.ids)
+    np.testing.assert_array_equal(actual["rows"][order], expected.values)
+    np.testing.assert_array_equal(actual["removed"], changes.removed)
     table.release(mark)
 
 
@@ -138,20 +139,20 @@ def test_kernels_say_what_the_tables_own_columns_say() -> None:
         change(table, dice)
     rows = table.rows(np.arange(400))
     index, expected = table._index.stores[0], dict(zip(rows.ids, rows.touched, strict=True))
-    found: dict[int, tuple[int, int]] = {}
+    entries: dict[int, tuple[int, int]] = {}
     for number in range(*EVERY):
         ids, slots, touched = index.listed(number, number + 1, table.step)
-        found |= {i: (s, t) for i, s, t in zip(ids, slots, touched, strict=True)}
-    assert {i: t for i, (_, t) in found.items()} == expected
+        entries |= {i: (s, t) for i, s, t in zip(ids, slots, touched, strict=True)}
+    assert {i: t for i, (_, t) in entries.items()} == expected
     ids = dice.permutation(500).astype(np.int64)
     named, slots, touched = index.recall(ids, table.step)
-    assert [*zip(slots, touched, strict=True)] == [found.get(i, (0, 0)) for i in named]
+    assert [*zip(slots, touched, strict=True)] == [entries.get(i, (0, 0)) for i in named]
     view = table.freeze()._rows[0]
     known = named[slots != 0]
     for part in (ids[:200], ids):  # the second time the first are claimed already
-        got, _, _ = view._claim(index.recall(part, table.step))
+        actual, _, _ = view._claim(index.recall(part, table.step))
         now = np.isin(known, part)
-        np.testing.assert_array_equal(got, known[now])
+        np.testing.assert_array_equal(actual, known[now])
         known = known[~now]
 
 

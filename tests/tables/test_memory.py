@@ -158,11 +158,11 @@ def test_evictions_for_want_of_memory_are_in_the_log(
     assert gone["evicted_next"] > len(gone["evicted"]) == 1000
     log.close()
     log, again = kept(10 * memory)
-    found = again.tables[spec.key]
-    assert isinstance(found, SparseTable)
-    assert [array.tobytes() for array in found.state(0, len(found))] == before
-    assert found.evictions is not None
-    np.testing.assert_equal(found.evictions.columns(), gone)
+    actual = again.tables[spec.key]
+    assert isinstance(actual, SparseTable)
+    assert [array.tobytes() for array in actual.state(0, len(actual))] == before
+    assert actual.evictions is not None
+    np.testing.assert_equal(actual.evictions.columns(), gone)
     log.close()
 
 
@@ -297,12 +297,12 @@ def test_what_a_server_has_saved_it_can_load(
         keys = [runtime.create(spec_of(32, name=name)) for name in "ab"]
         with pytest.raises(UsageError, match="was asked to add"):
             fill_in_turn(runtime, keys)
-        held = [rows(runtime, key) for key in keys]
+        states = [rows(runtime, key) for key in keys]
         runtime.save(str(tmp_path / "model"))
         runtime.close()
     with LocalFleet(servers, workers=1, resume=str(tmp_path / "model")) as fleet:
         runtime = fleet.connect(0, mode)
-        for name, count in zip("ab", held, strict=True):
+        for name, count in zip("ab", states, strict=True):
             assert rows(runtime, runtime.open(name).key) == count
         runtime.load(str(tmp_path / "model"))
         runtime.close()
@@ -310,10 +310,17 @@ def test_what_a_server_has_saved_it_can_load(
 
 def test_amounts_of_memory() -> None:
     """Texts of an amount are read; nonsense and amounts that leave nothing are refused with the value."""
-    wanted = {"8G": 8 << 30, "1.5g": 3 << 29, "512M": 512 * MIB, "64 KiB": 64 << 10, "": 0, "7": 7}
-    for text in wanted:
+    expected = {
+        "8G": 8 << 30,
+        "1.5g": 3 << 29,
+        "512M": 512 * MIB,
+        "64 KiB": 64 << 10,
+        "": 0,
+        "7": 7,
+    }
+    for text in expected:
         said = {"PSFLEET_MEMORY": text}
-        assert from_variable(JobSettings, "memory", said) == wanted[text]
+        assert from_variable(JobSettings, "memory", said) == expected[text]
     for text in ("much", "8X", "G8", "inf"):
         with pytest.raises(ConfigError, match=f"PSFLEET_MEMORY is '{text}'; it must be a number"):
             from_variable(JobSettings, "memory", {"PSFLEET_MEMORY": text})

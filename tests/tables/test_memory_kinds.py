@@ -94,10 +94,10 @@ def test_a_memory_of_ones_own_holds_tables(second: MemoryKind, tmp_path: Path) -
     snapshot in either memory, all with the same bits."""
     there, host = EmbeddedRuntime(), EmbeddedRuntime()
     shard = train(there, second, 2 * MIB)
-    wanted = train(host, HOST, 2 * MIB)
+    expected = train(host, HOST, 2 * MIB)
     rows = shard.tables[ROWS.key]
     assert [table.device for table in shard.tables.values()] == [second.name] * 2
-    assert len(rows) == len(wanted.tables[ROWS.key])  # type: ignore[arg-type]
+    assert len(rows) == len(expected.tables[ROWS.key])  # type: ignore[arg-type]
     assert rows.dropped > BATCH  # type: ignore[union-attr]
     assert all(table.bytes == table.device_bytes > 0 for table in shard.tables.values())
     assert shard.tables.device_limit == 2 * MIB

@@ -208,12 +208,12 @@ class Model(RuleBasedStateMachine):
     def same(self) -> None:
         if not hasattr(self, "table"):
             return
-        found = self.table.rows(self.table.ids())
-        assert found.ids.tolist() == sorted(self.rows)
-        wanted = [self.rows[id_] for id_ in sorted(self.rows)]
-        assert found.touched.tolist() == [row.touched for row in wanted]
-        assert [v.tolist() for v in found.values] == [row.weights.tolist() for row in wanted]
-        assert found.scores.tolist() == [[row.show, row.click] for row in wanted]
+        rows = self.table.rows(self.table.ids())
+        assert rows.ids.tolist() == sorted(self.rows)
+        expected = [self.rows[id_] for id_ in sorted(self.rows)]
+        assert rows.touched.tolist() == [row.touched for row in expected]
+        assert [v.tolist() for v in rows.values] == [row.weights.tolist() for row in expected]
+        assert rows.scores.tolist() == [[row.show, row.click] for row in expected]
         held = self.table.candidates()
         assert held.ids.tolist() == sorted(self.waiting)
         assert held.values["counts"].tolist() == [self.waiting[i][0] for i in sorted(self.waiting)]
@@ -317,10 +317,10 @@ def test_a_count_filter_drops_earlier_pushes() -> None:
     table = SparseTable(dataclasses.replace(SPEC, entry=CountFilterEntry(3)))
     ids, out = np.array([7, -7]), np.empty((2, 2), np.float32)
     before = initial_rows(ids, 2, SPEC.initializer, SPEC.seed, SPEC.name)
-    for wanted in (before, before, before - 1, before - 2):
+    for expected in (before, before, before - 1, before - 2):
         push(table, ids)
         table.pull_into(ids, out)
-        np.testing.assert_allclose(out, wanted, atol=1e-6)
+        np.testing.assert_allclose(out, expected, atol=1e-6)
     assert len(table.candidates()) == 0
     assert table.step == 4
 

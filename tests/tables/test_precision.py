@@ -128,12 +128,12 @@ def test_an_update_is_the_rule_in_float32_and_the_documented_rounding(name: str)
                 for column, value in zip(form.columns, values, strict=True):
                     place = slice(column.place, column.place + column.count)
                     twin[row, place] = stored(column, value[: column.count], random[row, place])
-    found = table.rows(ids)
+    rows = table.rows(ids)
     expected = [
         np.broadcast_to(twin[:, c.place : c.place + c.count], (20, dim)) for c in form.columns
     ]
-    np.testing.assert_array_equal(found.values, np.concatenate(expected, 1))
-    np.testing.assert_array_equal(weights_of(table, ids), found.values[:, :dim])
+    np.testing.assert_array_equal(rows.values, np.concatenate(expected, 1))
+    np.testing.assert_array_equal(weights_of(table, ids), rows.values[:, :dim])
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_small_updates_are_not_lost() -> None:
     ids = np.arange(1000)
     for _ in range(400):
         table.push(ids, np.full((1000, 16), -1, np.float32), 2.0**-12)
-    found = weights_of(table, ids)
-    assert abs(found.mean() - 1 - 400 / 4096) < 0.001
-    assert np.isin(found * 128, np.arange(128, 256)).all()  # multiples of 2^-7
+    actual = weights_of(table, ids)
+    assert abs(actual.mean() - 1 - 400 / 4096) < 0.001
+    assert np.isin(actual * 128, np.arange(128, 256)).all()  # multiples of 2^-7
 
 
 def test_odd_values() -> None:

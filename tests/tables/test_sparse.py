@@ -129,8 +129,8 @@ def test_growth_through_many_doublings() -> None:
         part = shuffled[start : start + 7001]
         table.push(part, np.stack([part % 1000, part % 77], axis=1).astype(np.float32), 1.0)
     assert len(table) == len(ids)
-    got, rows = table.state(0, len(ids))
-    np.testing.assert_array_equal(got, ids)
+    actual, rows = table.state(0, len(ids))
+    np.testing.assert_array_equal(actual, ids)
     np.testing.assert_array_equal(
         rows, 1 - np.stack([ids % 1000, ids % 77], axis=1).astype(np.float32)
     )

@@ -48,15 +48,15 @@ def test_modes(mode: Any) -> None:
     torch.manual_seed(4)
     start = DeepFM()
     plain, exact = copy.deepcopy(start), copy.deepcopy(start)
-    wanted = trained(plain, OPTIMIZERS["sgd"](plain), batches(30))
+    expected = trained(plain, OPTIMIZERS["sgd"](plain), batches(30))
     float32 = curve(exact, OPTIMIZERS["sgd"](exact), batches(30))
     with nothing_left(), LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
         model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
         # In half-async mode the machine decides how far the server is behind, so each step waits.
         then = runtime.flush if mode == "half-async" else lambda: None
-        got = trained(model, [opt], pst.prefetch(batches(30)), then)
+        actual = trained(model, [opt], pst.prefetch(batches(30)), then)
         assert model.get_parameter("mlp.0.weight").dtype == torch.float32
         runtime.close()
-    assert got[0] == wanted[0] != float32[0]
-    np.testing.assert_allclose(got, wanted, rtol=0.05 if mode == "half-async" else 0.01)
+    assert actual[0] == expected[0] != float32[0]
+    np.testing.assert_allclose(actual, expected, rtol=0.05 if mode == "half-async" else 0.01)

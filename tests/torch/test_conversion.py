@@ -41,12 +41,12 @@ def test_curve_of_torch(model: str, optimizer: str) -> None:
         reference = [
             {k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in data
         ]
-        wanted = curve(plain, OPTIMIZERS[optimizer](plain), reference)
+        expected = curve(plain, OPTIMIZERS[optimizer](plain), reference)
     else:
-        wanted = curve(plain, OPTIMIZERS[optimizer](plain), data)
+        expected = curve(plain, OPTIMIZERS[optimizer](plain), data)
     moved, opt = pst.convert(twin, OPTIMIZERS[optimizer](twin))
-    got = curve(moved, [opt], data)
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    actual = curve(moved, [opt], data)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     for name, value in moved.state_dict().items():
         np.testing.assert_allclose(value, plain.state_dict()[name], rtol=1e-3, atol=1e-4)
         assert not np.array_equal(value, begin[name])
@@ -64,11 +64,11 @@ def test_fleet_has_the_same_bits(servers: int) -> None:
             embedded = MODELS[model]()
             remote = copy.deepcopy(embedded)
             moved, opt = pst.convert(embedded, OPTIMIZERS[optimizer](embedded), name=optimizer)
-            wanted = curve(moved, [opt], data)
+            expected = curve(moved, [opt], data)
             moved, opt = pst.convert(
                 remote, OPTIMIZERS[optimizer](remote), name=optimizer, runtime=runtime
             )
-            assert curve(moved, [opt], pst.prefetch(data)) == wanted, (model, optimizer)
+            assert curve(moved, [opt], pst.prefetch(data)) == expected, (model, optimizer)
         runtime.close()
 
 
@@ -104,8 +104,8 @@ def test_every_dense_option(name: str) -> None:
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-    for got, wanted in zip(moved.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(moved.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 SGD = torch.optim.SGD
@@ -161,13 +161,13 @@ def test_state_dict_goes_both_ways() -> None:
     """A converted model's state dict is plain torch's, and loading one sets rows and dense values."""
     torch.manual_seed(1)
     plain, other = MODELS["bags"](), MODELS["bags"]()
-    wanted = copy.deepcopy(plain.state_dict())
+    expected = copy.deepcopy(plain.state_dict())
     moved, opt = pst.convert(plain, OPTIMIZERS["sgd"](plain))
-    assert moved.state_dict().keys() == wanted.keys()
-    assert all(torch.equal(value, wanted[name]) for name, value in moved.state_dict().items())
+    assert moved.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in moved.state_dict().items())
     moved.load_state_dict(other.state_dict())
     data = list(batches(5))
-    got = curve(moved, [opt], data)
-    np.testing.assert_allclose(got, curve(other, OPTIMIZERS["sgd"](other), data), rtol=1e-5)
+    actual = curve(moved, [opt], data)
+    np.testing.assert_allclose(actual, curve(other, OPTIMIZERS["sgd"](other), data), rtol=1e-5)
     with pytest.raises(ShapeError, match=r"\(3, 6\) under 'mean.weight'"):
         moved.load_state_dict({"mean.weight": torch.zeros(3, 6)}, strict=False)

@@ -48,10 +48,10 @@ def test_bags(mode: str, padding: int | None) -> None:
         (ids[:0], torch.tensor([0, 0])),
         (ids[:0].reshape(0, 2),),
     ]:
-        wanted, got = plain(*arguments), ours(*arguments)
-        torch.testing.assert_close(got, wanted)
-        factors = torch.randn_like(wanted)
-        for module, out in ((plain, wanted), (ours, got)):
+        expected, actual = plain(*arguments), ours(*arguments)
+        torch.testing.assert_close(actual, expected)
+        factors = torch.randn_like(expected)
+        for module, out in ((plain, expected), (ours, actual)):
             module.zero_grad()
             (out * factors).sum().backward()
         torch.testing.assert_close(ours.weight.grad.to_dense(), plain.weight.grad)
@@ -72,8 +72,10 @@ def test_weighted_bags() -> None:
 
 def table(**options: Any) -> tuple[pst.Embedding, pst.DistributedOptimizer]:
     """An embedding of any id under plain SGD of rate 1."""
-    made = pst.Embedding(None, 2, name="table", **options)
-    return made, pst.DistributedOptimizer(made, torch.optim.SGD(made.parameters(), 1.0))
+    embedding = pst.Embedding(None, 2, name="table", **options)
+    return embedding, pst.DistributedOptimizer(
+        embedding, torch.optim.SGD(embedding.parameters(), 1.0)
+    )
 
 
 def test_any_id() -> None:

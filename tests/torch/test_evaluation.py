@@ -19,8 +19,8 @@ def run(tmp_path: Path, what: str) -> dict[str, Any]:
     """What the script leaves, in a job or, to check, embedded."""
     out = tmp_path / f"{what}.npz"
     job = [] if what == "check" else [*JOB, "--log-dir", str(tmp_path / what)]
-    done = ended([sys.executable, *job, str(SCRIPT), str(out), str(tmp_path), what])
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = ended([sys.executable, *job, str(SCRIPT), str(out), str(tmp_path), what])
+    assert process.returncode == 0, process.stdout + process.stderr
     with np.load(out) as saved:
         return dict(saved)
 

@@ -21,12 +21,14 @@ WAYS = {
 
 def run(command: list[str], script: str, folder: Path, *options: str) -> list[float]:
     """AUC, loss and accuracy that the example prints."""
-    done = ended(
+    process = ended(
         [*command, str(ROOT / "examples" / script), *(options or ("--flights", "10000"))],
         cwd=folder,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [float(number) for number in re.findall(r"(?:AUC|loss|accuracy) ([\d.]+)", done.stdout)]
+    assert process.returncode == 0, process.stdout + process.stderr
+    return [
+        float(number) for number in re.findall(r"(?:AUC|loss|accuracy) ([\d.]+)", process.stdout)
+    ]
 
 
 def code(text: str) -> list[str]:
@@ -56,11 +58,11 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> list
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_same_figures(way: str, wanted: list[float], tmp_path: Path) -> None:
+def test_same_figures(way: str, expected: list[float], tmp_path: Path) -> None:
     """In one process and in sync mode the figures are the twin's; in async mode they are close."""
-    got = run(WAYS[way], "torch_deepfm.py", tmp_path)
-    assert len(wanted) == len(got) == 2
-    assert got == pytest.approx(wanted, abs=0.02 if way == "async" else 2e-4)
+    actual = run(WAYS[way], "torch_deepfm.py", tmp_path)
+    assert len(expected) == len(actual) == 2
+    assert actual == pytest.approx(expected, abs=0.02 if way == "async" else 2e-4)
 
 
 @pytest.mark.usefixtures("torch_zygote")

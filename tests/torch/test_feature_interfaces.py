@@ -24,14 +24,14 @@ def test_every_interface_gives_the_same_bits(
     """
     out = tmp_path / "out.npz"
     job = [*JOB, "--log-dir", str(tmp_path / "logs")] if on_servers else []
-    done = ended([sys.executable, *job, str(SCRIPT), str(out)])
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = ended([sys.executable, *job, str(SCRIPT), str(out)])
+    assert process.returncode == 0, process.stdout + process.stderr
     with np.load(out) as saved:
-        found = dict(saved)
-    assert len(found) == 18
-    for name in [name for name in found if name.startswith("client")]:
+        actual = dict(saved)
+    assert len(actual) == 18
+    for name in [name for name in actual if name.startswith("client")]:
         for way in ("program", "torch"):
-            other = found[name.replace("client", way)]
-            assert other.tobytes() == found[name].tobytes(), f"{name} by {way}"
-    assert found["client users"].tolist() == [4]
-    assert len(found["client users ids"]) == 9
+            other = actual[name.replace("client", way)]
+            assert other.tobytes() == actual[name].tobytes(), f"{name} by {way}"
+    assert actual["client users"].tolist() == [4]
+    assert len(actual["client users ids"]) == 9

@@ -111,13 +111,13 @@ def test_the_values_of_torchs_bags(kind: str) -> None:
     given = None if own else getattr(torch.optim, kind)(embed.parameters(), 0.1)
     opt = pst.DistributedOptimizer(embed, given)
     plain = Plain(embed)
-    wanted = getattr(torch.optim, kind)(plain.parameters(), 0.1)
+    expected = getattr(torch.optim, kind)(plain.parameters(), 0.1)
     for step in range(6):
         batch = batch_of(step)
         ours, theirs = embed(batch), plain(batch)
         for name, value in theirs.items():
             torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6)
-        for loss, optimizer in ((loss_of(ours), opt), (loss_of(theirs), wanted)):
+        for loss, optimizer in ((loss_of(ours), opt), (loss_of(theirs), expected)):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -183,7 +183,7 @@ def test_a_feature_without_gradient() -> None:
 @pytest.mark.parametrize("change", ["none", "coalesced", "half", "zeroed"])
 def test_gradients_of_several_passes(change: str) -> None:
     """Gradients add up over backward passes, and what a user does to them counts."""
-    found = []
+    gradients = []
     for passes in ([0, 1], [1]):
         embed = pst.FeatureEmbedding(feature_set(SGD(0.1)))
         tables: Any = embed.tables
@@ -202,9 +202,9 @@ def test_gradients_of_several_passes(change: str) -> None:
             weight.grad = torch.sparse_coo_tensor(*part, weight.shape, check_invariants=False)
         gradient = rows.gradient()
         opt.step()
-        found.append((gradient, _pulled(rows, np.arange(ROWS))))
+        gradients.append((gradient, _pulled(rows, np.arange(ROWS))))
         opt.runtime.close()
-    (both, after), (last, after_last) = found
+    (both, after), (last, after_last) = gradients
     if change in ("half", "zeroed"):
         assert set(both.ids.tolist()) == set(last.ids.tolist())
         np.testing.assert_allclose(after, after_last, rtol=1e-6, atol=1e-7)
@@ -251,12 +251,12 @@ def test_tensors() -> None:
     """Ids in tensors, padded or with lengths, give the same as arrays."""
     embed = pst.FeatureEmbedding(FeatureSet([Feature("f", Table("t", 2, SGD(1.0)), padding=0)]))
     pst.DistributedOptimizer(embed)
-    wanted = embed({"f": [[3], [4, 3]]})["f"]
+    expected = embed({"f": [[3], [4, 3]]})["f"]
     for ids in (
         torch.tensor([[3, 0], [4, 3]]),
         {"values": torch.tensor([3, 4, 3]), "lengths": torch.tensor([1, 2])},
     ):
-        torch.testing.assert_close(embed({"f": ids})["f"], wanted, rtol=0, atol=0)
+        torch.testing.assert_close(embed({"f": ids})["f"], expected, rtol=0, atol=0)
 
 
 def test_refusals() -> None:

@@ -53,15 +53,15 @@ def trained(model: Any) -> tuple[Any, Any]:
 
 def losses(model: Any, opt: Any) -> list[float]:
     """Those of twelve steps over batches of several sizes, of ids that repeat and of others."""
-    dice, found = torch.Generator().manual_seed(2), []
+    dice, values = torch.Generator().manual_seed(2), []
     for step in range(12):
         ids = torch.randint(0, 100, (4, 3 if step % 2 else 30), generator=dice)
         opt.zero_grad()
         loss = (model(ids) - 1).square().mean()
         loss.backward()
         opt.step()
-        found.append(loss.item())
-    return found
+        values.append(loss.item())
+    return values
 
 
 def test_compiled_model(compiler: Any) -> None:
@@ -69,12 +69,12 @@ def test_compiled_model(compiler: Any) -> None:
     torch.manual_seed(3)
     plain = Towers()
     moved, opt = trained(copy.deepcopy(plain))
-    wanted = losses(moved, opt)
+    expected = losses(moved, opt)
     moved, opt = trained(plain)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        got = losses(torch.compile(moved, backend="eager", dynamic=True), opt)
-    assert got == pytest.approx(wanted, rel=1e-5)
+        actual = losses(torch.compile(moved, backend="eager", dynamic=True), opt)
+    assert actual == pytest.approx(expected, rel=1e-5)
     assert [str(each.message) for each in said if "psfleet" in str(each.message)] == []
     assert compiler["stats"]["unique_graphs"] <= 4
     broken = " ".join(compiler["graph_break"])

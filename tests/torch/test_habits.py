@@ -141,9 +141,9 @@ def test_as_in_torch(name: str, script: Script) -> None:
     torch.manual_seed(3)
     plain = MODELS[name]()
     twin = copy.deepcopy(plain)
-    wanted = script(plain, OPTIMIZERS["adam"](plain))
+    expected = script(plain, OPTIMIZERS["adam"](plain))
     moved, opt = pst.convert(twin, OPTIMIZERS["adam"](twin))
-    np.testing.assert_allclose(script(moved, [opt]), wanted, rtol=1e-5)
+    np.testing.assert_allclose(script(moved, [opt]), expected, rtol=1e-5)
 
 
 def net() -> Any:
@@ -174,9 +174,9 @@ def test_layers_that_thaw() -> None:
     plain = net()
     plain[0].requires_grad_(False)
     twin = copy.deepcopy(plain)
-    wanted = thawing(plain, torch.optim.Adam(plain.parameters(), 0.01))
+    expected = thawing(plain, torch.optim.Adam(plain.parameters(), 0.01))
     moved, opt = pst.convert(twin, torch.optim.Adam(twin.parameters(), 0.01))
-    np.testing.assert_allclose(thawing(moved, opt), wanted, rtol=1e-5)
+    np.testing.assert_allclose(thawing(moved, opt), expected, rtol=1e-5)
     again = net()
     again[0].requires_grad_(False)
     again, resumed = pst.convert(
@@ -203,13 +203,13 @@ def test_a_part_that_is_loaded() -> None:
     twin = copy.deepcopy(plain)
     own = torch.optim.Adam(plain.parameters(), 0.01)
     twin, opt = pst.convert(twin, torch.optim.Adam(twin.parameters(), 0.01))
-    found = []
+    states = []
     for model, optimizer in ((plain, own), (twin, opt)):
         losses = thawing(model, optimizer)
         model.requires_grad_(True)
         model[0].load_state_dict(donor.state_dict())
-        found.append(losses + thawing(model, optimizer))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+        states.append(losses + thawing(model, optimizer))
+    np.testing.assert_allclose(states[1], states[0], rtol=1e-5)
     kept = copy.deepcopy(twin)
     before = twin.state_dict()["0.weight"].clone()
     kept[0].load_state_dict(donor.state_dict())
@@ -287,6 +287,6 @@ def test_keys_that_do_not_fit() -> None:
     del state["deep.weight"]
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "deep\.weight"'):
         model.load_state_dict(state)
-    found = model.load_state_dict({**state, "other": torch.zeros(1)}, strict=False)
-    assert found.missing_keys == ["deep.weight"]
-    assert found.unexpected_keys == ["other"]
+    actual = model.load_state_dict({**state, "other": torch.zeros(1)}, strict=False)
+    assert actual.missing_keys == ["deep.weight"]
+    assert actual.unexpected_keys == ["other"]

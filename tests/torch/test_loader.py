@@ -43,9 +43,9 @@ def test_a_part_is_read_in_each_epoch() -> None:
     parts = [loops(index, 2).shard(loader(True, 5), True) for index in range(2)]
     sequences = []
     for _ in range(3):
-        found = [[batch.tolist() for (batch,) in part] for part in parts]
-        assert [len(own) for own in found] == [4, 3]
-        sequences.append(sorted(found[0] + found[1]))
+        actual = [[batch.tolist() for (batch,) in part] for part in parts]
+        assert [len(own) for own in actual] == [4, 3]
+        sequences.append(sorted(actual[0] + actual[1]))
         assert sorted(chain.from_iterable(sequences[-1])) == list(range(20))
     assert sequences[0] != sequences[1]
 
@@ -95,5 +95,5 @@ def test_batches_of_files(tmp_path: Path) -> None:
     batches = Batches(libsvm_files(path, Table("t", 4)), 3)
     parts: list[Any] = [batches[rank::2] for rank in (0, 1)]
     loaders = [DataLoader(part, batch_size=None) for part in parts]
-    found = [[batch.labels["label"].tolist() for batch in loader] for loader in loaders]
-    assert found == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9]]]
+    actual = [[batch.labels["label"].tolist() for batch in loader] for loader in loaders]
+    assert actual == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9]]]

@@ -79,7 +79,7 @@ def test_schedulers() -> None:
         return losses
 
     own = OPTIMIZERS["adam"](plain)
-    wanted = follow(
+    expected = follow(
         plain,
         own,
         [lr_scheduler.StepLR(own[0], 10, 0.3), lr_scheduler.CosineAnnealingLR(own[1], 40)],
@@ -89,8 +89,8 @@ def test_schedulers() -> None:
         lambda epoch: 0.3 ** (epoch // 10),
         lambda epoch: (1 + np.cos(np.pi * epoch / 40)) / 2,
     ]
-    got = follow(moved, [opt], [lr_scheduler.LambdaLR(opt, halves)])
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    actual = follow(moved, [opt], [lr_scheduler.LambdaLR(opt, halves)])
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     assert opt.param_groups[0]["lr"] == pytest.approx(0.01 * 0.3**4)
 
 
@@ -219,10 +219,10 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     model, opt = pst.convert(model, OPTIMIZERS["adam"](model))
     curve(model, [opt], batches(10))
     fleet_api.save_persistables(str(tmp_path / "model"))
-    wanted = curve(model, [opt], batches(10, 2))
+    expected = curve(model, [opt], batches(10, 2))
     fleet_api.load_model(str(tmp_path / "model"))
     opt.refresh()
-    assert curve(model, [opt], batches(10, 2)) == wanted
+    assert curve(model, [opt], batches(10, 2)) == expected
 
 
 def test_refused() -> None:
@@ -243,7 +243,7 @@ def test_recompute(reentrant: bool, fleet: EmbeddedRuntime) -> None:
     plain = MODELS["sequence"]()
     twin = copy.deepcopy(plain)
     moved, opt = pst.convert(plain, OPTIMIZERS["adam"](plain))
-    wanted = curve(moved, [opt], batches(30))
+    expected = curve(moved, [opt], batches(30))
     moved, opt = pst.convert(twin, OPTIMIZERS["adam"](twin))
     user: Any = moved.get_submodule("towers.user")
     touch = torch.zeros((), requires_grad=True)  # a reentrant block needs an input with gradient
@@ -251,7 +251,7 @@ def test_recompute(reentrant: bool, fleet: EmbeddedRuntime) -> None:
     def whole(batch: Any) -> Any:
         return checkpoint(lambda b, _: moved(b), batch, touch, use_reentrant=reentrant)
 
-    assert curve(whole, [opt], batches(30)) == wanted
+    assert curve(whole, [opt], batches(30)) == expected
     assert not user.table._held
 
 
@@ -266,8 +266,8 @@ def test_two_workers() -> None:
     ]
     alone = copy.deepcopy(start)
     alone, opt = pst.convert(alone, OPTIMIZERS["sgd"](alone))
-    wanted = np.array(curve(alone, [opt], whole))
-    got: list[list[float]] = [[], []]
+    expected = np.array(curve(alone, [opt], whole))
+    actual: list[list[float]] = [[], []]
     states: list[Any] = [{}, {}]
 
     with nothing_left(), LocalFleet(2, 2, in_process=True) as fleet:
@@ -278,12 +278,12 @@ def test_two_workers() -> None:
             if worker == 1:  # worker 0's values count
                 torch.nn.init.zeros_(model.mlp.get_parameter("0.weight"))
             model, opt = pst.convert(model, OPTIMIZERS["sgd"](model), runtime=runtime)
-            got[worker] = curve(model, [opt], halves[worker])
+            actual[worker] = curve(model, [opt], halves[worker])
             runtime.flush()
             states[worker] = model.state_dict()
             runtime.close()
 
         in_threads([lambda: work(0), lambda: work(1)])
-    np.testing.assert_allclose(np.mean(got, axis=0), wanted, rtol=1e-4)
+    np.testing.assert_allclose(np.mean(actual, axis=0), expected, rtol=1e-4)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert len(tables_of(start)) == 2

@@ -88,9 +88,9 @@ def test_stages_have_the_bits_of_one_process(
     )
     code, _, err = job.ends(120)
     assert code == 0, err + job.log("*")
-    wanted = alone(tmp_path / "alone.npz", dtype)
-    assert bits(out) == wanted
-    assert bits(tmp_path / "out.npz.other.npz") == wanted
+    expected = alone(tmp_path / "alone.npz", dtype)
+    assert bits(out) == expected
+    assert bits(tmp_path / "out.npz.other.npz") == expected
 
 
 def mlp() -> nn.Sequential:
@@ -143,18 +143,18 @@ def test_one_micro_batch_is_plain_training() -> None:
 
 def test_cuts_schedules_and_recompute_change_no_bit() -> None:
     """Any number of pieces, recomputed or not, gives the bits of the uncut model."""
-    wanted = train(pipeline={"micro_batches": 3})
+    expected = train(pipeline={"micro_batches": 3})
     for strategy in (
         {"pipeline": {"micro_batches": 3, "stages": 3}},
         {"pipeline": {"micro_batches": 3, "stages": 2, "schedule": "gpipe"}, "recompute": {}},
         {"pipeline": {"micro_batches": 3}, "recompute": {"checkpoints": ["3", "6"]}},
     ):
         losses, weights = train(**strategy)
-        assert losses == wanted[0], strategy
-        assert all(torch.equal(value, wanted[1][name]) for name, value in weights.items())
+        assert losses == expected[0], strategy
+        assert all(torch.equal(value, expected[1][name]) for name, value in weights.items())
     other = train(pipeline={"micro_batches": 4})
-    assert other[0] != wanted[0]  # other masks
-    np.testing.assert_allclose(other[0], wanted[0], rtol=0.2)
+    assert other[0] != expected[0]  # other masks
+    np.testing.assert_allclose(other[0], expected[0], rtol=0.2)
 
 
 def test_pieces_are_balanced() -> None:
@@ -169,7 +169,7 @@ def test_pieces_are_balanced() -> None:
 
 def test_prefetched_rows_of_micro_batches() -> None:
     """With prefetch() a step is one push and one pull, of all its micro-batches' rows too."""
-    found = []
+    curves = []
     for ahead in (False, True):
         pipeline = {"micro_batches": 4}
         fleet_api.init(
@@ -185,9 +185,9 @@ def test_prefetched_rows_of_micro_batches() -> None:
         data = [(torch.randint(0, 50, (10, 3), generator=dice), torch.ones(10)) for _ in range(3)]
         runtime.calls.clear()
         losses = [float(trainer.step(x, y)) for x, y in (pst.prefetch(data) if ahead else data)]
-        found.append((losses, runtime.calls))
+        curves.append((losses, runtime.calls))
         runtime.close()
-    (wanted, slow), (got, fast) = found
-    assert got == wanted
+    (expected, slow), (actual, fast) = curves
+    assert actual == expected
     assert slow == ([("pull", 1)] * 4 + [("push", 3), ("pull", 2)]) * 3
     assert fast == [("pull", 1)] * 4 + [("push", 3), ("pull", 6)] * 2 + [("push", 3), ("pull", 2)]

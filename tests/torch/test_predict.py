@@ -53,11 +53,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         pq.write_table(table, folder / "data" / f"{number}.parquet", row_group_size=GROUP)
     job = [sys.executable, *JOB, "--log-dir", str(folder / "logs")]
-    done = ended(
+    process = ended(
         [*job, str(SCRIPTS / "predicted.py"), str(folder / "data"), str(folder)],
         env={**os.environ, "PYTHONPATH": PATHS},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     return folder
 
 
@@ -109,8 +109,8 @@ def content(folder: Path) -> Any:
 def expected(trained: Path, way: str) -> Any:
     """The forward pass of the training job, beside the columns of the files."""
     files = [pq.read_table(file) for file in sorted((trained / "data").glob("*.parquet"))]
-    with np.load(trained / "expected.npz") as found:
-        values = pa.array(found[way].reshape(-1))
+    with np.load(trained / "expected.npz") as archive:
+        values = pa.array(archive[way].reshape(-1))
     return pa.concat_tables(files).select(["user", "note"]).append_column("prediction", values)
 
 
@@ -133,8 +133,8 @@ def test_predictions_are_those_of_the_training_job(
     model, way = MODELS[what]
     weights = ["--checkpoint", str(trained / "model")] if model else []
     named = model or str(trained / "program")
-    said = command.run(named, tmp_path, *weights, "--processes", str(processes))
-    assert said == f"{tmp_path}: {ROWS} rows\n"
+    message = command.run(named, tmp_path, *weights, "--processes", str(processes))
+    assert message == f"{tmp_path}: {ROWS} rows\n"
     assert content(tmp_path).equals(expected(trained, way))
     assert len(list(tmp_path.glob("part-*"))) == 4
     assert not list(tmp_path.glob(".*"))
@@ -151,9 +151,9 @@ def test_csv(trained: Path, torch_zygote: None, tmp_path: Path) -> None:
     features = ["--features", "predicted:FEATURES", "--to", str(tmp_path / "p")]
     snapshot = ["--checkpoint", str(trained / "model")]
     assert main(["predict", "predicted:Net", *data, *features, *OPTIONS, *snapshot]) == 0
-    found, wanted = content(tmp_path / "p"), expected(trained, "torch")
-    assert found["note"].to_pylist() == wanted["note"].to_pylist()
-    np.testing.assert_allclose(found["prediction"], wanted["prediction"], rtol=1e-5)
+    actual, wanted = content(tmp_path / "p"), expected(trained, "torch")
+    assert actual["note"].to_pylist() == wanted["note"].to_pylist()
+    np.testing.assert_allclose(actual["prediction"], wanted["prediction"], rtol=1e-5)
 
 
 def test_a_command_that_is_run_again_does_what_is_left(
@@ -202,10 +202,10 @@ def test_bad_rows(command: Command, tmp_path: Path) -> None:
     changed = whole.set_column(2, "age", pa.array(ages, pa.float32()))
     pq.write_table(changed, bad / "data" / "0.parquet", row_group_size=GROUP)
     model, command.trained = str(command.trained / "program"), bad
-    said = command.refused(model, tmp_path / "a")
-    assert "0.parquet row group 2 row 3: age is inf; correct it" in said
-    said = command.run(model, tmp_path / "b", "--bad-rows", "skip", "--processes", "2")
-    assert said == f"{tmp_path / 'b'}: 33 rows, 1 rows skipped\n"
+    output = command.refused(model, tmp_path / "a")
+    assert "0.parquet row group 2 row 3: age is inf; correct it" in output
+    output = command.run(model, tmp_path / "b", "--bad-rows", "skip", "--processes", "2")
+    assert output == f"{tmp_path / 'b'}: 33 rows, 1 rows skipped\n"
     column = content(tmp_path / "b").column("note").to_pylist()
     assert column == [f"row {row}" for row in range(34) if row != BAD]
 

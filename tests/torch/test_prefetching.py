@@ -67,9 +67,9 @@ SHAPES = {
 def test_rows_are_here_before_they_are_looked_up(shape: str) -> None:
     """After the first batch no lookup pulls, and the losses are those without prefetching."""
     loader, take = SHAPES[shape]
-    wanted, slow = run(loader, take, ahead=False)
-    got, fast = run(loader, take)
-    assert got == wanted
+    expected, slow = run(loader, take, ahead=False)
+    actual, fast = run(loader, take)
+    assert actual == expected
     assert slow == [("pull", 1), ("pull", 1), ("push", 2), ("pull", 0)] * 4
     assert fast == [("pull", 1)] * 2 + [("push", 2), ("pull", 2)] * 3 + [("push", 2), ("pull", 0)]
 
@@ -80,11 +80,11 @@ def test_computed_ids_are_named() -> None:
     def take(batch: Any) -> Any:
         return batch * 7
 
-    wanted, slow = run(PLAIN, take)
-    got, fast = run(
+    expected, slow = run(PLAIN, take)
+    actual, fast = run(
         PLAIN, take, ids=lambda m: lambda b: {m.left: b[:, 0] * 7, m.right: b[:, 2:] * 7}
     )
-    assert got == wanted
+    assert actual == expected
     assert len(slow) == 16
     assert len(fast) == 10
 

@@ -83,19 +83,19 @@ def test_every_dense_optimizer(name: str) -> None:
     model, opt = pst.convert(model, DENSE[name](model.parameters()))
     dense_curve(model, [opt], first)
     states = stored(model.state_dict(), opt.state_dict())
-    wanted = dense_curve(model, [opt], later)
+    expected = dense_curve(model, [opt], later)
     for order in (1, -1):
         again = net()
         again, opt = pst.convert(again, DENSE[name](again.parameters()), runtime=EmbeddedRuntime())
         parts: list[Any] = [again, opt]
         for part, state in list(zip(parts, states, strict=True))[::order]:
             part.load_state_dict(state)
-        assert dense_curve(again, [opt], later) == wanted
+        assert dense_curve(again, [opt], later) == expected
     if name not in ("sgd",):
         model = net()
         model, opt = pst.convert(model, DENSE[name](model.parameters()), runtime=EmbeddedRuntime())
         model.load_state_dict(states[0])
-        assert dense_curve(model, [opt], later) != wanted  # state is what makes the difference
+        assert dense_curve(model, [opt], later) != expected  # state is what makes the difference
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -109,7 +109,7 @@ def test_to_and_from_plain_torch(name: str) -> None:
     own = DENSE[name](plain.parameters())
     dense_curve(plain, [own], first)
     saved = stored(plain.state_dict(), own.state_dict())
-    wanted = dense_curve(plain, [own], later)
+    expected = dense_curve(plain, [own], later)
     for loaded_before in (True, False):
         model = net()
         mine = DENSE[name](model.parameters())
@@ -120,12 +120,12 @@ def test_to_and_from_plain_torch(name: str) -> None:
         if not loaded_before:
             opt.load_state_dict(saved[1])
         kept = stored(model.state_dict(), opt.state_dict())
-        np.testing.assert_allclose(dense_curve(model, [opt], later), wanted, rtol=1e-4)
+        np.testing.assert_allclose(dense_curve(model, [opt], later), expected, rtol=1e-4)
         plain = net()
         own = DENSE[name](plain.parameters())
         plain.load_state_dict(kept[0])
         own.load_state_dict(kept[1])
-        np.testing.assert_allclose(dense_curve(plain, [own], later), wanted, rtol=1e-4)
+        np.testing.assert_allclose(dense_curve(plain, [own], later), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("servers", [0, 2])
@@ -136,11 +136,11 @@ def test_embeddings(servers: int) -> None:
 
     def run(runtime: Runtime, again: Runtime, prefix: str) -> None:
         for model_name, optimizer in cases:
-            made = []
+            instances = []
             for where in (runtime, again):
                 torch.manual_seed(3)
                 model = MODELS[model_name]()
-                made.append(
+                instances.append(
                     pst.convert(
                         model,
                         OPTIMIZERS[optimizer](model),
@@ -148,18 +148,18 @@ def test_embeddings(servers: int) -> None:
                         runtime=where,
                     )
                 )
-            (model, opt), (other, resumed) = made
+            (model, opt), (other, resumed) = instances
             schedule, its = (optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (opt, resumed))
             curve(model, [opt], data[:10])
             schedule.step()
             states = stored(model.state_dict(), opt.state_dict(), schedule.state_dict())
             schedule.step()
-            wanted = curve(model, [opt], data[10:])
+            expected = curve(model, [opt], data[10:])
             other.load_state_dict(states[0])
             resumed.load_state_dict(states[1])
             its.load_state_dict(states[2])
             its.step()
-            assert curve(other, [resumed], data[10:]) == wanted, (model_name, optimizer)
+            assert curve(other, [resumed], data[10:]) == expected, (model_name, optimizer)
             state, its_state = opt.state_dict(), resumed.state_dict()
             torch.testing.assert_close(its_state, state, rtol=0, atol=0)
 
@@ -208,13 +208,13 @@ def test_any_id() -> None:
     opt = pst.DistributedOptimizer(model, any_id_optimizers(model))
     any_id_curve(model, opt, 1)
     states = stored(model.state_dict(), opt.state_dict())
-    wanted = any_id_curve(model, opt, 2)
+    expected = any_id_curve(model, opt, 2)
     for order in (1, -1):
         other: Any = any_id()
         again = pst.DistributedOptimizer(other, any_id_optimizers(other), runtime=EmbeddedRuntime())
         for part, state in list(zip((other, again), states, strict=True))[::order]:
             part.load_state_dict(state)
-        assert any_id_curve(other, again, 2) == wanted
+        assert any_id_curve(other, again, 2) == expected
     part = {key: states[0][key][1:] for key in ("users.ids", "users.weight")}
     with pytest.raises(UsageError, match=r"has a row for id .* load it before the first"):
         other.load_state_dict({**states[0], **part})
@@ -359,7 +359,7 @@ def test_stepped_optimizers_with_embeddings() -> None:
         mine = OPTIMIZERS[optimizer](model)
         for one, other in zip(mine, own, strict=True):
             one.load_state_dict(copy.deepcopy(other.state_dict()))
-        wanted = curve(plain, own, data[10:])
+        expected = curve(plain, own, data[10:])
         model, opt = pst.convert(model, mine, runtime=EmbeddedRuntime())
-        np.testing.assert_allclose(curve(model, [opt], data[10:]), wanted, rtol=1e-5)
+        np.testing.assert_allclose(curve(model, [opt], data[10:]), expected, rtol=1e-5)
         assert len(tables_of(plain)) + len(dense_of(plain)) == len(opt.state_dict()["state"])

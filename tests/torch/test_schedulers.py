@@ -92,12 +92,12 @@ def test_rates_are_torchs(scheduler: str, optimizer: str, before: bool) -> None:
     make, schedule = OPTIMIZERS[optimizer], SCHEDULERS[scheduler]
     plain = net()
     own = make(plain.parameters())
-    wanted = follow(plain, own, schedule(own))
+    expected = follow(plain, own, schedule(own))
     model = net()
     old = make(model.parameters())
     made = schedule(old) if before else None
     model, opt = pst.convert(model, old)
-    np.testing.assert_allclose(follow(model, opt, made or schedule(opt)), wanted, rtol=1e-5)
+    np.testing.assert_allclose(follow(model, opt, made or schedule(opt)), expected, rtol=1e-5)
 
 
 def converted(optimizer: Callable[[Any], torch.optim.Optimizer]) -> Any:

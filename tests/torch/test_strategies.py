@@ -67,19 +67,19 @@ def test_gradient_merge(model: str, average: bool) -> None:
     runtime = Watched()
     moved, opt = pst.convert(twin, OPTIMIZERS["adagrad"](twin), runtime=runtime)
     data = list(batches(20))
-    got = curve(moved, [opt], pst.prefetch(data))
+    actual = curve(moved, [opt], pst.prefetch(data))
     own = OPTIMIZERS["adagrad"](plain)
-    wanted = []
+    expected = []
     for first, second in zip(data[::2], data[1::2], strict=True):
         for optimizer in own:
             optimizer.zero_grad()
         for batch in (first, second):
             loss = plain(batch)
-            wanted.append(loss.item())
+            expected.append(loss.item())
             (loss / 2 if average else loss).backward()
         for optimizer in own:
             optimizer.step()
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     assert len(runtime.pushed) == 10
     runtime.close()
 
@@ -103,13 +103,13 @@ def test_amp(dtype: str) -> None:
     torch.manual_seed(3)
     start = DeepFM()
     plain = copy.deepcopy(start)
-    wanted = curve(plain, OPTIMIZERS["adam"](plain), batches(30))
+    expected = curve(plain, OPTIMIZERS["adam"](plain), batches(30))
     under(amp={"dtype": dtype})
     runtime = Watched()
     moved, opt = pst.convert(start, OPTIMIZERS["adam"](start), runtime=runtime)
-    got = curve(moved, [opt], batches(30))
-    assert got != wanted
-    np.testing.assert_allclose(got, wanted, rtol=0.02)
+    actual = curve(moved, [opt], batches(30))
+    assert actual != expected
+    np.testing.assert_allclose(actual, expected, rtol=0.02)
     assert {g.precision for push in runtime.pushed for g in push} == {dtype}
     assert {len(push) for push in runtime.pushed} == {6}
     runtime.close()
@@ -160,7 +160,7 @@ def test_recompute(settings: dict[str, Any]) -> None:
     """Blocks are computed twice, losses are the same bits, and a copy of the model still works."""
     torch.manual_seed(3)
     start = Blocks()
-    found = []
+    gradients = []
     for parts in ({}, {"recompute": settings}):
         under(**parts)
         model = copy.deepcopy(start)
@@ -169,12 +169,12 @@ def test_recompute(settings: dict[str, Any]) -> None:
         inner = model.get_submodule("blocks.0.0")
         inner.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         torch.manual_seed(4)
-        found.append((curve(model, [opt], batches(5)), len(calls)))
+        gradients.append((curve(model, [opt], batches(5)), len(calls)))
         with torch.no_grad():
             batch = next(batches(1, 9))
             assert model.eval()(batch) == copy.deepcopy(model)(batch)
-    assert found[0] == (found[1][0], 5)
-    assert found[1][1] == 10
+    assert gradients[0] == (gradients[1][0], 5)
+    assert gradients[1][1] == 10
 
 
 def test_localsgd() -> None:
@@ -208,19 +208,19 @@ def test_other_modes(mode: Any) -> None:
     torch.manual_seed(4)
     start = DeepFM()
     plain = copy.deepcopy(start)
-    wanted = curve(plain, OPTIMIZERS["sgd"](plain), batches(40))
+    expected = curve(plain, OPTIMIZERS["sgd"](plain), batches(40))
     with nothing_left(), LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
         model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
-        got = []
+        actual = []
         for batch in batches(40):
             loss = model(batch)
-            got.append(loss.item())
+            actual.append(loss.item())
             opt.zero_grad(set_to_none=False)
             loss.backward()
             opt.step()
         runtime.close()
-    np.testing.assert_allclose(got, wanted, rtol=1e-4 if mode == "geo" else 0.05)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4 if mode == "geo" else 0.05)
 
 
 def test_barrier_brings_what_others_have_changed(fleet: EmbeddedRuntime) -> None:

@@ -46,19 +46,28 @@ def trained(mode: str, servers: int | None) -> tuple[bytes, list[int]]:
     with LocalFleet(3, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, mode)
         before = current().use(runtime)
-        made = copy.deepcopy(model(servers))
-        opt = pst.DistributedOptimizer(made, torch.optim.SGD(made.parameters(), 0.1))
+        copied_model = copy.deepcopy(model(servers))
+        opt = pst.DistributedOptimizer(
+            copied_model, torch.optim.SGD(copied_model.parameters(), 0.1)
+        )
         for _ in range(3):
-            out = made["one"](ids).square().mean() + made["bag"](ids.reshape(2, 3)).square().mean()
-            (out + (made["features"]({"f": ids})["f"] - 1).square().mean()).backward()
+            out = (
+                copied_model["one"](ids).square().mean()
+                + copied_model["bag"](ids.reshape(2, 3)).square().mean()
+            )
+            (out + (copied_model["features"]({"f": ids})["f"] - 1).square().mean()).backward()
             opt.step()
             opt.zero_grad()
-        rows = [made["one"](ids), made["bag"](ids.reshape(2, 3)), made["features"]({"f": ids})["f"]]
-        found = b"".join(each.detach().numpy().tobytes() for each in rows)
+        rows = [
+            copied_model["one"](ids),
+            copied_model["bag"](ids.reshape(2, 3)),
+            copied_model["features"]({"f": ids})["f"],
+        ]
+        contents = b"".join(each.detach().numpy().tobytes() for each in rows)
         pushes = [server["pushes"] for server in runtime.stats()]
         current().use(before)
         runtime.close()
-    return found, pushes
+    return contents, pushes
 
 
 def test_embeddings_lie_where_they_are_told() -> None:

@@ -65,13 +65,13 @@ def test_embedding_and_bags(sparse: bool, name: str, fleet: EmbeddedRuntime) -> 
     assert len(fleet.specs()) == 3
     assert moved.item.weight is moved.bag.weight is moved.mean.weight
     np.testing.assert_allclose(curve(moved, [opt], pst.prefetch(data)), wanted, rtol=1e-5)
-    found, expected = moved.state_dict(), plain.state_dict()
-    assert found.keys() == expected.keys()
-    for key, value in found.items():
+    state, expected = moved.state_dict(), plain.state_dict()
+    assert state.keys() == expected.keys()
+    for key, value in state.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
     again = Tied(sparse)
-    again.load_state_dict(found)
-    assert torch.equal(again.bag.weight, found["bag.weight"])
+    again.load_state_dict(state)
+    assert torch.equal(again.bag.weight, state["bag.weight"])
 
 
 def test_bits_on_servers() -> None:
@@ -80,11 +80,11 @@ def test_bits_on_servers() -> None:
     start, data = Tied(sparse=True), list(batches(30))
     model = copy.deepcopy(start)
     model, opt = pst.convert(model, KINDS["adam"](model))
-    wanted = curve(model, [opt], data)
+    expected = curve(model, [opt], data)
     with nothing_left(), LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "sync")
         model, opt = pst.convert(start, KINDS["adam"](start), runtime=runtime)
-        assert curve(model, [opt], data) == wanted
+        assert curve(model, [opt], data) == expected
         runtime.close()
 
 
@@ -107,9 +107,9 @@ def test_output_projection() -> None:
     torch.manual_seed(6)
     plain, data = Language(sparse=False), list(batches(50))
     twin = copy.deepcopy(plain)
-    wanted = curve(plain, [torch.optim.AdamW(plain.parameters(), 0.01)], data)
+    expected = curve(plain, [torch.optim.AdamW(plain.parameters(), 0.01)], data)
     moved, opt = pst.convert(twin, torch.optim.AdamW(twin.parameters(), 0.01))
-    np.testing.assert_allclose(curve(moved, [opt], data), wanted, rtol=1e-5)
+    np.testing.assert_allclose(curve(moved, [opt], data), expected, rtol=1e-5)
     assert moved.head.weight is moved.words.weight
 
 

@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 
 def run(code: str) -> str:
     """What a fresh interpreter prints."""
-    done = ended([sys.executable, "-c", code], cwd=ROOT, check=True)
-    return done.stdout.strip()
+    process = ended([sys.executable, "-c", code], cwd=ROOT, check=True)
+    return process.stdout.strip()
 
 
 def test_torch_is_not_imported() -> None:

@@ -72,17 +72,17 @@ def samples(model: nn.Module, steps: int, dtype: torch.dtype) -> Iterator[tuple[
 
 def parts(model: nn.Module, grads: bool = False) -> dict[str, Tensor]:
     """Parameters, or their gradients, by name; the query, key and value parts of a bias apart."""
-    found = {}
+    arrays = {}
     for name, parameter in model.named_parameters():
         tensor = parameter.grad if grads else parameter.data
         assert tensor is not None
         value = tensor.detach().clone()
         if name.endswith("in_proj_bias"):
             for part, its in zip(("query", "key", "value"), value.chunk(3), strict=True):
-                found[f"{name}.{part}"] = its
+                arrays[f"{name}.{part}"] = its
         else:
-            found[name] = value
-    return found
+            arrays[name] = value
+    return arrays
 
 
 def train(model: nn.Module, optimizer: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -126,12 +126,12 @@ def test_only_parameters_of_zero_gradient_differ(kind: type[nn.Module], name: st
     torch.manual_seed(0)
     plain = kind()
     twin, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
-    wanted, _ = train(plain, KINDS[name](plain.parameters()))
+    expected, _ = train(plain, KINDS[name](plain.parameters()))
     truth, largest = train(exact, KINDS[name](exact.parameters()), torch.float64)
     moved, opt = pst.convert(twin, KINDS[name](twin.parameters()))
-    got, _ = train(moved, opt)
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
-    np.testing.assert_allclose(wanted, truth, rtol=1e-5)
+    actual, _ = train(moved, opt)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    np.testing.assert_allclose(expected, truth, rtol=1e-5)
     assert {part for part, size in largest.items() if size < _NONE} == ZERO[kind]
     assert min(size for part, size in largest.items() if part not in ZERO[kind]) > 1e-6
     ours, torchs, doubles = (parts(model) for model in (moved, plain, exact))
@@ -148,9 +148,9 @@ def test_without_them_everything_agrees() -> None:
     torch.manual_seed(0)
     plain = Normed(bias=False)
     twin = copy.deepcopy(plain)
-    wanted, _ = train(plain, KINDS["adam"](plain.parameters()))
+    expected, _ = train(plain, KINDS["adam"](plain.parameters()))
     moved, opt = pst.convert(twin, KINDS["adam"](twin.parameters()))
-    np.testing.assert_allclose(train(moved, opt)[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(train(moved, opt)[0], expected, rtol=1e-5)
     for value, its in zip(moved.state_dict().values(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(value, its, rtol=1e-4, atol=1e-5)
     x, _ = next(samples(plain, 1, torch.float32))

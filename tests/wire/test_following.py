@@ -29,9 +29,9 @@ def test_protobuf_reads_what_is_written(number: int, kind: int, body: bytes) -> 
 def test_what_protobuf_writes_is_read(number: int, kind: int, body: bytes, more: bool) -> None:
     """Without padding too; the body begins at a multiple of 8 in memory."""
     written = FollowReply(number=number, kind=kind, body=body, more=more)
-    read, found = replication.decode(written.SerializeToString())
-    assert bytes(found) == body
-    assert not body or np.frombuffer(found, np.uint8).ctypes.data % protobuf_fields.ALIGNMENT == 0
+    read, actual = replication.decode(written.SerializeToString())
+    assert bytes(actual) == body
+    assert not body or np.frombuffer(actual, np.uint8).ctypes.data % protobuf_fields.ALIGNMENT == 0
     written.ClearField("body")
     assert read == written
 
@@ -41,11 +41,11 @@ def test_a_long_body_comes_in_pieces(length: int) -> None:
     """All but the last say that there is more; together they are the body, none of them copied."""
     body = bytes(range(256)) * (length // 256) + bytes(length % 256)
     messages = [*replication.encode(7, 4, body)]
-    found = [replication.decode(message) for message in messages]
-    assert [reply.more for reply, _ in found] == [True] * (len(found) - 1) + [False]
-    assert {(reply.number, reply.kind) for reply, _ in found} == {(7, 4)}
-    assert b"".join(part for _, part in found) == body
-    assert all(part.obj is message for message, (_, part) in zip(messages, found, strict=True))
+    actual = [replication.decode(message) for message in messages]
+    assert [reply.more for reply, _ in actual] == [True] * (len(actual) - 1) + [False]
+    assert {(reply.number, reply.kind) for reply, _ in actual} == {(7, 4)}
+    assert b"".join(part for _, part in actual) == body
+    assert all(part.obj is message for message, (_, part) in zip(messages, actual, strict=True))
 
 
 def test_every_truncation_is_refused_or_shorter() -> None:

@@ -149,15 +149,15 @@ def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
     values, total = np.full(600, 0.001, np.float32), np.zeros(600)
     values[[0, 300, 599]] = 1
     for number in range(400):
-        found = []
+        frames = []
         for compressor, ranges in ((whole, [(0, 600)]), (cut, [(0, 512), (512, 600)])):
             for low, high in ranges:
                 room = np.empty(CompressedValues.size_of("int8", (high - low,)), np.uint8)
                 packed = CompressedValues.over(room, "int8", (high - low,))
                 compressor.part(DENSE, number, low, values[low:high], packed)
-                found.append(packed.unpack())
-        np.testing.assert_array_equal(found[0], np.concatenate(found[1:]))
-        total += found[0]
+                frames.append(packed.unpack())
+        np.testing.assert_array_equal(frames[0], np.concatenate(frames[1:]))
+        total += frames[0]
     small = np.delete(total, [0, 300, 599])
     assert abs(small.mean() - 0.4) < 0.02
     if feeds:
@@ -231,10 +231,10 @@ def test_changed_pushes_give_values_or_a_sentence(
     if count is not None:
         header.segments[0].count = count
     again, view = frame.decode(frame.encode(header, [bytes(broken)]))
-    found: tuple[Gradient, ...] = ()
+    actual: tuple[Gradient, ...] = ()
     with contextlib.suppress(PsfleetError):
-        found = read(again, view)
-    for gradient in found:
+        actual = read(again, view)
+    for gradient in actual:
         spec = SPECS[gradient.table]
         assert gradient.values.dtype == np.float32
         assert gradient.values.shape[1:] == (() if spec.kind == "dense" else (6,))

@@ -27,16 +27,18 @@ def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threa
 
     handlers = {"Ask": grpc.unary_unary_rpc_method_handler(reply)}
     with ThreadPoolExecutor(1) as pool:
-        made = grpc.server(pool)
-        made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-        made.add_insecure_port(endpoint)
-        made.start()
+        grpc_server = grpc.server(pool)
+        grpc_server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("test", handlers),)
+        )
+        grpc_server.add_insecure_port(endpoint)
+        grpc_server.start()
         try:
             yield called
         finally:
             if over is not None:
                 over.set()
-            made.stop(None).wait()
+            grpc_server.stop(None).wait()
 
 
 def test_a_call_under_way_ends_when_its_server_moves(tmp_path: Path) -> None:

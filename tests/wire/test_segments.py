@@ -58,14 +58,14 @@ def test_gradients_come_back() -> None:
         Gradient(DENSE.key, np.arange(7, dtype=np.float32), None, 0.5),
         Gradient(SPARSE.key, ROWS, IDS, 0.1),
     ]
-    got = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
-    for before, after in zip(sent, got, strict=True):
+    actual = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
+    for before, after in zip(sent, actual, strict=True):
         assert (before.table, before.learning_rate) == (after.table, after.learning_rate)
         np.testing.assert_array_equal(before.values, after.values)
         assert not after.values.flags.owndata
         assert after.values.flags.aligned
-    assert got[0].ids is None
-    np.testing.assert_array_equal(got[1].ids, IDS)
+    assert actual[0].ids is None
+    np.testing.assert_array_equal(actual[1].ids, IDS)
 
 
 def test_reads_and_values_come_back() -> None:
@@ -76,11 +76,11 @@ def test_reads_and_values_come_back() -> None:
     assert dense == Read(DENSE.key)
     np.testing.assert_array_equal(sparse.ids, IDS)
     values = [ROWS, np.arange(4, dtype=np.float32)]
-    got = through(
+    actual = through(
         [write_values(SPARSE.key, values[0]), write_values(DENSE.key, values[1])],
         segments.read_values,
     )
-    for before, after in zip(values, got, strict=True):
+    for before, after in zip(values, actual, strict=True):
         np.testing.assert_array_equal(before, after)
 
 
@@ -89,11 +89,13 @@ def test_state_comes_back() -> None:
     planes = 1 + len(DENSE.rule.slots)
     dense = PartState(DENSE.key, 4, np.arange(planes * 5, dtype=np.float32).reshape(planes, 5))
     sparse = PartState(SPARSE.key, 9, np.ones((5, planes * 3), np.float32), IDS)
-    got = through([segments.write_state(dense), segments.write_state(sparse)], segments.read_states)
-    assert [state.step for state in got] == [4, 9]
-    np.testing.assert_array_equal(got[0].values, dense.values)
-    np.testing.assert_array_equal(got[1].values, sparse.values)
-    np.testing.assert_array_equal(got[1].ids, IDS)
+    actual = through(
+        [segments.write_state(dense), segments.write_state(sparse)], segments.read_states
+    )
+    assert [state.step for state in actual] == [4, 9]
+    np.testing.assert_array_equal(actual[0].values, dense.values)
+    np.testing.assert_array_equal(actual[1].values, sparse.values)
+    np.testing.assert_array_equal(actual[1].ids, IDS)
 
 
 @given(st.integers(0, 20), st.integers(0, 20))
@@ -103,9 +105,9 @@ def test_any_mix_of_lengths_stays_aligned(rows: int, values: int) -> None:
         Gradient(DENSE.key, np.zeros(values, np.float32)),
         Gradient(SPARSE.key, np.ones((rows, 3), np.float32), np.arange(rows, dtype=np.int64)),
     ]
-    got = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
-    assert all(g.values.flags.aligned for g in got)
-    np.testing.assert_array_equal(got[1].ids, sent[1].ids)
+    actual = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
+    assert all(g.values.flags.aligned for g in actual)
+    np.testing.assert_array_equal(actual[1].ids, sent[1].ids)
 
 
 def test_an_unaligned_payload_is_read_all_the_same() -> None:
@@ -116,9 +118,9 @@ def test_an_unaligned_payload_is_read_all_the_same() -> None:
         message = Frame(header=whole.header, payload=whole.payload, padding=b"")
         message.header.samples = 2 ** (7 * length)
         header, payload = frame.decode(message.SerializeToString())
-        got = segments.read_gradients(header, payload, spec_of)[0]
-        assert got.values.flags.aligned
-        np.testing.assert_array_equal(got.values, ROWS)
+        actual = segments.read_gradients(header, payload, spec_of)[0]
+        assert actual.values.flags.aligned
+        np.testing.assert_array_equal(actual.values, ROWS)
 
 
 @pytest.mark.parametrize("count", [6, 2**20, 2**40, 2**64 - 1])
@@ -203,11 +205,11 @@ def test_an_exchange_comes_apart() -> None:
         write_read(Read(SPARSE.key, IDS[:2])),
         write_read(Read(DENSE.key)),
     ]
-    found = through(parts, segments.read_request)
-    np.testing.assert_array_equal(found.gradients[0].values, ROWS)
-    assert found.gradient_bytes == IDS.nbytes + ROWS.nbytes
-    np.testing.assert_array_equal(found.reads[0].ids, IDS[:2])
-    assert found.reads[1] == Read(DENSE.key)
+    actual = through(parts, segments.read_request)
+    np.testing.assert_array_equal(actual.gradients[0].values, ROWS)
+    assert actual.gradient_bytes == IDS.nbytes + ROWS.nbytes
+    np.testing.assert_array_equal(actual.reads[0].ids, IDS[:2])
+    assert actual.reads[1] == Read(DENSE.key)
     with pytest.raises(FrameError, match="gradients come first"):
         through([parts[2], parts[0]], segments.read_request)
 

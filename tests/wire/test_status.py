@@ -61,9 +61,9 @@ def error_from(endpoint: str, word: str, method: str = "Fail", timeout: float = 
         if word == "large"
         else open_channel(endpoint, Access(insecure=True))
     ) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(f"/test/{method}", None, None)(word.encode(), timeout=timeout)
-        return error_of(caught.value, "server 1")
+        return error_of(error.value, "server 1")
 
 
 def test_the_mapping_is_complete() -> None:

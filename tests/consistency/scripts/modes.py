@@ -28,16 +28,16 @@ def main() -> None:
     executor = ps.Executor()
 
     def feed(dice: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-        found = JOB.samples(dice, count)
-        return {"ids": found[0], "numbers": found[1], "label": found[2][:, None]}
+        samples = JOB.samples(dice, count)
+        return {"ids": samples[0], "numbers": samples[1], "label": samples[2][:, None]}
 
     dice, losses = np.random.default_rng(fleet.worker_index()), []
     unseen = feed(np.random.default_rng(99), 4000)
     for mode, settings in [("", {}), *MODES]:
         if mode:
             fleet.set_mode(mode, **settings)
-        wanted = mode or "ssp"
-        assert {server["mode"] for server in active().stats()} == {wanted}, wanted
+        expected = mode or "ssp"
+        assert {server["mode"] for server in active().stats()} == {expected}, expected
         for _ in range(STEPS):
             executor.run(feed=feed(dice, 64), fetch_list=[loss])
         fleet.barrier_worker()

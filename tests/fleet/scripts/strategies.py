@@ -40,15 +40,15 @@ def main() -> None:
         losses.append(float(executor.run(feed=feed, fetch_list=[loss])[0]))
     fleet.barrier_worker()
     if fleet.is_first_worker():
-        found = {
+        states = {
             "losses": np.array(losses),
             "bytes": np.array(sum(server.get("bytes_in", 0) for server in active().stats())),
         }
         for key, spec in active().specs().items():
             state = active().read_table(key)
-            found |= {f"{spec.name}.{slot}": values for slot, values in enumerate(state.values)}
-            found[f"{spec.name}.step"] = np.array(state.step)
-        np.savez(sys.argv[1], allow_pickle=False, **found)
+            states |= {f"{spec.name}.{slot}": values for slot, values in enumerate(state.values)}
+            states[f"{spec.name}.step"] = np.array(state.step)
+        np.savez(sys.argv[1], allow_pickle=False, **states)
     fleet.stop_worker()
 
 

@@ -33,17 +33,17 @@ def network() -> ps.Variable:
 
 def batches() -> list[dict[str, NDArray[Any]]]:
     rng = np.random.default_rng(11)
-    made: list[dict[str, NDArray[Any]]] = []
+    instances: list[dict[str, NDArray[Any]]] = []
     for _ in range(STEPS):
         ids = rng.integers(-40, 40, (BATCH, 4))
-        made.append(
+        instances.append(
             {
                 "ids": ids,
                 "dense": rng.normal(size=(BATCH, 3)).astype(np.float32),
                 "label": (ids[:, :1] > 0).astype(np.float32),
             }
         )
-    return made
+    return instances
 
 
 def main() -> None:
@@ -72,15 +72,15 @@ def main() -> None:
 
 
 def contents() -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for key, spec in active().specs().items():
         state = active().read_table(key)
         for slot, values in enumerate(state.values):
-            found[f"{spec.name}.{slot}"] = values
-        found[f"{spec.name}.step"] = np.array(state.step)
+            arrays[f"{spec.name}.{slot}"] = values
+        arrays[f"{spec.name}.step"] = np.array(state.step)
         if state.ids is not None:
-            found[f"{spec.name}.ids"] = state.ids
-    return found
+            arrays[f"{spec.name}.ids"] = state.ids
+    return arrays
 
 
 if __name__ == "__main__":

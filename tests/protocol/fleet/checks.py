@@ -116,9 +116,9 @@ def _check_counts(shards: Sequence[Shard], wanted: Mapping[int, float]) -> None:
     samples = np.array(sorted(wanted), np.int64)
     expected = [wanted[sample] for sample in samples]
     for server, shard in enumerate(shards):
-        found = counts_of(shard, samples)
-        if not np.allclose(found, expected, atol=1e-5):
-            raise Broken(f"server {server} counts {found} where {expected} were used")
+        counts = counts_of(shard, samples)
+        if not np.allclose(counts, expected, atol=1e-5):
+            raise Broken(f"server {server} counts {counts} where {expected} were used")
 
 
 def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes: Pushes) -> None:
@@ -174,10 +174,10 @@ def _last_pushes(part: Taken, parts: Sequence[Taken]) -> Iterator[int]:
 def _check_cut_rows(job: Job, parts: Sequence[Taken]) -> None:
     rounds = _undisturbed(job)[: parts[0].round]
     expected = plain_rows(rounds)
-    found = {key: row for part in parts for key, row in part.rows[ROWS.name].items()}
-    if len(found) != (len(IDS) if rounds else 0):
-        raise Broken(f"a snapshot after round {len(rounds)} has {len(found)} rows")
-    if any(row != expected[key].tobytes() for key, row in found.items()):
+    rows = {key: row for part in parts for key, row in part.rows[ROWS.name].items()}
+    if len(rows) != (len(IDS) if rounds else 0):
+        raise Broken(f"a snapshot after round {len(rounds)} has {len(rows)} rows")
+    if any(row != expected[key].tobytes() for key, row in rows.items()):
         raise Broken(f"a snapshot is not the state after round {len(rounds)}")
 
 

@@ -55,9 +55,9 @@ class Followed:
         late = [call for call, ticks in self._waits.items() if ticks > _WAIT]
         return [sent for call in late for sent in self._sent(self._followers.expire(call))]
 
-    def _sent(self, found: Iterable[SendChanges]) -> list[Instruction]:
+    def _sent(self, changes: Iterable[SendChanges]) -> list[Instruction]:
         sent: list[Instruction] = []
-        for one in found:
+        for one in changes:
             call: Any = one.call
             self._waits.pop(call, None)
             source, number = call

@@ -211,11 +211,13 @@ class Follower:
         return FoundSnapshot(checksums[0], checksums, lambda: _served(snapshot.parts))
 
     def _content(self) -> Content:
-        found = {}
+        content_now = {}
         for name, table in self._following.copy.rows.sparse.items():
             ids, rows, _ = table.content()
-            found[name] = {int(key): row.tobytes() for key, row in zip(ids, rows, strict=True)}
-        return _union([found])
+            content_now[name] = {
+                int(key): row.tobytes() for key, row in zip(ids, rows, strict=True)
+            }
+        return _union([content_now])
 
     # -- checks --------------------------------------------------------------------------------
 

@@ -89,8 +89,8 @@ class Primary:
         self._held += [(self.feed.end, one) for one in out if isinstance(one, Send)]
         free = [one for end, one in self._held if self._is_settled(end)]
         self._held = [(end, one) for end, one in self._held if not self._is_settled(end)]
-        kept = [one for one in out if not isinstance(one, Send)]
-        return [*kept, *(Send(self._to, part) for part in due), *free]
+        instructions = [one for one in out if not isinstance(one, Send)]
+        return [*instructions, *(Send(self._to, part) for part in due), *free]
 
     def _is_settled(self, end: int) -> bool:
         return not self.feed.required or self.feed._taken >= end

@@ -250,8 +250,8 @@ class Server:
             match instruction:
                 case SendReport(_, report):
                     self._primary.feed.confirm()
-                    found: Any = Frozen(shard.index, self.boot, message.view, report)
-                    self.out.append(Send(source, found))
+                    reply: Any = Frozen(shard.index, self.boot, message.view, report)
+                    self.out.append(Send(source, reply))
                 case SendOutcome(waiting) if waiting is call:
                     self.out.append(Send(source, Installed(shard.index, self.boot, message.view)))
                 case SendError(waiting) if waiting is call:

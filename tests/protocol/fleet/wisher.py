@@ -67,18 +67,18 @@ class Wisher(Worker):
 
     def _planned(self) -> Script:
         """Rounds of sync mode; whether the fleet goes on in another way."""
-        plan, known = yield from self._plan()
+        plan, names = yield from self._plan()
         while plan.entries:
             if self._is_due():
                 if (yield from self._barrier()):
                     return True
                 continue
-            if self.session.view > known:
-                plan, known = yield from self._plan()
+            if self.session.view > names:
+                plan, names = yield from self._plan()
             number = self.session.sequence + 1
             if number > plan.last():
                 yield from self.run(self.stream.flush())
-                if self.session.view > known:
+                if self.session.view > names:
                     continue
                 return False
             yield from self.step(places(plan.share(self.seat, number)))

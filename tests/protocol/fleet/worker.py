@@ -223,36 +223,36 @@ class Worker:
                 return end.value
             outcome = yield from self.perform(wanted)
 
-    def perform(self, wanted: Instruction) -> Script:
+    def perform(self, instruction: Instruction) -> Script:
         """Do what a program asks for; returns what came of it."""
-        match wanted:
+        match instruction:
             case AwaitPushes(under_way, leaves):
                 yield from self._settle(under_way, leaves)
             case SendPull():
-                return (yield from self._read(wanted))
+                return (yield from self._read(instruction))
             case LayOutPush():
                 return self._holders()
             case AwaitMarking() | ReportState():
-                return (yield from self._snapshot(wanted))
+                return (yield from self._snapshot(instruction))
             case SendPush():
-                self._push(wanted)
+                self._push(instruction)
             case AwaitReads():
                 return (yield from self._land())
             case Join():
-                joined = self.ask_all(wanted)
+                joined = self.ask_all(instruction)
                 yield joined
                 return [asked.reply for asked in joined]
             case Leave():
-                yield self.ask_all(wanted)
+                yield self.ask_all(instruction)
             case CutStream():
                 yield [
-                    self.ask(f"marks {name}", wanted.to(server))
+                    self.ask(f"marks {name}", instruction.to(server))
                     for server, name in enumerate(self.servers)
                 ]
             case Pause():
                 pass  # what follows is asked again and again
             case RegisterWorker() | JoinCollective() | RequestData():
-                return (yield from self._coordinate(wanted))
+                return (yield from self._coordinate(instruction))
             case FlushPushes():
                 yield from self.run(self.stream.flush())
             case SkipStep():

@@ -36,8 +36,8 @@ def pid(ready: str) -> int:
     while not file.exists():
         assert time.monotonic() < deadline, f"{file} does not come"
         time.sleep(0.01)
-    found: int = json.loads(file.read_text())["pid"]
-    return found
+    document: int = json.loads(file.read_text())["pid"]
+    return document
 
 
 def inject(blow: str) -> None:

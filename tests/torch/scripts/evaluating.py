@@ -166,22 +166,22 @@ def check(model: Any, name: str, folder: Path) -> dict[str, float]:
 def main(out: str, folder: Path, what: str) -> None:
     """Save the metrics, and after training all tables."""
     fleet.init()
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, kind in WAYS.items():
         model, place = kind(), folder / name
         if what == "check":
             scores = check(model, name, place)
         else:
             scores = train(model, place if what == "evaluate" else None)
-        found |= {f"{name} {metric}": value for metric, value in scores.items()}
+        figures |= {f"{name} {metric}": value for metric, value in scores.items()}
     runtime = active()
     runtime.flush()
     runtime.barrier()
     if fleet.is_first_worker():
         for key, spec in runtime.specs().items():
             for slot, values in zip(spec.slot_names, runtime.read_table(key).values, strict=True):
-                found[f"table {spec.name} {slot}"] = values
-        np.savez(out, **found)
+                figures[f"table {spec.name} {slot}"] = values
+        np.savez(out, **figures)
     runtime.barrier()
     fleet.stop_worker()
 

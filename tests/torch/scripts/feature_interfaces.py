@@ -116,7 +116,7 @@ def by_client() -> None:
 def main(out: str) -> None:
     """Save by table its step, ids, values and state."""
     fleet.init()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for train in (by_program, by_torch, by_client):
         train()
     runtime = active()
@@ -127,10 +127,10 @@ def main(out: str) -> None:
             for table in ("users", "items"):
                 state = runtime.read_table(key_of(f"{way}_{table}"))
                 assert state.ids is not None
-                found[f"{way} {table}"] = np.array([state.step])
-                found[f"{way} {table} ids"] = state.ids
-                found[f"{way} {table} values"] = np.concatenate(state.values, axis=1)
-        np.savez(out, **found)
+                results[f"{way} {table}"] = np.array([state.step])
+                results[f"{way} {table} ids"] = state.ids
+                results[f"{way} {table} values"] = np.concatenate(state.values, axis=1)
+        np.savez(out, **results)
     runtime.barrier()
     fleet.stop_worker()
 

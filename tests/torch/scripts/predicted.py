@@ -53,9 +53,9 @@ def train_module(data: str) -> Any:
 def main(data: str, folder: Path) -> None:
     """Train on servers or embedded."""
     fleet.init()
-    found = {"program": train(data, folder), "torch": train_module(data)}
+    predictions = {"program": train(data, folder), "torch": train_module(data)}
     fleet.save_persistables(str(folder / "model"))
-    np.savez(folder / "expected.npz", **found)
+    np.savez(folder / "expected.npz", **predictions)
     fleet.stop_worker()
 
 

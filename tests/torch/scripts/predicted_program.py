@@ -80,7 +80,7 @@ def train(data: str, folder: Path) -> Any:
         executor.run(feed={**fed, "label": rows.labels["click"][:, None]}, fetch_list=[loss])
     fleet.save_inference_model(str(folder / "program"), list(fed), [predicted])
     test = psfleet.default_main_program().clone(for_test=True)
-    found = []
+    outputs = []
     for rows in batches(files):
-        found += executor.run(test, feed=feed(FEATURES, rows.features), fetch_list=[predicted])
-    return np.concatenate(found)
+        outputs += executor.run(test, feed=feed(FEATURES, rows.features), fetch_list=[predicted])
+    return np.concatenate(outputs)
