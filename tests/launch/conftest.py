@@ -64,7 +64,7 @@ class Launcher:
         self.until(lambda: text in self.log(name) or ended() is not None, f"{text!r} in {name}")
         assert text in self.log(name), f"no {text!r} in {name}: {self.log('*')}"
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for a condition; say what was found where it does not come."""
         until(condition, lambda: f"no {what}: {self.family()}, {self.log('*')}")
 
