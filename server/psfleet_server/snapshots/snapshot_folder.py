@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psfleet.checkpoint import read_manifest
-from psfleet.platform.object_store import base_of
+from psfleet.platform.object_store import base_of, is_whole
 from psfleet.platform.own_snapshots import own_name, own_snapshots, remove_snapshot
 from psfleet.runtime.worker_state import redealt
 from psfleet.settings.kinds import local_path, place_or_url, url_of
@@ -44,9 +44,10 @@ class SnapshotFolder:
         return self.path_of(number)
 
     def prune(self) -> None:
-        """Remove all but the last few snapshots and what they build on."""
+        """Remove all but the last few whole snapshots and what they build on; none may be under way."""
         snapshots = [place_or_url(each) for each in own_snapshots(self._place)]
-        keep = {each for snapshot in snapshots[-self._keep :] for each in _chain(snapshot)}
+        whole = list(filter(is_whole, snapshots))
+        keep = {each for snapshot in whole[-self._keep :] for each in _chain(snapshot)}
         for each in snapshots:
             if each not in keep:
                 remove_snapshot(each)
