@@ -110,8 +110,10 @@ class Rounds:
         self.counted = dict.fromkeys(self.seats, last)
 
     def go_back(self) -> None:
-        """Nothing of the open round counts: all workers begin anew and do it again."""
+        """Nothing of the open round counts, and no rest: all workers begin anew and do both again."""
         self.held.clear()
+        self.resting.clear()
+        self.rests.clear()
         for last_rounds in (self.committed, self.counted):
             last_rounds.update(
                 {seat: min(number, self.closed) for seat, number in last_rounds.items()}

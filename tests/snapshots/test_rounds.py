@@ -1,13 +1,19 @@
-"""Every N rounds means after the rounds N, 2 N, 3 N, ..., whatever else is saved in between."""
+"""Every N rounds means after the rounds N, 2 N, 3 N, ..., whatever else is saved in between; and a fleet that
+goes on from a snapshot closes its rounds with all workers."""
 
+import threading
 from functools import partial
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.errors import CheckpointError
 from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.consistency.workers import DENSE, ROWS, give
 from tests.trainings import TrainingWorkload, in_threads
 from tests.waiting import until
 
@@ -55,3 +61,32 @@ def test_snapshots_lie_on_their_rounds(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(2 * [*range(EVERY, STEPS + 1, EVERY)])
     assert "was not taken" not in log
     assert read_manifest(tmp_path / "4").cut.round == 4
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_who_goes_on_first_waits_for_the_others(tmp_path: Path, servers: int) -> None:
+    """Workers have met at barriers before the snapshot, which counts for nothing after it: no round closes
+    without the one that comes last, though the first one is done with its step by then."""
+    path, ids, pushed = str(tmp_path / "snapshot"), np.arange(40), threading.Event()
+
+    def work(worker: int, is_later: bool) -> None:
+        if is_later and worker == 0:
+            assert pushed.wait(60)
+        runtime = ClusterRuntime(fleet.environment(worker), "sync")
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
+        give(runtime, ids)
+        if is_later:
+            pushed.set()
+        runtime.barrier()
+        if is_later:
+            assert {runtime.read_table(spec.key).step for spec in (DENSE, ROWS)} == {2}
+        elif worker == 0:
+            runtime.save(path)
+        runtime.barrier()
+        runtime.close()
+
+    for count, is_later in ((2, False), (servers, True)):
+        with LocalFleet(count, 2, resume=path if is_later else "", in_process=True) as fleet:
+            in_threads([partial(work, worker, is_later) for worker in range(2)])
+            assert fleet.wait() == [0] * count

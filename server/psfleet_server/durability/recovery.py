@@ -189,7 +189,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
     shard.workers.progress.clear()  # what workers keep in the snapshot says where their scripts go on
     if coordinator is not None:
         for seat in coordinator.members.seats.values():
-            seat.progress = ""
+            seat.progress, seat.rests = "", 0
         consistency = shard.consistency
         switch = None
         if consistency.mode is not None and consistency.switches:
