@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,7 +91,7 @@ class _Zygote:
                     pass_fds=[theirs.fileno()],
                     env={**inherited, **settled, **self.read},
                 )
-            atexit.register(_end, self._connection, process)
+            atexit.register(_end, self._connection, process.wait)
 
     def use(self, connection: socket.socket) -> None:
         """Take the zygote at the other end of the connection."""
@@ -129,9 +129,10 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def _end(connection: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+def _end(connection: socket.socket, wait: Callable[[], object]) -> None:
+    """Await a zygote's end: as an orphan it might become a child of a process that forks just then."""
     connection.close()
-    process.wait()
+    wait()
 
 
 @contextlib.contextmanager
@@ -233,8 +234,7 @@ def _needs_zygote(given: dict[str, Any]) -> bool:
 
 
 def _is_spawned(given: dict[str, Any]) -> bool:
-    own = given["preexec_fn"]
-    return own is not None and own.__module__ == "psfleet_launch.job.spawn"
+    return getattr(given["preexec_fn"], "__module__", "") == "psfleet_launch.job.spawn"
 
 
 def _starts_others(program: Sequence[str], folder: str) -> bool:
@@ -270,8 +270,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if not data:
             os._exit(0)
         (ours, theirs), (waits, begins) = os.pipe(), os.pipe()
-        between = os.fork()
-        if between == 0:
+        if (between := os.fork()) == 0:
             between = os.getpid()
             if os.fork():
                 os._exit(0)
@@ -400,7 +399,7 @@ def _keep(files: list[int], numbers: list[int]) -> None:
 def _fork_zygote() -> None:
     """Make a zygote for this process while it has no thread."""
     ours, theirs = _pair()
-    if os.fork() == 0:
+    if (zygote := os.fork()) == 0:
         _show(_AT_START)  # it belongs to no job
         ours.close()
         null = os.open(os.devnull, os.O_RDWR)
@@ -409,6 +408,7 @@ def _fork_zygote() -> None:
         _run_and_end(*_serve(theirs))
     theirs.close()
     _zygote.use(ours)
+    atexit.register(_end, ours, lambda: os.waitpid(zygote, 0))
 
 
 def _show(environment: dict[str, str]) -> None:
