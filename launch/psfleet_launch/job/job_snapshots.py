@@ -75,7 +75,8 @@ def clear(place: str, resume: str) -> None:
 
 
 _PATIENCE = 600.0  # seconds; whoever wants the end of the job usually kills it earlier
-_ATTEMPTS = 5  # one may fail, as when a worker comes, goes or takes long for a step
+_PAUSES = (0.25, 0.5, 1.0, 2.0)
+"""Seconds between attempts: one may fail, as when a worker comes or goes, or rows move to other servers."""
 
 
 class FinalSnapshot:
@@ -108,12 +109,14 @@ class FinalSnapshot:
         channel: Any
         with open_channel(self._endpoint, access) as channel:
             take = channel.unary_unary("/psfleet.v1.SnapshotCoordinator/Take")
-            for attempt in range(1, _ATTEMPTS + 1):
+            for pause in (*_PAUSES, None):
                 try:
                     reply = take(request, timeout=_PATIENCE, metadata=access.metadata)
                 except grpc.RpcError as error:
-                    if attempt == _ATTEMPTS:
+                    if pause is None:
                         self.outcome = f"no snapshot was taken: {error_of(error, 'server 0')}"
+                    else:
+                        time.sleep(pause)
                 else:
                     path = TakeReply.FromString(reply).path
                     self.outcome = f"the snapshot is complete; continue with --resume {path}"
