@@ -389,7 +389,8 @@ def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
 
 def test_a_stopped_follower_holds_nobody_up() -> None:
     """A service that follows and is stopped for long: all pushes go on, the server keeps 32 MB of what has
-    changed and no more, and the service copies anew when it goes on."""
+    changed and no more, and the service copies anew when it goes on. It ends if it is then asked at once.
+    """
     for name in ("httptools", "grpc_health", "grpc_reflection"):
         pytest.importorskip(name)
     spec = TableSpec("many", "sparse", (4,), make_rule("sgd", {}))
@@ -399,7 +400,8 @@ def test_a_stopped_follower_holds_nobody_up() -> None:
         runtime.create(spec)
         gradient = Gradient(spec.key, np.ones((len(ids), 4), np.float32), ids, 0.5)
         runtime.push([gradient]).wait()
-        with serving("serve", "--follow", fleet.endpoints[0]) as (process, grpc_address, http):
+        line = ("serve", "--follow", fleet.endpoints[0], "--port", "0", "--http-port", "0")
+        with serving(*line) as (process, grpc_address, http):
             with psfleet.serving.ServingClient(grpc_address) as client:
                 until(lambda: len(client.look_up("many", ids[:1])) == 1)
             pause(process)
@@ -413,6 +415,8 @@ def test_a_stopped_follower_holds_nobody_up() -> None:
                 until(lambda: (client.look_up("many", ids[-9:]) == expected).all())
             with urllib.request.urlopen(f"http://{http}/metrics", timeout=60) as reply:
                 assert b'psfleet_serving_gaps_total{model="rows"} 1.0' in reply.read()
+            pause(process)
+        assert process.returncode == 0
         runtime.close()
 
 
