@@ -21,6 +21,7 @@ from psfleet.http2.inbound_limits import InboundMessages
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.logs import log_of, set_up_logs
+from psfleet.platform.stop_signals import stops_on_signals
 from psfleet.rules import import_rules
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import SnapshotInterval
@@ -52,7 +53,7 @@ from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from psfleet_server.services.scaling_service import scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
-from psfleet_server.signals import LivenessPipe, stops_on_signals
+from psfleet_server.signals import LivenessPipe
 from psfleet_server.snapshots.snapshot_folder import RestoredStates, SnapshotFolder
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule

@@ -1,6 +1,5 @@
 """`psfleet serve`: predictions and rows for other processes; `psfleet models`: which version serves."""
 
-import signal
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, get_args
 import click
 
 from psfleet.errors import ConfigError
+from psfleet.platform.stop_signals import stops_on_signals
 from psfleet.settings.choices import RowForm
 from psfleet.settings.kinds import shown_url, url_of
 
@@ -99,31 +99,28 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
         for name, model in by_name.items()
     }
     end = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: end.set())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
     try:
-        with Server(
-            {**all_models},
-            options["host"],
-            options["port"],
-            options["http_port"],
-            tls=options["tls"],
-            insecure=options["insecure"],
-            max_batch=options["max_batch"],
-            max_delay=options["max_delay_ms"] / 1e3,
-            max_queue=options["max_queue"],
-            follow_versions=not options["pin"],
-        ) as server:
+        with (
+            stops_on_signals(end.set),
+            Server(
+                {**all_models},
+                options["host"],
+                options["port"],
+                options["http_port"],
+                tls=options["tls"],
+                insecure=options["insecure"],
+                max_batch=options["max_batch"],
+                max_delay=options["max_delay_ms"] / 1e3,
+                max_queue=options["max_queue"],
+                follow_versions=not options["pin"],
+            ) as server,
+        ):
             print(
                 f"serving {', '.join(all_models)}: gRPC {server.grpc_address}, HTTP {server.http_address}",
                 flush=True,
             )
             end.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for each in followers.values():
             each.rows.close()
     return 0
