@@ -55,7 +55,7 @@ def _know_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DealtShard, "become", lambda dealt, state: None)
 
 
-@without("S5: every reply tells where the servers are", "async moves@87")
+@without("S5: every reply tells where the servers are", "async groups moves@37")
 def _forget_where(patch: pytest.MonkeyPatch) -> None:
     end = Scaling.end
 
