@@ -26,7 +26,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 WRONG = f"""
---servers 0 SCRIPT  # --servers is 0; it must be at least 1; to train
+--servers 0 SCRIPT  # --servers is 0; it must be a number from 1 to 1024, or
 --workers -1 SCRIPT  # --workers is -1; it must be at least 1; to train
 --workers two SCRIPT  # --workers is 'two'; it must be a whole number
 missing.py  # script 'missing.py' does not exist; name a Python file

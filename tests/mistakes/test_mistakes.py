@@ -98,7 +98,10 @@ def test_a_script_that_is_run_by_hand(run: Run, name: str) -> None:
 OPTIONS = {
     "no such script": (["trian.py"], r"script 'trian.py' does not exist; name a Python file"),
     "no workers": (["--workers", "0", "train.py"], r"--workers is 0; it must be at least 1; to .*"),
-    "no servers": (["--servers", "0", "train.py"], r"--servers is 0; it must be at least 1; to .*"),
+    "no servers": (
+        ["--servers", "0", "train.py"],
+        r"--servers is 0; it must be a number from 1 .*",
+    ),
     "a mode that there is not": (
         ["--mode", "synch", "train.py"],
         r".*'synch' is not one of 'sync'.*",

