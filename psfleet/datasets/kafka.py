@@ -17,8 +17,14 @@ from typing import Annotated, Any, Literal
 
 from psfleet.datasets.kafka_partition import Partition
 from psfleet.datasets.round_plan import MOST, Range, SourceParts
-from psfleet.datasets.row_groups import RowRange, RowSequence
-from psfleet.datasets.sample_batch import SampleBatch, batch_of, sample_of, time_of
+from psfleet.datasets.sample_batch import (
+    RowRange,
+    RowSequence,
+    SampleBatch,
+    batch_of,
+    sample_of,
+    time_of,
+)
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.observability.logged_values import LAGS

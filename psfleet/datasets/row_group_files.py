@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from psfleet.datasets.parquet_rows import Rows, files_of, joined_rows, reason_of
 from psfleet.datasets.round_plan import Range
-from psfleet.datasets.row_groups import RowBuffers, RowGroupStream, RowSequence
-from psfleet.datasets.sample_batch import SampleBatch
+from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
+from psfleet.datasets.sample_batch import RowSequence, SampleBatch
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_batches import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet

@@ -18,7 +18,7 @@ import pyarrow as pa  # after the check for pyarrow
 import pyarrow.parquet as pq
 
 from psfleet.datasets.parquet import ParquetFiles, SampleBatch
-from psfleet.datasets.row_groups import RowSequence
+from psfleet.datasets.sample_batch import RowSequence
 
 TABLE = Table("t", 4)
 FEATURES = FeatureSet(
