@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TypeGuard
 
 from psfleet.formats import SERVERS, write_running_job
+from psfleet.settings.kinds import MOST_SERVERS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.console.screen import Screen, StandbyNotice
@@ -39,7 +40,7 @@ from psfleet_launch.supervision.job_events import (
     StopRequested,
 )
 from psfleet_launch.supervision.job_phases import Phase
-from psfleet_launch.supervision.scaling_requests import MOST, ScalingRequests
+from psfleet_launch.supervision.scaling_requests import ScalingRequests
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 from psfleet_launch.supervision.supervisor import Supervisor
 
@@ -295,8 +296,8 @@ class JobRunner:
     def _too_many(self, servers: int) -> str:
         """Why the job cannot have so many servers; empty: it can."""
         request = self._job.request
-        if not 1 <= servers <= MOST:
-            return f"{servers} servers are wanted; ask for 1 to {MOST}"
+        if not 1 <= servers <= MOST_SERVERS:
+            return f"{servers} servers are wanted; ask for 1 to {MOST_SERVERS}"
         if self._engine.spans_machines and (request.keeps_log or request.replicas):
             what = "have standbys" if request.replicas else "keep logs"
             return (

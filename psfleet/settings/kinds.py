@@ -68,12 +68,14 @@ def _servers(text: str) -> ServerCount:
         raise ValueError
     fewest = int(match[1])
     instance = ServerCount(fewest, int(match[2] or fewest))
-    if not instance <= instance.most <= _MOST_SERVERS:
+    if not instance <= instance.most <= MOST_SERVERS:
         raise ValueError
     return instance
 
 
-_MOST_SERVERS = 1024  # more would have less than a virtual shard each
+MOST_SERVERS = 1024
+"""Servers of a job; more would have less than a virtual shard each."""
+
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
 _USER = re.compile(r"(://)[^/@]*@")
 
@@ -256,7 +258,7 @@ FOLDER_OR_URL = SettingKind(
     has_unit=True,
 )
 SERVERS = SettingKind(
-    f"a number from 1 to {_MOST_SERVERS}, or the fewest and the most, as in 2..8; to train without a "
+    f"a number from 1 to {MOST_SERVERS}, or the fewest and the most, as in 2..8; to train without a "
     "cluster run the script by itself",
     _servers,
     _is_whole,

@@ -21,9 +21,6 @@ from psfleet.formats import (
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import Event, ProcessExited, ServerReady
 
-MOST = 1024
-"""Servers of a job; more would have less than a virtual shard each."""
-
 
 @dataclass
 class ScalingStep:
