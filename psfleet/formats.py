@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,15 @@ class Format:
 
     def write(self, where: Path, **fields: Any) -> None:
         """Let a small file of a running job appear, whole. It need not outlive the machine."""
+        let_appear(where, self._writer(fields))
+
+    def replace(self, where: Path, **fields: Any) -> None:
+        """Write it so that it is on the disk when this returns."""
+        replace(where, self._writer(fields))
+
+    def _writer(self, fields: dict[str, Any]) -> Callable[[Path], object]:
         text = json.dumps(self.document(**fields), indent=1)
-        let_appear(where, lambda draft: draft.write_text(text))
+        return lambda draft: draft.write_text(text)
 
     def read(self, where: Path, **kinds: Any) -> list[Any]:
         """The values of the fields of a small file; see `exact`.
@@ -257,13 +264,7 @@ class Scaled:
 
 def write_scaled(folder: Path, scaled: Scaled) -> None:
     """Decide a request. The file is on the disk when this returns."""
-    document = _SCALED.document(
-        number=scaled.number,
-        endpoints=[*scaled.endpoints],
-        generation=scaled.generation,
-        why=scaled.why,
-    )
-    replace(folder / SCALED, lambda draft: draft.write_text(json.dumps(document, indent=1)))
+    _SCALED.replace(folder / SCALED, **dataclasses.asdict(scaled))
 
 
 def write_unscaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:
