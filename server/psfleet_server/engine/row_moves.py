@@ -166,7 +166,7 @@ class RowMoves:
         with contextlib.ExitStack() as opened:
             ways: list[_Way] = []
             for server, endpoint in enumerate(endpoints):
-                peer = Peer(f"server {server} at {endpoint}", endpoint, self._access)
+                peer = Peer.server(server, endpoint, self._access)
                 opened.callback(peer.close)
                 ways.append(_Way(peer, number))
             for server, record in dealt(shard, since, len(endpoints), ahead):

@@ -151,7 +151,7 @@ class ServerScaling:
         """The servers that there are, and those that there are to be besides."""
         endpoints, peers = [*self._present()], []
         for server, endpoint in enumerate([*endpoints, *request.endpoints[len(endpoints) :]]):
-            peers.append(Peer(f"server {server} at {endpoint}", endpoint, self._access))
+            peers.append(Peer.server(server, endpoint, self._access))
             opened.callback(peers[-1].close)
         return peers
 
@@ -202,23 +202,23 @@ class ServerScaling:
         self._followed = time.monotonic()
 
     def _carry_out(self, request: ScaleRequest) -> None:
-        endpoints, is_given_up, self._ahead = request.endpoints, self._ahead is None, None
+        endpoints: tuple[str, ...] = ()
         boots: dict[int, int] = {}
-        with contextlib.ExitStack() as opened:
-            peers = [] if is_given_up else self._peers(request, opened)
-            try:
-                if is_given_up:
-                    endpoints = ()
-                else:
+        rows_are_there, self._ahead = self._ahead is not None, None
+        if rows_are_there:
+            with contextlib.ExitStack() as opened:
+                peers = self._peers(request, opened)
+                owners = peers[: len(request.endpoints)]
+                try:
                     boots = self._move(request, peers)
-                    self._prepare(request, peers[: len(endpoints)])
+                    self._prepare(request, owners)
                     self._decide(request)
-            except PsfleetError as error:
-                self._give_up(request, peers, error)
-                endpoints = ()
-            if endpoints:
-                self._tell(request, peers[: len(endpoints)])
-                self._moved(endpoints)
+                except PsfleetError as error:
+                    self._give_up(request, peers, error)
+                else:
+                    endpoints = request.endpoints
+                    self._tell(request, owners)
+                    self._moved(endpoints)
         self._host.meet(lambda c: c.scaled(endpoints, boots))
 
     def _move(
@@ -271,19 +271,14 @@ class ServerScaling:
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
         _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")
-        abandon = scaling_pb2.AbandonMoveRequest(number=request.number).SerializeToString()
         present = self._present()
         revives = self._host.journal is not None or self._host.feed.enabled
         self._unheard = {} if revives else dict.fromkeys(range(len(present)), request.number)
         for server, peer in enumerate(peers):
             if revives and server < len(present):
-                self._insist(peer, "Scaling/Abandon", abandon)
-                continue
-            with contextlib.suppress(
-                PsfleetError
-            ):  # it is one that has ended, or hears of it later
-                peer.call("Scaling/Abandon", abandon, _REPLY)
-                self._unheard.pop(server, None)
+                self._insist(peer, "Scaling/Abandon", _abandon(request.number))
+            else:
+                self._tell_once(server, peer, request.number)
         if self._folder is not None:
             with contextlib.suppress(OSError, FrameError):
                 write_unscaled(self._folder, request.number, present, str(error))
@@ -291,12 +286,15 @@ class ServerScaling:
     def _abandon(self) -> None:
         """Tell those once more that may still refuse what changes their rows."""
         for server, number in [*self._unheard.items()]:
-            endpoint = self._present()[server]
-            peer = Peer(f"server {server} at {endpoint}", endpoint, self._access)
-            abandon = scaling_pb2.AbandonMoveRequest(number=number)
-            with contextlib.suppress(PsfleetError), contextlib.closing(peer):
-                peer.call("Scaling/Abandon", abandon.SerializeToString(), _REPLY)
-                del self._unheard[server]
+            peer = Peer.server(server, self._present()[server], self._access)
+            with contextlib.closing(peer):
+                self._tell_once(server, peer, number)
+
+    def _tell_once(self, server: int, peer: Peer, number: int) -> None:
+        """Tell a server that a move is given up; one that does not hear it has ended, or hears it later."""
+        with contextlib.suppress(PsfleetError):
+            peer.call("Scaling/Abandon", _abandon(number), _REPLY)
+            self._unheard.pop(server, None)
 
     def _tell(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
         """Bring the decision to every server: one that has died starts again, or the job ends."""
@@ -316,3 +314,7 @@ class ServerScaling:
                     _log.warning(f"{peer.name} has not heard how the move has ended: {error}")
                 is_late = True
                 self._over.wait(_PAUSE)
+
+
+def _abandon(number: int) -> bytes:
+    return scaling_pb2.AbandonMoveRequest(number=number).SerializeToString()

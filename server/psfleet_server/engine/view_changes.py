@@ -120,8 +120,7 @@ class ViewInstaller:
 
     def _peers_at(self, endpoints: Sequence[str]) -> list[Peer]:
         return [
-            Peer(f"server {index} at {endpoint}", endpoint, self._access)
-            for index, endpoint in enumerate(endpoints)
+            Peer.server(index, endpoint, self._access) for index, endpoint in enumerate(endpoints)
         ]
 
     def _look(self) -> list[PendingMessage]:

@@ -1,5 +1,7 @@
 """Another server of the fleet, as this one calls it."""
 
+from typing import Self
+
 import grpc
 
 from psfleet.errors import ServerUnavailable
@@ -14,7 +16,7 @@ class Peer:
     """Calls to one server, made once each; it connects when it is first called.
 
     Args:
-        name: Name for messages: "server 1 at host:port".
+        name: Name for messages, as that of `Peer.server`.
         endpoint: Endpoint at which it listens.
         access: With what this process proves itself over TCP.
     """
@@ -23,6 +25,11 @@ class Peer:
         self.name = name
         self._access = access
         self._channel = open_channel(endpoint, access)
+
+    @classmethod
+    def server(cls, index: int, endpoint: str, access: Access) -> Self:
+        """Return a server of the fleet: "server 1 at host:port"."""
+        return cls(f"server {index} at {endpoint}", endpoint, access)
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
         """The answer to a call of "Service/Method".

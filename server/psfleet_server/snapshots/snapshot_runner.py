@@ -261,7 +261,7 @@ class SnapshotRunner:
         _log.info(f"snapshot {number} begins, to {shown_url(place)!r}", extra={"snapshot": number})
         self._draft = self._opened.enter_context(SnapshotDraft(place, self._crashes))
         self._peers = [
-            Peer(f"server {index} at {endpoint}", endpoint, self._access)
+            Peer.server(index, endpoint, self._access)
             for index, endpoint in enumerate(self.endpoints)
         ]
         for peer in self._peers:

@@ -15,6 +15,7 @@ import pytest
 
 from psfleet.errors import ServerUnavailable
 from psfleet_server.engine import row_moves, server_scaling
+from psfleet_server.rpc.peer import Peer
 
 
 class _Killed(BaseException):
@@ -93,11 +94,12 @@ class Caller(Protocol):
         """One more thread."""
 
 
-class _Link:
+class _Link(Peer):
     """A `Peer` over the scheduler's network; the process is what proves itself."""
 
-    def __init__(self, name: str, endpoint: str, access: Caller) -> None:
-        self.name, self._endpoint, self._process = name, endpoint, access
+    def __init__(self, name: str, endpoint: str, access: Any) -> None:
+        self.name, self._endpoint = name, endpoint
+        self._process: Caller = access
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
         """See Peer."""
