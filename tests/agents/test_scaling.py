@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.formats import SCALED, Scaled, write_scale, write_scaled
+from psfleet.formats import SCALE_TAKEN, SCALED, Scaled, write_scale, write_scaled
 from psfleet.wire.v1.agent_pb2 import JobFile
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.remote.job_files import JobFiles
@@ -58,8 +58,9 @@ def test_files_of_a_job_go_both_ways(tmp_path: Path) -> None:
         folder.mkdir()
     write_scaled(theirs, Scaled(9, ("unix:/gone",), 9))
     sides = JobFiles(ours), JobFiles(theirs)
+    (theirs / SCALE_TAKEN).touch()
     sides[1].clear()
-    assert not [*sides[1].changed()]
+    assert not [*theirs.iterdir(), *sides[1].changed()]
     write_scale(ours, 4)
     for file in sides[0].changed():
         sides[1].take(file)

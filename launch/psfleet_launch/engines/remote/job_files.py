@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from psfleet.formats import DONE, REQUEST, SCALE, SCALE_READY, SCALED
+from psfleet.formats import DONE, REQUEST, SCALE, SCALE_READY, SCALE_TAKEN, SCALED
 from psfleet.platform.atomic_files import let_appear
 from psfleet.wire.v1 import agent_pb2 as pb
 
 _NAMES = (REQUEST, DONE, SCALE, SCALE_READY, SCALED)
+_ALL = (*_NAMES, SCALE_TAKEN)  # the last one is server 0's own
 
 
 class JobFiles:
@@ -28,7 +29,7 @@ class JobFiles:
 
     def clear(self) -> None:
         """Remove those of an earlier job."""
-        for name in () if self.is_shared else _NAMES:
+        for name in () if self.is_shared else _ALL:
             (self._folder / name).unlink(missing_ok=True)
 
     def changed(self) -> Iterator[pb.JobFile]:
