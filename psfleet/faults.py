@@ -146,17 +146,17 @@ class CrashFaults:
         signal: SIGKILL, or SIGSTOP for a process that hangs there.
     """
 
-    def __init__(self, point: str, count: int, signal: int = signal.SIGKILL) -> None:
+    def __init__(self, point: str = "", count: int = 0, signal: int = signal.SIGKILL) -> None:
         self.point = point
         self.count = count
         self.signal = signal
 
     @classmethod
-    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "CrashFaults | None":
-        """Parse PSFLEET_CRASH: "point:count" or "point:count:stop"; None: it is not set."""
+    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "CrashFaults":
+        """Parse PSFLEET_CRASH: "point:count" or "point:count:stop"; without it no point is one."""
         settings = from_variable(FaultSettings, "crash", variables)
         if not settings:
-            return None
+            return cls()
         point, count, *how = settings.split(":")
         return cls(point, int(count), signal.SIGSTOP if how == ["stop"] else signal.SIGKILL)
 
@@ -169,3 +169,7 @@ class CrashFaults:
             if before is not None:
                 before()
             os.kill(os.getpid(), self.signal)
+
+
+NO_CRASH = CrashFaults()
+"""No point is one."""

@@ -36,7 +36,7 @@ from psfleet.checkpoint.tensors import (
     place_of,
 )
 from psfleet.errors import CheckpointError
-from psfleet.faults import CrashFaults
+from psfleet.faults import NO_CRASH, CrashFaults
 from psfleet.platform.atomic_files import exchange, reason, sync
 from psfleet.platform.object_store import ObjectStore, readable
 from psfleet.schema.table import TableSpec
@@ -73,7 +73,7 @@ class SnapshotDraft:
         CheckpointError: There is something else at `path`, or the folder cannot be made.
     """
 
-    def __init__(self, path: str | Path, crashes: CrashFaults | None = None) -> None:
+    def __init__(self, path: str | Path, crashes: CrashFaults = NO_CRASH) -> None:
         self._crashes = crashes
         self._url = url_of(path)
         if self._url is not None:
@@ -99,7 +99,7 @@ class SnapshotDraft:
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.folder = str(folder)
-        self._reach("began")
+        self._crashes.reach("began")
 
     def __enter__(self) -> "SnapshotDraft":
         return self
@@ -137,10 +137,10 @@ class SnapshotDraft:
             Shard().become(snapshot.server(index).shard)
         if check is not None:
             check(snapshot)
-        self._reach("unnamed")
+        self._crashes.reach("unnamed")
         self._check_place()
         self._take_place(folder)
-        self._reach("named")
+        self._crashes.reach("named")
         sync(self._place.parent)
 
     def _finish_in_store(self, manifest: Manifest) -> None:
@@ -154,9 +154,9 @@ class SnapshotDraft:
                 )
         with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
             write_manifest(Path(staging), manifest)
-            self._reach("unnamed")
+            self._crashes.reach("unnamed")
             self._store.put(Path(staging) / MANIFEST, MANIFEST)
-        self._reach("named")
+        self._crashes.reach("named")
         names = {MANIFEST, *(file.file for file in manifest.files)}
         for name in sizes:
             if name not in names and name.startswith("shard-"):
@@ -178,7 +178,7 @@ class SnapshotDraft:
             return
         old = beside(place, "old")
         place.rename(old)
-        self._reach("away")
+        self._crashes.reach("away")
         folder.rename(place)
         old.rename(folder)
 
@@ -188,10 +188,6 @@ class SnapshotDraft:
             raise CheckpointError(
                 f"{self._path!r} exists and is not a checkpoint; choose another folder"
             )
-
-    def _reach(self, point: str) -> None:
-        if self._crashes is not None:
-            self._crashes.reach(point)
 
 
 def save_fleet(

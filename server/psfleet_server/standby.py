@@ -213,11 +213,11 @@ class Standby:
         with self._taking:
             if self.term:
                 return
-            self._reach("receive")
+            self._crashes.reach("receive")
             if self._journal is not None:
                 self._journal.follow(kind, body)
             take(kind, body, self._host.shard, self._host.coordinator)
-            self._reach("took")
+            self._crashes.reach("took")
             self.records += 1
             self.bytes += len(body)
             if number:
@@ -235,10 +235,6 @@ class Standby:
             journal = self._journal
             if journal is not None and not self.term and journal.can_start_from(snapshot):
                 journal.shorten(snapshot)
-
-    def _reach(self, point: str) -> None:
-        if self._crashes is not None:
-            self._crashes.reach(point)
 
 
 def _is_starting(error: PsfleetError) -> bool:

@@ -30,7 +30,7 @@ import numpy as np
 
 from psfleet.chaos.audit import DiskFullFault
 from psfleet.errors import FrameError, LogError, NoRoom
-from psfleet.faults import CrashFaults
+from psfleet.faults import NO_CRASH, CrashFaults
 from psfleet.observability.histograms import LatencyHistogram
 from psfleet.platform.atomic_files import reason, regular, replace
 from psfleet.platform.logs import log_of
@@ -81,7 +81,7 @@ class ServerLog:
         header: LogHeader,
         *,
         fsync: bool = False,
-        crashes: CrashFaults | None = None,
+        crashes: CrashFaults = NO_CRASH,
         tell: Callable[[str], None] = _log.warning,
         waits: bool = False,
     ) -> None:
@@ -279,8 +279,7 @@ class ServerLog:
 
     def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
         """Die here if a test wants that, after doing `before`."""
-        if self._crashes is not None:
-            self._crashes.reach(point, before)
+        self._crashes.reach(point, before)
 
     def remove(self) -> None:
         """Let go of the log, whose files are not needed any more."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psfleet.errors import Fenced, ProtocolError
-from psfleet.faults import CrashFaults
+from psfleet.faults import NO_CRASH, CrashFaults
 from psfleet.platform.logs import log_of
 from psfleet.wire.body import flat
 from psfleet.wire.frame import Part
@@ -54,7 +54,7 @@ class LogShipping:
         metrics: Metrics of the standby, as text, as of its last reply; empty: none came yet.
     """
 
-    def __init__(self, crashes: CrashFaults | None = None) -> None:
+    def __init__(self, crashes: CrashFaults = NO_CRASH) -> None:
         self.end = 0
         self.required = False
         self.enabled = False
@@ -113,7 +113,7 @@ class LogShipping:
         """A record is about to take effect."""
         if not self._attach:
             return
-        self._reach("feed")
+        self._crashes.reach("feed")
         body = joined(parts)
         with self._lock:
             self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
@@ -123,7 +123,7 @@ class LogShipping:
                 self.shipped += len(body)
             self.end += 1
             self._more.notify()
-        self._reach("fed")
+        self._crashes.reach("fed")
 
     def confirm(self) -> int:
         """Ask the standby whether it follows still; `settle` with the result waits for its answer.
@@ -227,10 +227,10 @@ class LogShipping:
             return
         span = None if self.tracing is None else self.tracing.child("standby")
         try:
-            self._reach("waiting")
+            self._crashes.reach("waiting")
             with self._lock:
                 self._less.wait_for(lambda: self.is_settled(end))
-            self._reach("followed")
+            self._crashes.reach("followed")
         finally:
             if span is not None:
                 span.end()
@@ -250,10 +250,6 @@ class LogShipping:
 
     def _follows(self, attach: int) -> bool:
         return self._connected and self._attach == attach
-
-    def _reach(self, point: str) -> None:
-        if self._crashes is not None:
-            self._crashes.reach(point)
 
 
 def joined(parts: Sequence[Part]) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from psfleet.checkpoint import Part, ShardFile, write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults import CrashFaults
+from psfleet.faults import NO_CRASH, CrashFaults
 from psfleet.platform.atomic_files import reason
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
@@ -88,7 +88,7 @@ class SnapshotWriter:
         files: Numbers of the snapshots of the last two files, by SHA-256.
     """
 
-    def __init__(self, crashes: CrashFaults | None = None) -> None:
+    def __init__(self, crashes: CrashFaults = NO_CRASH) -> None:
         self.tell: Callable[[str], None] = _log.warning
         self.files: dict[str, int] = {}
         self._crashes = crashes
@@ -189,11 +189,11 @@ class SnapshotWriter:
         pace, began = Throttle(_SHARE), time.monotonic()
 
         def between() -> None:
-            self._reach("page")
+            self._crashes.reach("page")
             if not self._ending:
                 pace.rest()
 
-        self._reach("cut")
+        self._crashes.reach("cut")
         try:
             with contextlib.closing(frozen):
                 file = write_frozen(part.folder, frozen, state, between)
@@ -206,7 +206,7 @@ class SnapshotWriter:
             )
             if part in self._parts.values():  # else it was given up, and its folder is gone
                 self._complain(f"a snapshot cannot be written to {part.folder!r}: {reason(error)}")
-        self._reach("written")
+        self._crashes.reach("written")
         with self._lock:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []
         for reply in waiting:
@@ -215,10 +215,6 @@ class SnapshotWriter:
     def _complain(self, text: str) -> None:
         (_log.warning if self._has_failed else self.tell)(text)
         self._has_failed = True
-
-    def _reach(self, point: str) -> None:
-        if self._crashes is not None:
-            self._crashes.reach(point)
 
 
 def _log_written(frozen: FrozenShard, file: ShardFile, seconds: float) -> None:

@@ -100,7 +100,7 @@ class RowMoves:
             shard.cuts.give_up()
         if cut is not None:
             self._host.parts.forget(cut.number)
-        self._reach("opened")
+        self._crashes.reach("opened")
 
     def _check_ended(self, number: int) -> None:
         if number <= self._over or number < self._number:
@@ -115,10 +115,6 @@ class RowMoves:
         if self._log is not None:
             self._log.settle(self._log.end)
 
-    def _reach(self, point: str) -> None:
-        if self._crashes is not None:
-            self._crashes.reach(point)
-
     def fill(self, number: int, records: Iterable[scaling_pb2.MovedRecord]) -> None:
         """Take records of another server."""
         with self._lock:
@@ -127,7 +123,7 @@ class RowMoves:
                 instruction = decode(record.kind, memoryview(record.body), self._spec_of)
                 taken.take(instruction)  # type: ignore[arg-type]  # whatever else it is, it does not take
             self._settle()
-        self._reach("filled")
+        self._crashes.reach("filled")
 
     def _of(self, number: int) -> DealtShard:
         if number != self._number or self._taken is None:
@@ -183,7 +179,7 @@ class RowMoves:
                 way.flush()
         with self._lock:
             self._settle()
-        self._reach("sent")
+        self._crashes.reach("sent")
         return rows
 
     def prepare(self, number: int, state: bytes) -> None:
@@ -201,7 +197,7 @@ class RowMoves:
                 self._log.append(*copied(taken.state, self._host.coordinator))
                 self._log.append(RecordKind.READY, [])
                 self._settle()
-        self._reach("prepared")
+        self._crashes.reach("prepared")
 
     def adopt(self, number: int) -> None:
         """Hold what was taken. Asked again, it holds it already."""
@@ -217,7 +213,7 @@ class RowMoves:
             self._over = self._adopted = number
             self._host.lanes.forget_layouts()
             self._host.feed.renew()  # its standby has rows of before
-        self._reach("adopted")
+        self._crashes.reach("adopted")
 
     def _start_again(self) -> NoReturn:
         """End this process, which has started between the promise of the one before and the decision."""

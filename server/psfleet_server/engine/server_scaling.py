@@ -252,11 +252,7 @@ class ServerScaling:
         with ThreadPoolExecutor(len(peers), thread_name_prefix="scaling") as askers:
             for _ in askers.map(lambda p: p.call("Scaling/Prepare", message, _MOVED), peers):
                 pass
-        self._reach("promised")
-
-    def _reach(self, point: str) -> None:
-        if self._crashes is not None:
-            self._crashes.reach(point)
+        self._crashes.reach("promised")
 
     def _decide(self, request: ScaleRequest) -> None:
         if self._folder is None:
@@ -267,7 +263,7 @@ class ServerScaling:
         except OSError as error:
             if read_scaled(self._folder).generation != number:  # it may be there all the same
                 raise UsageError(f"the decision cannot be written: {reason(error)}") from None
-        self._reach("decided")
+        self._crashes.reach("decided")
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
         _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")

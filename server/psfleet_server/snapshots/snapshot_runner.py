@@ -14,7 +14,7 @@ from typing import Any
 
 from psfleet.checkpoint import CutPosition, Manifest, Part, SnapshotDraft, linked, merged_specs
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults import CrashFaults
+from psfleet.faults import NO_CRASH, CrashFaults
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.settings.kinds import place_or_url, shown_url
@@ -98,7 +98,7 @@ class SnapshotRunner:
         access: Access,
         folder: SnapshotFolder | None = None,
         timeouts: SnapshotTimeouts | None = None,
-        crashes: CrashFaults | None = None,
+        crashes: CrashFaults = NO_CRASH,
     ) -> None:
         self.endpoints: Sequence[str] = ()
         self.restored = RestoredStates()
@@ -277,8 +277,7 @@ class SnapshotRunner:
         draft.finish(
             Manifest(specs, files, snapshot.cut, link, dict(snapshot.states)), check_restart
         )
-        if self._crashes is not None:
-            self._crashes.reach("complete")
+        self._crashes.reach("complete")
         size, seconds = sum(file.bytes for file in files), time.monotonic() - self._began
         self.latest = time.time(), size
         fields = {"snapshot": self._number, "seconds": round(seconds, 3), "bytes": size}
