@@ -1,11 +1,13 @@
-"""A runtime that a test has for itself."""
+"""A runtime that a test has for itself, and one that writes down its calls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
+from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.process_runtime import current
 
 
@@ -26,3 +28,26 @@ def own_programs(seed: int = 0) -> Iterator[Program]:
     """Build in fresh programs inside the block, with names that count from 0."""
     with names.guard(), program_guard(program := Program(random_seed=seed), Program()):
         yield program
+
+
+class CountingRuntime(EmbeddedRuntime):
+    """An embedded runtime that writes down its calls.
+
+    Attributes:
+        calls: "pull" or "push", and of how many tables.
+        pushed: The gradients of each push.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+        self.pushed: list[list[Gradient]] = []
+
+    def pull(self, reads: Sequence[Read]) -> list[Any]:
+        self.calls.append(("pull", len(reads)))
+        return super().pull(reads)
+
+    def push(self, gradients: Sequence[Gradient], **shown: Any) -> Any:
+        self.calls.append(("push", len(gradients)))
+        self.pushed.append([*gradients])
+        return super().push(gradients, **shown)

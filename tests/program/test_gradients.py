@@ -212,7 +212,7 @@ def test_every_differentiable_operation_has_a_case() -> None:
     }
     names = {name for name in names if name[0] != "_"} - {"Op"}
     assert "Add" in names
-    # PooledEmbedding takes float32 alone; tests/torch/test_feature_interfaces.py compares it with torch.
+    # PooledEmbedding takes float32 alone; tests/torch/test_interfaces.py compares it with torch.
     assert (
         names - {"Embedding", "PooledEmbedding", "Unary"}
         == {case.split()[0] for case in CASES} & names

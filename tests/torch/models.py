@@ -3,16 +3,13 @@
 All rows are WIDTH wide, for kernels are compiled for each width and rule.
 """
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MODELS", "OPTIMIZERS", "Batch", "batches", "curve", "dense_of", "tables_of"]
+from psfleet import fleet as fleet_api
 
 torch.set_num_threads(1)
 # torch's own Adagrad warns without a choice.
@@ -148,16 +145,50 @@ def batches(steps: int, seed: int = 1) -> Iterator[Batch]:
 
 
 def curve(
-    model: Callable[[Batch], Tensor], optimizers: Iterable[Any], data: Iterable[Batch]
+    model: Callable[[Any], Tensor],
+    optimizers: Iterable[Any],
+    data: Iterable[Any],
+    change: Callable[[], object] = lambda: None,
+    set_to_none: bool = True,
 ) -> list[float]:
-    """The loss of each step of plain training."""
+    """The loss of each step of plain training.
+
+    Args:
+        change: Called before each update; it may change the gradients.
+        set_to_none: What gradients become when they are cleared; False: zeros.
+    """
     optimizers, losses = list(optimizers), []
     for batch in data:
         loss = model(batch)
         losses.append(loss.item())
         for optimizer in optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=set_to_none)
         loss.backward()
+        change()
         for optimizer in optimizers:
             optimizer.step()
     return losses
+
+
+def net() -> Any:
+    """A dense model."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def dense_batches(steps: int, seed: int) -> list[Tensor]:
+    """Batches for `net`."""
+    dice = torch.Generator().manual_seed(seed)
+    return [torch.randn(16, 4, generator=dice) for _ in range(steps)]
+
+
+def dense_curve(model: nn.Module, optimizers: Iterable[Any], data: Iterable[Tensor]) -> list[float]:
+    """The losses of `net`."""
+    return curve(lambda x: (model(x)[:, 0] - x.sum(1).sin()).square().mean(), optimizers, data)
+
+
+def under(**parts: Any) -> None:
+    """Have this process train under a strategy with these parts, until the test ends."""
+    configs = {f"{part}_configs": said for part, said in parts.items()}
+    on = dict.fromkeys(parts, True)
+    fleet_api.init(strategy=fleet_api.DistributedStrategy(**configs, **on))

@@ -1,23 +1,19 @@
 """convert(): the loss curve of single-process torch, embedded and on a fleet; what is refused."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import psfleet.torch as pst
 from psfleet.errors import ShapeError
 from psfleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-
-import psfleet.torch as pst
 from tests.torch.models import MODELS, OPTIMIZERS, batches, curve
+from tests.torch.test_tied import KINDS, Tied
 
 
 @pytest.mark.parametrize(
@@ -55,57 +51,21 @@ def test_curve_of_torch(model: str, optimizer: str) -> None:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_fleet_has_the_same_bits(servers: int) -> None:
     """On servers of their own, in sync mode, all losses are those of the embedded run, bit for bit."""
-    cases = [("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "sgd"), ("sequence", "adamw")]
+    pairs = [("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "sgd"), ("sequence", "adamw")]
+    cases: list[Any] = [(name, MODELS[model], OPTIMIZERS[name]) for model, name in pairs]
+    cases += [("tied", partial(Tied, sparse=True), KINDS["adam"])]
     data = list(batches(20))
     with nothing_left(), LocalFleet(servers, 1, in_process=True) as fleet:
-        runtime = fleet.connect(0, "sync")
-        for model, optimizer in cases:
-            torch.manual_seed(3)
-            embedded = MODELS[model]()
-            remote = copy.deepcopy(embedded)
-            moved, opt = pst.convert(embedded, OPTIMIZERS[optimizer](embedded), name=optimizer)
-            expected = curve(moved, [opt], data)
-            moved, opt = pst.convert(
-                remote, OPTIMIZERS[optimizer](remote), name=optimizer, runtime=runtime
-            )
-            assert curve(moved, [opt], pst.prefetch(data)) == expected, (model, optimizer)
-        runtime.close()
-
-
-optim = torch.optim
-DENSE = {
-    "momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9),
-    "decay": lambda p: optim.SGD(p, 0.1, weight_decay=0.1),
-    "nesterov": lambda p: optim.SGD(p, 0.1, momentum=0.5, nesterov=True, weight_decay=0.1),
-    "adagrad": lambda p: optim.Adagrad(p, 0.1, eps=1e-3, weight_decay=0.1),
-    "amsgrad": lambda p: optim.Adam(p, 0.1, amsgrad=True, weight_decay=0.1),
-    "adam": lambda p: optim.Adam(p, 0.1, betas=(0.5, 0.9), eps=0.01),
-    "adamw": lambda p: optim.AdamW(p, 0.1, weight_decay=0.5),
-    "nadam": lambda p: optim.NAdam(p, 0.1, weight_decay=0.1),
-    "radam": lambda p: optim.RAdam(p, 0.1),
-    "rmsprop": lambda p: optim.RMSprop(p, 0.1),
-    "rmsprop momentum": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, weight_decay=0.1),
-    "rmsprop centered": lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.9, eps=1e-3),
-    "adadelta": lambda p: optim.Adadelta(p, 1.0, rho=0.8),
-}
-
-
-@pytest.mark.parametrize("name", DENSE)
-def test_every_dense_option(name: str) -> None:
-    """Each optimizer for dense parameters follows torch with the options it has."""
-    torch.manual_seed(5)
-    plain = torch.nn.Linear(4, 3)
-    moved = copy.deepcopy(plain)
-    moved, opt = pst.convert(moved, DENSE[name](moved.parameters()))
-    trained = ((plain, DENSE[name](plain.parameters())), (moved, opt))
-    for _ in range(30):
-        x, y = torch.randn(32, 4), torch.randn(32, 3)
-        for model, optimizer in trained:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-    for actual, expected in zip(moved.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        remote = fleet.connect(0, "sync")
+        for name, make, optimizers in cases:
+            curves = []
+            for runtime in (None, remote):
+                torch.manual_seed(3)
+                model = make()
+                moved, opt = pst.convert(model, optimizers(model), name=name, runtime=runtime)
+                curves.append(curve(moved, [opt], pst.prefetch(data) if runtime else data))
+            assert curves[0] == curves[1], name
+        remote.close()
 
 
 SGD = torch.optim.SGD

@@ -1,26 +1,19 @@
 """Embedding and EmbeddingBag against torch's own."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import psfleet.torch as pst
 from psfleet import fluid, initializer
 from psfleet import optimizer as fleet_optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
 from psfleet.errors import UsageError
 from psfleet.runtime.interface import Read
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-
-import psfleet.torch as pst
 from tests.torch import models  # noqa: F401  # sets torch's threads
 
 

@@ -1,27 +1,20 @@
 """FeatureEmbedding against torch.nn.EmbeddingBag."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import psfleet.torch as pst
 from psfleet import initializer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table
 from psfleet.optimizer import SGD, Adagrad
 from psfleet.runtime.interface import Read
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-
-import psfleet.torch as pst
+from tests.runtimes import CountingRuntime
 from tests.torch import models  # noqa: F401  # sets torch's threads
 
 ROWS, SAMPLES = 12, 30
@@ -123,35 +116,21 @@ def test_the_values_of_torchs_bags(kind: str) -> None:
             optimizer.step()
 
 
-class Counting(EmbeddedRuntime):
-    """Counts the calls of a step."""
-
-    calls: Sequence[str] = ()
-
-    def pull(self, reads: Any) -> Any:
-        self.calls = [*self.calls, *(["pull"] if reads else [])]
-        return super().pull(reads)
-
-    def push(self, gradients: Any, **named: Any) -> Any:
-        self.calls = [*self.calls, f"push {len(gradients)}"]
-        return super().push(gradients, **named)
-
-
 def test_one_pull_and_one_push() -> None:
     """A step reads all tables in one pull and sends all gradients in one push."""
-    runtime = Counting()
+    runtime = CountingRuntime()
     embed = pst.FeatureEmbedding(feature_set(SGD(0.1)))
     opt = pst.DistributedOptimizer(embed, runtime=runtime)
-    runtime.calls = []
+    runtime.calls.clear()
     loss_of(embed(batch_of(0))).backward()
     opt.step()
-    assert runtime.calls == ["pull", "push 2"]
+    assert runtime.calls == [("pull", 2), ("push", 2), ("pull", 0)]
     runtime.close()
 
 
 def test_the_same_values_within_a_step() -> None:
     """A forward pass that is computed again sees the rows of the first one, unharmed by the user."""
-    runtime = Counting()
+    runtime = CountingRuntime()
     embed = pst.FeatureEmbedding(feature_set(SGD(0.1)))
     pst.DistributedOptimizer(embed, runtime=runtime)
     first = embed(batch_of(0))
@@ -159,7 +138,7 @@ def test_the_same_values_within_a_step() -> None:
     with torch.no_grad():
         for value in first.values():
             value.zero_()
-    runtime.calls = []
+    runtime.calls.clear()
     for name, value in embed(batch_of(0)).items():
         torch.testing.assert_close(value, kept[name], rtol=0, atol=0)
     assert runtime.calls == []

@@ -1,24 +1,17 @@
 """torch.compile, torch.export, torch.jit and torch.fx on models whose rows are on the servers."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
+import psfleet.torch as pst
 from psfleet.errors import UsageError
 from psfleet.features import Feature, FeatureSet, Table
 from psfleet.optimizer import SGD
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-
-import psfleet.torch as pst
 
 
 class Towers(torch.nn.Module):

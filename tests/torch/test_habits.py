@@ -1,8 +1,5 @@
 """What ordinary scripts of torch do around a model: each gives what plain torch gives, or a sentence."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 import io
 import pickle
@@ -11,21 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-from psfleet.testing.local_fleet import LocalFleet
-from tests.leaks import nothing_left
-from tests.trainings import in_threads
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import psfleet.torch as pst
-from tests.torch.models import MODELS, OPTIMIZERS, batches
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import UsageError
+from psfleet.testing.local_fleet import LocalFleet
+from tests.leaks import nothing_left
+from tests.torch.models import MODELS, OPTIMIZERS, batches, curve, dense_batches, dense_curve, net
+from tests.trainings import in_threads
 
 Script = Callable[[Any, Any], list[float]]
 
@@ -49,14 +42,17 @@ def dense_parameters(model: Any) -> list[Any]:
 
 def zeroed_in_place(model: Any, optimizers: Any) -> list[float]:
     """zero_grad(set_to_none=False)."""
-    losses = []
-    for batch in batches(20):
-        all_zero(optimizers, set_to_none=False)
-        loss = model(batch)
-        loss.backward()
-        all_step(optimizers)
-        losses.append(loss.item())
-    return losses
+    return curve(model, optimizers, batches(20), set_to_none=False)
+
+
+def clipped(model: Any, optimizers: Any) -> list[float]:
+    """Clipping of dense gradients by norm and by value."""
+
+    def clip() -> None:
+        nn.utils.clip_grad_norm_(dense_parameters(model), 0.05)
+        nn.utils.clip_grad_value_(dense_parameters(model), 0.01)
+
+    return curve(model, optimizers, batches(20), clip)
 
 
 def accumulated(model: Any, optimizers: Any) -> list[float]:
@@ -69,20 +65,6 @@ def accumulated(model: Any, optimizers: Any) -> list[float]:
         if number % 4 == 3:
             all_step(optimizers)
             all_zero(optimizers)
-    return losses
-
-
-def clipped(model: Any, optimizers: Any) -> list[float]:
-    """Clipping of dense gradients by norm and by value."""
-    losses = []
-    for batch in batches(20):
-        all_zero(optimizers)
-        loss = model(batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(dense_parameters(model), 0.05)
-        nn.utils.clip_grad_value_(dense_parameters(model), 0.01)
-        all_step(optimizers)
-        losses.append(loss.item())
     return losses
 
 
@@ -106,9 +88,7 @@ def averaged(model: Any, optimizers: Any) -> list[float]:
     """Losses of two averages of the model, of plain means and of moving ones."""
     averages = [AveragedModel(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))]
     for batch in batches(10):
-        all_zero(optimizers)
-        model(batch).backward()
-        all_step(optimizers)
+        curve(model, optimizers, [batch])
         for average in averages:
             average.update_parameters(model)
     return [average(batch).item() for average in averages for batch in batches(3, 9)]
@@ -127,13 +107,9 @@ def copied(model: Any, optimizers: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("script", "name"),
     [
-        *(
-            (zeroed_in_place, "sequence"),
-            (accumulated, "bags"),
-            (clipped, "deepfm"),
-            (scaled, "bags"),
-        ),
-        *((averaged, "deepfm"), (averaged, "bags"), (copied, "sequence"), (copied, "bags")),
+        *((zeroed_in_place, "sequence"), (accumulated, "bags"), (clipped, "deepfm")),
+        *((scaled, "bags"), (averaged, "deepfm"), (averaged, "bags")),
+        *((copied, "sequence"), (copied, "bags")),
     ],
 )
 def test_as_in_torch(name: str, script: Script) -> None:
@@ -146,26 +122,15 @@ def test_as_in_torch(name: str, script: Script) -> None:
     np.testing.assert_allclose(script(moved, [opt]), expected, rtol=1e-5)
 
 
-def net() -> Any:
-    """A dense model."""
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-
 def thawing(model: Any, optimizer: Any) -> list[float]:
     """The first layer is frozen for 6 steps, and the last one from step 9 on."""
-    dice, losses = torch.Generator().manual_seed(2), []
-    for number in range(12):
+    losses: list[float] = []
+    for number, batch in enumerate(dense_batches(12, 2)):
         if number == 6:
             model[0].requires_grad_(True)
         if number == 9:
             model[2].requires_grad_(False)
-        x = torch.randn(16, 4, generator=dice)
-        optimizer.zero_grad()
-        loss = (model(x)[:, 0] - x.sum(1).sin()).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses += dense_curve(model, [optimizer], [batch])
     return losses
 
 

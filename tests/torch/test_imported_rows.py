@@ -1,20 +1,20 @@
 """Rows of a PyTorch model become rows of a table on real servers."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import psfleet  # noqa: E402  # after the skip
-from psfleet import optimizer  # noqa: E402
-from psfleet.checkpoint import read_rows  # noqa: E402
-from psfleet.client import Client  # noqa: E402
-from psfleet.errors import CheckpointError  # noqa: E402
-from psfleet.settings.environment import Environment  # noqa: E402
-from psfleet.testing.local_fleet import LocalFleet  # noqa: E402
-from psfleet_launch.commands.psfleet_cli import main  # noqa: E402
+import psfleet
+from psfleet import optimizer
+from psfleet.checkpoint import read_rows
+from psfleet.client import Client
+from psfleet.errors import CheckpointError
+from psfleet.settings.environment import Environment
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_launch.commands.psfleet_cli import main
 
 
 def table(client: Client) -> psfleet.client.SparseTable:
@@ -24,7 +24,7 @@ def table(client: Client) -> psfleet.client.SparseTable:
 
 def test_a_state_dict_warms_a_fleet_up(tmp_path: Path) -> None:
     """Two servers load the snapshot that has them, and train on."""
-    model = torch.nn.ModuleDict(
+    model: Any = torch.nn.ModuleDict(
         {"emb": torch.nn.EmbeddingBag(50, 4), "other": torch.nn.Embedding(3, 4)}
     )
     file, start, warm = (str(tmp_path / name) for name in ("model.pt", "start", "warm"))

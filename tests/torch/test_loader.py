@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from psfleet.features import Table
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.runtime.worker_state import WorkerState
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-from torch.utils.data import DataLoader, TensorDataset
 
 
 def loops(index: int, workers: int) -> DataLoops:

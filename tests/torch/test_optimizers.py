@@ -1,57 +1,31 @@
 """DistributedOptimizer: calls, rates, closures, workers; recomputing through torch's checkpoints."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from psfleet import fleet as fleet_api
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.testing.local_fleet import LocalFleet
-from tests.leaks import nothing_left
-from tests.trainings import in_threads
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 import psfleet.torch as pst
+from psfleet import fleet as fleet_api
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import UsageError
+from psfleet.testing.local_fleet import LocalFleet
 from psfleet.torch import parameter_plan
+from tests.leaks import nothing_left
+from tests.runtimes import CountingRuntime
 from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, dense_of, tables_of
-
-
-class Counting(EmbeddedRuntime):
-    """An embedded runtime that writes down its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, int]] = []
-
-    def pull(self, reads: Sequence[Read]) -> list[Any]:
-        """See Runtime.pull."""
-        self.calls.append(("pull", len(reads)))
-        return super().pull(reads)
-
-    def push(self, gradients: Sequence[Gradient], **shown: Any) -> Any:
-        """See Runtime.push."""
-        self.calls.append(("push", len(gradients)))
-        return super().push(gradients, **shown)
+from tests.trainings import in_threads
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_one_push_and_one_pull(model: str) -> None:
     """A step is one push of all gradients and, with prefetch(), one pull of all values."""
-    runtime = Counting()
+    runtime = CountingRuntime()
     moved = MODELS[model]()
     moved, opt = pst.convert(moved, OPTIMIZERS["adam"](moved), runtime=runtime)
     tables, dense = 2, len(dense_of(moved)) - 2
@@ -144,29 +118,22 @@ def test_names_and_numbers(fleet: EmbeddedRuntime) -> None:
 
 
 def test_values_set_by_hand() -> None:
-    """upload() makes values that were changed by hand those of the fleet."""
-    model = torch.nn.Linear(2, 1, bias=False)
-    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.5))
-    with torch.no_grad():
-        model.weight.fill_(3)
-    opt.upload()
-    model(torch.ones(1, 2)).sum().backward()
-    opt.step()
-    assert model.weight.tolist() == [[2.5, 2.5]]
-
-
-def test_values_changed_in_place() -> None:
-    """Values that the servers did not see are refused at the step, and upload() or refresh() goes on."""
+    """Values that the servers did not see are refused at the step; upload() makes them the fleet's, refresh()
+    takes them back."""
     model = torch.nn.Linear(2, 1, bias=False)
     model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.5))
     before = model.weight.tolist()
-    with torch.no_grad():
-        model.weight.fill_(3)
-    with pytest.raises(UsageError, match=r"'weight' was changed in place since .* opt\.upload\(\)"):
+    for go_on, expected in ((opt.refresh, before), (opt.upload, [[3, 3]])):
+        with torch.no_grad():
+            model.weight.fill_(3)
+        with pytest.raises(UsageError, match=r"'weight' was changed in place .* opt\.upload\(\)"):
+            opt.step()
+        go_on()
+        assert model.weight.tolist() == expected
         opt.step()
-    opt.refresh()
-    assert model.weight.tolist() == before
+    model(torch.ones(1, 2)).sum().backward()
     opt.step()
+    assert model.weight.tolist() == [[2.5, 2.5]]
 
 
 class Shortened(torch.nn.Module):
@@ -223,17 +190,6 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     fleet_api.load_model(str(tmp_path / "model"))
     opt.refresh()
     assert curve(model, [opt], batches(10, 2)) == expected
-
-
-def test_refused() -> None:
-    """What the servers cannot follow is refused: old optimizers and new groups."""
-    model = torch.nn.Linear(2, 1)
-    old = torch.optim.Adam(model.parameters())
-    model, opt = pst.convert(model, old)
-    with pytest.raises(UsageError, match=r"call it on the optimizer that psfleet\.torch returned"):
-        old.step()
-    with pytest.raises(UsageError, match="add_param_group"):
-        opt.add_param_group({"params": [torch.zeros(1)]})
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -1,30 +1,22 @@
 """Pipeline: an nn.Sequential in micro-batches, in one process and on stages, with the same bits."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from psfleet import fleet as fleet_api
-from tests.launch.conftest import Launch, launch
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch import nn
 
 import psfleet.torch as pst
 from psfleet.torch.sequential_pipeline import chunks_of
-from tests.torch.test_optimizers import Counting
+from tests.launch.conftest import Launch, launch
+from tests.runtimes import CountingRuntime
+from tests.torch.models import under
 
 __all__ = ["launch"]
 
@@ -71,21 +63,8 @@ def test_stages_have_the_bits_of_one_process(
     in bfloat16, in the second one the second stage has no parameters.
     """
     out = tmp_path / "out.npz"
-    job = launch(
-        "--no-progress",
-        "--micro-batches",
-        "4",
-        "--stages",
-        "2",
-        "--pipeline",
-        *options,
-        SCRIPT,
-        str(out),
-        "4",
-        cuts,
-        dtype,
-        **ONE_THREAD,
-    )
+    stages = ["--no-progress", "--micro-batches", "4", "--stages", "2", "--pipeline"]
+    job = launch(*stages, *options, SCRIPT, str(out), "4", cuts, dtype, **ONE_THREAD)
     code, _, err = job.ends(120)
     assert code == 0, err + job.log("*")
     expected = alone(tmp_path / "alone.npz", dtype)
@@ -102,24 +81,13 @@ def mlp() -> nn.Sequential:
 
 def train(steps: int = 5, **strategy: Any) -> tuple[list[float], dict[str, Any]]:
     """Losses and weights of a Pipeline under a strategy, in this process."""
-    settings = fleet_api.DistributedStrategy(
-        **{f"{part}_configs": said for part, said in strategy.items()},
-        **dict.fromkeys(strategy, True),
-    )
-    fleet_api.init(strategy=settings)
+    under(**strategy)
     model = mlp()
     trainer = pst.Pipeline(model, torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss)
     dice = torch.Generator().manual_seed(2)
     data = [torch.randn(12, 8, generator=dice) for _ in range(steps)]
     losses = [float(trainer.step(x[:, :6], x[:, 6:])) for x in data]
     return losses, trainer.model.state_dict()
-
-
-@pytest.fixture(autouse=True)
-def no_strategy() -> Iterator[None]:
-    """A test's strategy ends with it."""
-    yield
-    fleet_api.init()
 
 
 def test_one_micro_batch_is_plain_training() -> None:
@@ -171,13 +139,10 @@ def test_prefetched_rows_of_micro_batches() -> None:
     """With prefetch() a step is one push and one pull, of all its micro-batches' rows too."""
     curves = []
     for ahead in (False, True):
-        pipeline = {"micro_batches": 4}
-        fleet_api.init(
-            strategy=fleet_api.DistributedStrategy(pipeline=True, pipeline_configs=pipeline)
-        )
+        under(pipeline={"micro_batches": 4})
         torch.manual_seed(5)
         model = nn.Sequential(nn.EmbeddingBag(50, 4, sparse=True), nn.Linear(4, 1), nn.Flatten(0))
-        runtime = Counting()
+        runtime = CountingRuntime()
         trainer = pst.Pipeline(
             model, torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss, runtime=runtime
         )

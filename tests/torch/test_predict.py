@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
-import pyarrow as pa  # after the checks
+import pyarrow as pa  # after the check
 import pyarrow.parquet as pq
 
 from psfleet_launch.commands.psfleet_cli import main

@@ -3,16 +3,12 @@
 from typing import Any, NamedTuple
 
 import pytest
-
-from psfleet.errors import UsageError
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import psfleet.torch as pst
-from tests.torch.test_optimizers import Counting
+from psfleet.errors import UsageError
+from tests.runtimes import CountingRuntime
 
 
 class Model(torch.nn.Module):
@@ -29,7 +25,7 @@ class Model(torch.nn.Module):
 
 def run(loader: Any, take: Any, **options: Any) -> tuple[list[float], list[tuple[str, int]]]:
     """Losses and calls of training over a loader."""
-    runtime = Counting()
+    runtime = CountingRuntime()
     model = Model()
     opt = pst.DistributedOptimizer(model, torch.optim.SGD(model.parameters(), 0.5), runtime=runtime)
     if "ids" in options:

@@ -1,27 +1,17 @@
 """What psfleet.torch refuses: each with a sentence that quotes the value, and nothing was changed."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
+from torch import nn
 
-from psfleet import fleet as fleet_api
+import psfleet.torch as pst
 from psfleet import optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
 from tests.refusals import check_refusals
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-from torch import nn
-
-import psfleet.torch as pst
-from tests.torch import models  # noqa: F401  # sets torch's threads
+from tests.torch import models
 
 
 class Tied(nn.Module):
@@ -152,13 +142,6 @@ NAMES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_strategy() -> Iterator[None]:
-    """A test's strategy ends with it."""
-    yield
-    fleet_api.init()
-
-
 def test_conversions(fleet: EmbeddedRuntime) -> None:
     """What has no exact counterpart is refused with its name and value, and no table is made."""
     check_refusals(CONVERSIONS, NAMES | {"one": nn.Linear(2, 1)})
@@ -194,18 +177,11 @@ begin(nn.Sequential(nn.Linear(3, 3)), loss=lambda out, y: out - y)  # ShapeError
 """
 
 
-def set_strategy(**parts: Any) -> None:
-    """Have this process train under a strategy with these parts."""
-    configs = {f"{part}_configs": said for part, said in parts.items()}
-    on = dict.fromkeys(parts, True)
-    fleet_api.init(strategy=fleet_api.DistributedStrategy(**configs, **on))
-
-
 def test_strategies() -> None:
     """What torch's optimizers cannot do is refused, and the model is as it was."""
 
     def under(**parts: Any) -> None:
-        set_strategy(**parts)
+        models.under(**parts)
         convert(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 
     check_refusals(STRATEGIES, NAMES | {"under": under})
@@ -221,7 +197,7 @@ def test_pipelines() -> None:
         loss: Any = nn.functional.mse_loss,
         **options: Any,
     ) -> None:
-        set_strategy(pipeline=asked or {})
+        models.under(pipeline=asked or {})
         sgd = torch.optim.SGD(model.parameters(), 0.1)
         pst.Pipeline(model, sgd, loss, **options).step(torch.zeros(4, 3), torch.zeros(rows, 3))
 

@@ -1,27 +1,19 @@
 """A worker that is started anew in the middle of a job finds trained tables, and keeps them."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import contextlib
 import copy
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
 
+import psfleet.torch as pst
 from psfleet import optimizer
 from psfleet.errors import Fenced
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.runtime.process_runtime import current
 from psfleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-
-import psfleet.torch as pst
 from tests.torch.models import MODELS, OPTIMIZERS, batches, curve
 
 

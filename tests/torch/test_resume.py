@@ -1,17 +1,16 @@
 """Resume with {model.state_dict(), opt.state_dict()}: exactly, or refused in a sentence."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from psfleet import fleet as fleet_api
+import psfleet.torch as pst
 from psfleet import fluid
 from psfleet import optimizer as fleet_optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
@@ -20,50 +19,38 @@ from psfleet.errors import PsfleetError, ShapeError, UsageError
 from psfleet.runtime.interface import Runtime
 from psfleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-from torch import nn
-
-import psfleet.torch as pst
-from tests.torch.models import MODELS, OPTIMIZERS, batches, curve, dense_of, tables_of
+from tests.torch.models import (
+    MODELS,
+    OPTIMIZERS,
+    batches,
+    curve,
+    dense_batches,
+    dense_curve,
+    dense_of,
+    net,
+    tables_of,
+    under,
+)
 
 optim = torch.optim
 DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, 0.1),
-    "momentum": lambda p: optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
-    "adagrad": lambda p: optim.Adagrad(p, 0.1, initial_accumulator_value=0.1),
-    "adam": lambda p: optim.Adam(p, 0.01, weight_decay=0.01),
-    "amsgrad": lambda p: optim.Adam(p, 0.05, amsgrad=True),
-    "adamw": lambda p: optim.AdamW(p, 0.01),
-    "nadam": lambda p: optim.NAdam(p, 0.01),
+    "decay": lambda p: optim.SGD(p, 0.1, weight_decay=0.1),
+    "momentum": lambda p: optim.SGD(p, 0.05, momentum=0.9),
+    "nesterov": lambda p: optim.SGD(p, 0.05, momentum=0.5, nesterov=True, weight_decay=0.1),
+    "adagrad": lambda p: optim.Adagrad(
+        p, 0.1, eps=1e-3, initial_accumulator_value=0.1, weight_decay=0.1
+    ),
+    "adam": lambda p: optim.Adam(p, 0.01, betas=(0.5, 0.9), eps=0.01, weight_decay=0.01),
+    "amsgrad": lambda p: optim.Adam(p, 0.05, amsgrad=True, weight_decay=0.1),
+    "adamw": lambda p: optim.AdamW(p, 0.01, weight_decay=0.5),
+    "nadam": lambda p: optim.NAdam(p, 0.01, weight_decay=0.1),
     "radam": lambda p: optim.RAdam(p, 0.01),
     "rmsprop": lambda p: optim.RMSprop(p, 0.01),
-    "rmsprop centered": lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.5),
-    "adadelta": lambda p: optim.Adadelta(p, 1.0),
+    "rmsprop momentum": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, weight_decay=0.1),
+    "rmsprop centered": lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.5, eps=1e-3),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0, rho=0.8),
 }
-
-
-def net() -> nn.Module:
-    """A dense model."""
-    torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-
-def dense_data(steps: int, seed: int) -> list[Any]:
-    """Batches for `net`."""
-    dice = torch.Generator().manual_seed(seed)
-    return [torch.randn(16, 4, generator=dice) for _ in range(steps)]
-
-
-def dense_curve(model: Any, optimizers: Any, data: Any) -> list[float]:
-    """Losses of `net`."""
-
-    def loss(x: Any) -> Any:
-        return (model(x)[:, 0] - x.sum(1).sin()).square().mean()
-
-    return curve(loss, optimizers, data)
 
 
 def stored(*parts: Any) -> list[Any]:
@@ -78,7 +65,7 @@ def stored(*parts: Any) -> list[Any]:
 @pytest.mark.parametrize("name", DENSE)
 def test_every_dense_optimizer(name: str) -> None:
     """Training resumed from the two state dicts has the losses of training that was not interrupted."""
-    first, later = dense_data(15, 1), dense_data(15, 2)
+    first, later = dense_batches(15, 1), dense_batches(15, 2)
     model = net()
     model, opt = pst.convert(model, DENSE[name](model.parameters()))
     dense_curve(model, [opt], first)
@@ -91,7 +78,7 @@ def test_every_dense_optimizer(name: str) -> None:
         for part, state in list(zip(parts, states, strict=True))[::order]:
             part.load_state_dict(state)
         assert dense_curve(again, [opt], later) == expected
-    if name not in ("sgd",):
+    if name not in ("sgd", "decay"):
         model = net()
         model, opt = pst.convert(model, DENSE[name](model.parameters()), runtime=EmbeddedRuntime())
         model.load_state_dict(states[0])
@@ -100,11 +87,9 @@ def test_every_dense_optimizer(name: str) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_to_and_from_plain_torch(name: str) -> None:
-    """The state is in torch's layout: plain torch goes on from a fleet's, and a fleet from plain torch's.
-
-    Before or after the conversion.
-    """
-    first, later = dense_data(15, 1), dense_data(15, 2)
+    """The state is in torch's layout: plain torch goes on from a fleet's, and a fleet from plain torch's,
+    with the same losses under each option of an optimizer. It is loaded before or after the conversion."""
+    first, later = dense_batches(15, 1), dense_batches(15, 2)
     plain = net()
     own = DENSE[name](plain.parameters())
     dense_curve(plain, [own], first)
@@ -249,7 +234,7 @@ def adam(model: nn.Module, **options: Any) -> tuple[nn.Module, pst.DistributedOp
 def test_foreign_states_are_refused() -> None:
     """State of other optimizers, options, shapes or of an older psfleet is refused; nothing changes."""
     model, opt = adam(net())
-    dense_curve(model, [opt], dense_data(5, 1))
+    dense_curve(model, [opt], dense_batches(5, 1))
     good = opt.state_dict()
     before = copy.deepcopy(good)
 
@@ -264,7 +249,7 @@ def test_foreign_states_are_refused() -> None:
         optim.SGD(plain.parameters(), 0.1, momentum=0.9),
         optim.Adagrad(plain.parameters()),
     ):
-        dense_curve(plain, [kind], dense_data(2, 1))
+        dense_curve(plain, [kind], dense_batches(2, 1))
         refuse(kind.state_dict(), r"saved by another optimizer, and the rule here is Adam\(")
     _, other = adam(net(), betas=(0.5, 0.9), weight_decay=0.1)
     refuse(
@@ -281,7 +266,7 @@ def test_foreign_state_before_the_conversion(fleet: EmbeddedRuntime) -> None:
     """convert() refuses state of another optimizer; no table is made and the optimizer works on."""
     plain, model = net(), net()
     other = optim.SGD(plain.parameters(), 0.1, momentum=0.9)
-    dense_curve(plain, [other], dense_data(2, 1))
+    dense_curve(plain, [other], dense_batches(2, 1))
     mine = optim.Adam(model.parameters())
     for parameter, state in zip(model.parameters(), other.state.values(), strict=True):
         mine.state[parameter] = dict(state)
@@ -306,25 +291,14 @@ def test_what_a_state_dict_cannot_hold_is_refused() -> None:
                 each.state_dict()
 
 
-@pytest.fixture
-def strategy() -> Iterator[Callable[..., None]]:
-    """Trains under a strategy until the test ends."""
-
-    def under(**parts: Any) -> None:
-        fleet_api.init(strategy=fleet_api.DistributedStrategy(**parts))
-
-    yield under
-    fleet_api.init()
-
-
-def test_waiting_gradients_are_not_lost(strategy: Callable[..., None]) -> None:
+def test_waiting_gradients_are_not_lost() -> None:
     """Between two pushes of gradient_merge state_dict() is refused; after a push it is whole."""
-    strategy(gradient_merge=True, gradient_merge_configs={"k_steps": 2, "avg": True})
+    under(gradient_merge={"k_steps": 2, "avg": True})
     model, opt = adam(net())
-    dense_curve(model, [opt], dense_data(1, 1))
+    dense_curve(model, [opt], dense_batches(1, 1))
     with pytest.raises(UsageError, match="gradients of 1 steps wait to be merged"):
         opt.state_dict()
-    dense_curve(model, [opt], dense_data(1, 1))
+    dense_curve(model, [opt], dense_batches(1, 1))
     assert opt.state_dict()["state"][0]["step"] == 1
 
 
@@ -333,7 +307,7 @@ def test_optimizers_that_were_converted_refuse() -> None:
     model = net()
     old = optim.Adam(model.parameters())
     state = old.state_dict()
-    pst.convert(model, old)
+    _, opt = pst.convert(model, old)
     for call in (
         old.step,
         old.state_dict,
@@ -344,6 +318,8 @@ def test_optimizers_that_were_converted_refuse() -> None:
             UsageError, match=r"call it on the optimizer that psfleet\.torch returned"
         ):
             call()
+    with pytest.raises(UsageError, match="add_param_group"):
+        opt.add_param_group({"params": [torch.zeros(1)]})
 
 
 def test_stepped_optimizers_with_embeddings() -> None:

@@ -1,26 +1,19 @@
 """Every scheduler of torch.optim.lr_scheduler on a converted optimizer, against plain torch."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch import nn
 from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR
 
 import psfleet.torch as pst
-from tests.torch.models import DeepFM, dense_of, tables_of
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import UsageError
+from tests.torch.models import DeepFM, dense_batches, dense_curve, dense_of, net, tables_of
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: lr.LambdaLR(o, lambda epoch: 0.9**epoch),
@@ -52,22 +45,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def net() -> nn.Module:
-    """A dense model."""
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-
 def follow(model: nn.Module, optimizer: Any, scheduler: Any) -> list[float]:
     """Losses of 20 steps, with a step of the scheduler after each."""
-    dice, losses = torch.Generator().manual_seed(2), []
-    for _ in range(20):
-        x = torch.randn(16, 4, generator=dice)
-        optimizer.zero_grad()
-        loss = (model(x)[:, 0] - x.sum(1).sin()).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses: list[float] = []
+    for batch in dense_batches(20, 2):
+        losses += dense_curve(model, [optimizer], [batch])
         scheduler.step(*([losses[-1]] if isinstance(scheduler, lr.ReduceLROnPlateau) else []))
     return losses
 

@@ -1,59 +1,24 @@
 """Parts of a fleet's strategy under psfleet.torch: each works or is refused with a sentence."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-
-from psfleet import fleet as fleet_api
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
-from psfleet.mode_runtimes.switch import connect
-from psfleet.runtime.interface import Gradient
-from psfleet.strategy import ConsistencySettings, LocalSGDSettings
-from psfleet.testing.local_fleet import LocalFleet
-from tests.leaks import nothing_left
-from tests.trainings import in_threads
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch import nn
 
 import psfleet.torch as pst
-from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve
-
-
-class Watched(EmbeddedRuntime):
-    """An embedded runtime that writes down how gradients were pushed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pushed: list[list[Gradient]] = []
-
-    def push(self, gradients: Sequence[Gradient], **shown: Any) -> Any:
-        """See Runtime.push."""
-        self.pushed.append(list(gradients))
-        return super().push(gradients, **shown)
-
-
-@pytest.fixture(autouse=True)
-def no_strategy() -> Iterator[None]:
-    """A test's strategy ends with it."""
-    yield
-    fleet_api.init()
-
-
-def under(**parts: Any) -> None:
-    """Have this process train under a strategy with these parts."""
-    configs = {f"{part}_configs": said for part, said in parts.items()}
-    on = dict.fromkeys(parts, True)
-    fleet_api.init(strategy=fleet_api.DistributedStrategy(**configs, **on))
+from psfleet import fleet as fleet_api
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
+from psfleet.runtime.interface import Gradient
+from psfleet.strategy import LocalSGDSettings
+from psfleet.testing.local_fleet import LocalFleet
+from tests.leaks import nothing_left
+from tests.runtimes import CountingRuntime
+from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, under
+from tests.trainings import in_threads
 
 
 @pytest.mark.parametrize("average", [True, False])
@@ -64,7 +29,7 @@ def test_gradient_merge(model: str, average: bool) -> None:
     plain = MODELS[model]()
     twin = copy.deepcopy(plain)
     under(gradient_merge={"k_steps": 2, "avg": average})
-    runtime = Watched()
+    runtime = CountingRuntime()
     moved, opt = pst.convert(twin, OPTIMIZERS["adagrad"](twin), runtime=runtime)
     data = list(batches(20))
     actual = curve(moved, [opt], pst.prefetch(data))
@@ -105,7 +70,7 @@ def test_amp(dtype: str) -> None:
     plain = copy.deepcopy(start)
     expected = curve(plain, OPTIMIZERS["adam"](plain), batches(30))
     under(amp={"dtype": dtype})
-    runtime = Watched()
+    runtime = CountingRuntime()
     moved, opt = pst.convert(start, OPTIMIZERS["adam"](start), runtime=runtime)
     actual = curve(moved, [opt], batches(30))
     assert actual != expected
@@ -200,27 +165,6 @@ def test_localsgd() -> None:
         in_threads([lambda: work(0), lambda: work(1)])
     assert not torch.equal(*apart)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
-@pytest.mark.parametrize("mode", ["geo", "half-async"])
-def test_other_modes(mode: Any) -> None:
-    """One worker learns the same but for rounding and merged pushes, with gradients zeroed in place."""
-    torch.manual_seed(4)
-    start = DeepFM()
-    plain = copy.deepcopy(start)
-    expected = curve(plain, OPTIMIZERS["sgd"](plain), batches(40))
-    with nothing_left(), LocalFleet(1, 1, in_process=True) as fleet:
-        runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
-        model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
-        actual = []
-        for batch in batches(40):
-            loss = model(batch)
-            actual.append(loss.item())
-            opt.zero_grad(set_to_none=False)
-            loss.backward()
-            opt.step()
-        runtime.close()
-    np.testing.assert_allclose(actual, expected, rtol=1e-4 if mode == "geo" else 0.05)
 
 
 def test_barrier_brings_what_others_have_changed(fleet: EmbeddedRuntime) -> None:

@@ -1,15 +1,14 @@
 """Options of tables under PyTorch's embeddings: their servers, shows and clicks, and rows in 16 bits."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import psfleet.torch as pst
 from psfleet import optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ShowClickEntry
@@ -19,12 +18,6 @@ from psfleet.optimizer import SGD
 from psfleet.runtime.interface import Runtime
 from psfleet.runtime.process_runtime import current
 from psfleet.testing.local_fleet import LocalFleet
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
-
-import psfleet.torch as pst
 from tests.torch import models  # noqa: F401  # sets torch's threads
 
 
@@ -156,11 +149,13 @@ def test_what_cannot_be_counted(fleet: EmbeddedRuntime) -> None:
 
 
 def test_rows_in_16_bits(fleet: EmbeddedRuntime) -> None:
-    """`precision=` is the table's, of an embedding, a bag and a feature; a copy of the model keeps it."""
+    """`precision=` is the table's, of embeddings with and without an optimizer of their own, a bag and a
+    feature; a copy of the model keeps it."""
     features = FeatureSet([Feature("f", Table("features", 16, precision="bfloat16"))])
     model = torch.nn.ModuleDict(
         {
             "one": pst.Embedding(None, 16, name="one", precision="bfloat16"),
+            "own": pst.Embedding(None, 16, name="own", optimizer=SGD(0.5), precision="bfloat16"),
             "bag": pst.EmbeddingBag(20, 16, name="bag", precision="bfloat16"),
             "features": pst.FeatureEmbedding(features),
         }
@@ -175,16 +170,8 @@ def test_rows_in_16_bits(fleet: EmbeddedRuntime) -> None:
         opt.zero_grad()
     specs = fleet.specs().values()
     assert {spec.name: spec.precision for spec in specs} == dict.fromkeys(
-        ("one", "bag", "features"), "bfloat16"
+        ("one", "own", "bag", "features"), "bfloat16"
     )
     bits = model["one"](ids).detach().numpy().view(np.uint32)
     assert bits.any()
     assert not (bits & np.uint32(0xFFFF)).any()
-
-
-def test_rows_in_16_bits_with_their_own_optimizer(fleet: EmbeddedRuntime) -> None:
-    """An embedding with an optimizer of its own keeps its precision."""
-    embedding = pst.Embedding(None, 16, name="e", optimizer=SGD(0.5), precision="bfloat16")
-    pst.DistributedOptimizer(embedding)
-    [spec] = fleet.specs().values()
-    assert spec.precision == "bfloat16"

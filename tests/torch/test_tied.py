@@ -1,25 +1,16 @@
 """A weight that several modules of a torch model use."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 from typing import Any
 
 import numpy as np
 import pytest
-
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-from psfleet.testing.local_fleet import LocalFleet
-from tests.leaks import nothing_left
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch import nn
 
 import psfleet.torch as pst
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.errors import UsageError
 from tests.torch.models import ROWS, batches, curve, dense_of, tables_of
 
 KINDS: dict[str, Any] = {
@@ -72,20 +63,6 @@ def test_embedding_and_bags(sparse: bool, name: str, fleet: EmbeddedRuntime) -> 
     again = Tied(sparse)
     again.load_state_dict(state)
     assert torch.equal(again.bag.weight, state["bag.weight"])
-
-
-def test_bits_on_servers() -> None:
-    """On two servers the tied model's losses are those of the embedded run, bit for bit."""
-    torch.manual_seed(6)
-    start, data = Tied(sparse=True), list(batches(30))
-    model = copy.deepcopy(start)
-    model, opt = pst.convert(model, KINDS["adam"](model))
-    expected = curve(model, [opt], data)
-    with nothing_left(), LocalFleet(2, 1, in_process=True) as fleet:
-        runtime = fleet.connect(0, "sync")
-        model, opt = pst.convert(start, KINDS["adam"](start), runtime=runtime)
-        assert curve(model, [opt], data) == expected
-        runtime.close()
 
 
 class Language(nn.Module):

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
@@ -12,6 +14,11 @@ def run(code: str) -> str:
     """What a fresh interpreter prints."""
     process = ended([sys.executable, "-c", code], cwd=ROOT, check=True)
     return process.stdout.strip()
+
+
+def test_torch_is_here() -> None:
+    """The other tests of this folder need PyTorch: without it they are not even collected."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
 
 def test_torch_is_not_imported() -> None:

@@ -1,18 +1,12 @@
 """Where trained weights may differ from torch's: parameters whose gradient is zero but for rounding."""
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-
-import torch  # after the check for torch
+import torch
 from torch import Tensor, nn
 
 import psfleet.torch as pst

@@ -6,9 +6,6 @@ WHAT: "train": nothing is evaluated. "evaluate": FOLDER gets the snapshots. "che
 load these snapshots and predict as in a step.
 """
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import sys
 from pathlib import Path
 from typing import Any

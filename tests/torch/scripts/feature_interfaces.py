@@ -3,9 +3,6 @@
 interfaces.py OUT.npz
 """
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -4,9 +4,6 @@ python predicted.py DATA FOLDER: trains both and saves FOLDER/model and FOLDER/p
 passes give for the rows of the files is in FOLDER/expected.npz.
 """
 
-# torch annotates some of its methods only.
-# mypy: disable-error-code="no-untyped-call"
-
 import sys
 from pathlib import Path
 from typing import Any
