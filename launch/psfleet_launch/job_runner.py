@@ -1,16 +1,14 @@
 """Runs a job: performs the supervisor's actions through an engine, and passes it the events."""
 
 import contextlib
-import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from types import FrameType
 from typing import TypeGuard
 
 from psfleet.formats import SERVERS, write_running_job
+from psfleet.platform.stop_signals import wakes_on_signals
 from psfleet.settings.kinds import MOST_SERVERS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
@@ -20,6 +18,7 @@ from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_snapshots import FinalSnapshot
 from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.observability.fleet_reader import JobCounters
+from psfleet_launch.observability.job_incidents import exit_words
 from psfleet_launch.observability.server_usage import ServerUsageWatch
 from psfleet_launch.supervision.job_events import (
     Action,
@@ -93,14 +92,14 @@ class JobRunner:
         self._notice = StandbyNotice()
         self._leaving: set[Member] = (
             set()
-        )  # servers that the job has no more, until they have ended
+        )  # servers until they have ended, which the job has no more
         self._usage = ServerUsageWatch(job)
         self._scaling = ScalingRequests(job.logs, self._too_many, engine.asked_endpoint)
 
     def run(self) -> int:
         """Start the job, see it through and return its exit code; nothing is left running."""
         try:
-            with self._signals():
+            with wakes_on_signals(self._engine.selector, _ENDING, self._asked.append):
                 self._perform(self._supervisor.begin(time.monotonic()))
                 while self._exit_code is None:
                     self._step()
@@ -132,32 +131,6 @@ class JobRunner:
             self._screen.refresh()
 
     # -- what happens ----------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals wake the loop; those that end the job are noted, SIGCHLD need not be."""
-        selector = self._engine.selector
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        selector.register(ours, selectors.EVENT_READ, lambda: ours.recv(1 << 16))
-        before = {
-            number: signal.signal(number, self._note) for number in (*_ENDING, signal.SIGCHLD)
-        }
-        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            selector.unregister(ours)
-            ours.close()
-            theirs.close()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number in _ENDING:
-            self._asked.append(number)
 
     def _wait(self, timeout: float) -> bool:
         """Wait for anything to read, and have it read. Was there any?"""
@@ -246,17 +219,14 @@ class JobRunner:
         standbys = self._supervisor.standbys
         for fault in chaos.due(time.monotonic(), living, trains=trains, standbys=standbys):
             if fault.text:
-                said = Said(None, f"chaos: {fault.text}")
-                self._tell(said)
-                self._show([said])
+                self._say(f"chaos: {fault.text}")
             if fault.takes_machine:
                 self._engine.kill_machine(fault.member)
             elif fault.signal:
                 self._engine.send(fault.member, fault.signal)
         if trains and self._followers is not None:
             for text in self._followers.due(time.monotonic()):
-                self._tell(Said(None, text))
-                self._show([Said(None, text)])
+                self._say(text)
 
     # -- what is done ----------------------------------------------------------------------------
 
@@ -278,7 +248,7 @@ class JobRunner:
                     )
                 case ReportLostWorker(member, code, left):
                     without = "it had left the fleet" if left else "the job goes on without it"
-                    self._screen.say(f"{member} ended with {_words(code)}; {without}")
+                    self._screen.say(f"{member} ended with {exit_words(code)}; {without}")
                 case ReportMissingLeave(member):
                     self._screen.say(
                         f"{member} ended without leaving the fleet; workers that wait for it "
@@ -395,7 +365,7 @@ class JobRunner:
         self._engine.expect(promote.member)
         self._engine.command(promote.member, f"promote {promote.term}")
         code = self._codes.get(promote.before)
-        why = "cannot be reached" if code is None else f"ended with {_words(code)}"
+        why = "cannot be reached" if code is None else f"ended with {exit_words(code)}"
         self._screen.say(f"{promote.before} {why}; {promote.member} takes over")
 
     def _go_back(self) -> None:
@@ -417,8 +387,5 @@ class JobRunner:
         if member.role == "worker":
             often, what = self._supervisor.worker_restarts, "a new process takes its seat"
         count = self._supervisor.restarted[member]
-        return f"{member} ended with {_words(self._codes[member])}; {what} (restart {count} of {often})"
-
-
-def _words(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+        end = exit_words(self._codes[member])
+        return f"{member} ended with {end}; {what} (restart {count} of {often})"

@@ -4,16 +4,15 @@ import contextlib
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from resource import struct_rusage
-from types import FrameType
 
 from psfleet.errors import ConfigError
 from psfleet.formats import write_relocations
+from psfleet.platform.stop_signals import wakes_on_signals
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink
@@ -160,7 +159,7 @@ class Agent:
         self._selector.register(self._link, selectors.EVENT_READ, lambda: None)
         if self._lifeline >= 0:
             self._selector.register(self._lifeline, selectors.EVENT_READ, self._read_lifeline)
-        with self._signals():
+        with wakes_on_signals(self._selector, _ENDING, self._note):
             try:
                 reason = ""
                 while not (self._asked or self._refused or (reason := self._link.lost)):
@@ -188,28 +187,8 @@ class Agent:
 
     # -- what happens ----------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals wake the loop; those that end the agent are noted."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: ours.recv(1 << 16))
-        before = {n: signal.signal(n, self._note) for n in (*_ENDING, signal.SIGCHLD)}
-        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._selector.unregister(ours)
-            ours.close()
-            theirs.close()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number in _ENDING:
-            self._asked = f"it was asked to end by {signal.Signals(number).name}"
+    def _note(self, number: int) -> None:
+        self._asked = f"it was asked to end by {signal.Signals(number).name}"
 
     def _read_lifeline(self) -> None:
         if not os.read(self._lifeline, 1 << 16):

@@ -4,9 +4,7 @@ A short interruption of the network is TCP's matter, which sends again. What las
 the end: the launcher then takes every process here for dead, so they must be.
 """
 
-import contextlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from typing import Any
 import grpc
 
 from psfleet.errors import AccessDenied, ServerUnavailable
+from psfleet.platform.stop_signals import Waker
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import open_channel
@@ -41,8 +40,7 @@ class LauncherLink:
         self._channel = open_channel(endpoint, access)
         self._outbox: queue.SimpleQueue[pb.AgentMessage | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[pb.LauncherMessage] = queue.SimpleQueue()
-        self._waker, self._wakened = socket.socketpair()
-        self._wakened.setblocking(False)
+        self._waker = Waker()
         self._over = threading.Event()
         self._why = ""
         self._call: Any = None
@@ -88,7 +86,7 @@ class LauncherLink:
 
     def fileno(self) -> int:
         """Return the file descriptor for a selector."""
-        return self._wakened.fileno()
+        return self._waker.fileno()
 
     @property
     def is_full(self) -> bool:
@@ -109,8 +107,7 @@ class LauncherLink:
 
     def take(self) -> Iterator[pb.LauncherMessage]:
         """Yield the messages of the launcher since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            self._wakened.recv(1 << 16)
+        self._waker.drain()
         for _ in range(self._inbox.qsize()):
             yield self._inbox.get()
 
@@ -124,7 +121,6 @@ class LauncherLink:
         for thread in self._threads:
             thread.join()
         self._waker.close()
-        self._wakened.close()
 
     def _hear(self) -> None:
         why = ""
@@ -134,19 +130,15 @@ class LauncherLink:
                     self._answered = message.ping.sent_at
                 elif not message.HasField("probe"):
                     self._inbox.put(message)
-                    self._wake()
+                    self._waker.wake()
         except grpc.RpcError as error:
             why = "its connection has ended"
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 why = str(error.details())
         self._why = why or "the job is over"
         self._over.set()
-        self._wake()
+        self._waker.wake()
 
     def _ping(self) -> None:
         while not self._over.wait(_EVERY):
             self.send(pb.AgentMessage(ping=pb.Ping(sent_at=time.monotonic())))
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")

@@ -16,6 +16,7 @@ import click
 
 from psfleet.errors import PsfleetError
 from psfleet.platform.object_store import readable, upload
+from psfleet.platform.stop_signals import handled
 from psfleet.settings.kinds import shown_url, url_of
 
 _LOOK = 0.02  # seconds between two looks whether a process has ended
@@ -88,11 +89,10 @@ def _run(job: str, count: int) -> None:
     command = [sys.executable, "-m", "psfleet_launch.prediction.prediction_process", job]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     own = [subprocess.Popen(command, env=environment) for _ in range(count)]
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        _wait(own)
+        with handled([signal.SIGTERM], lambda *_: sys.exit(128 + signal.SIGTERM)):
+            _wait(own)
     finally:
-        signal.signal(signal.SIGTERM, before)
         for process in own:
             process.terminate()
         for process in own:

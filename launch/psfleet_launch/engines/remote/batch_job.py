@@ -1,6 +1,5 @@
 """A batch job of any queue: submitted, and followed to its end; and Slurm as such a queue."""
 
-import contextlib
 import re
 import shlex
 import signal
@@ -9,6 +8,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -16,6 +16,7 @@ from typing import BinaryIO, ClassVar
 from typing_extensions import override
 
 from psfleet.errors import ConfigError
+from psfleet.platform.stop_signals import handled
 from psfleet.settings.declaration import setting
 from psfleet.settings.kinds import SECONDS
 from psfleet_launch.job.job_folder import is_claimed
@@ -184,8 +185,7 @@ class BatchJob:
                     ) from None
         yield state
 
-    @contextlib.contextmanager
-    def _passes_signals_on(self) -> Iterator[None]:
+    def _passes_signals_on(self) -> AbstractContextManager[None]:
         """Within, SIGINT and SIGTERM end the job: the first in order, the next at once."""
         numbers: list[int] = []
 
@@ -193,12 +193,7 @@ class BatchJob:
             numbers.append(number)
             self._queue.cancel(self.id, signal.Signals(number) if len(numbers) == 1 else None)
 
-        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handled((signal.SIGINT, signal.SIGTERM), end)
 
 
 def launcher_command(name: str, words: Sequence[str]) -> list[str]:

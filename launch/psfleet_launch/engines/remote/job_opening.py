@@ -1,4 +1,4 @@
-"""The opening of a job on all machines: first messages, checks of connections, signals meanwhile.
+"""The opening of a job on all machines: first messages, and checks of connections.
 
 Without this check workers behind a firewall would try for minutes, and their error would name no machine.
 Only the first start of a rank is checked: later the network has shown that it works, and an interruption
@@ -8,7 +8,6 @@ is no reason to end the job.
 import contextlib
 import os
 import secrets
-import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -147,17 +146,3 @@ def _advice(machine: str, check: _Check, error: str) -> str:
         f"host {machine} cannot connect to {member} on host {check.host} at {endpoint} ({error}); "
         f"let firewalls pass TCP from {machine} to the ports of servers on {check.host} (--port)"
     )
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let signals that end a job raise KeyboardInterrupt, as SIGINT does: there is no supervisor yet."""
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

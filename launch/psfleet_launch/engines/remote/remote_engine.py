@@ -3,7 +3,7 @@
 import abc
 import contextlib
 import selectors
-import socket
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from psfleet.errors import ConfigError
 from psfleet.formats import write_relocations
+from psfleet.platform.stop_signals import Waker, handled
 from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.launch_engine import Engine, Told
@@ -29,7 +30,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     version_mismatch,
 )
 from psfleet_launch.engines.remote.job_files import JobFiles
-from psfleet_launch.engines.remote.job_opening import ConnectionChecks, JobOpening, interruptible
+from psfleet_launch.engines.remote.job_opening import ConnectionChecks, JobOpening
 from psfleet_launch.engines.remote.machine_placement import (
     MachinePlacement,
     RunningMembers,
@@ -85,10 +86,8 @@ class RemoteEngine(Engine):
         self._guard: subprocess.Popen[bytes] | None = None
         self._hub: AgentHub | None = None
         self._places: MachinePlacement | None = None
-        self._waker, self._wakened = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakened.setblocking(False)
-        selector.register(self._wakened, selectors.EVENT_READ, self._drain)
+        self._waker = Waker()
+        selector.register(self._waker, selectors.EVENT_READ, self._waker.drain)
 
     # -- machines --------------------------------------------------------------------------------
 
@@ -150,13 +149,16 @@ class RemoteEngine(Engine):
         self._logs.open_all()
         own, secret = self.control_credentials()
         access = Access(Credentials.read(own))
-        self._hub = AgentHub(access, self._wake)
+        self._hub = AgentHub(access, self._waker.wake)
         endpoint = self._hub.listen(listen_endpoint(self.launch.listen or self.default_address()))
-        with interruptible():
+        # Signals that end a job are as SIGINT: there is no supervisor yet.
+        with handled((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
             self.start_agents(endpoint, secret)
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
             set_addresses(addresses, {name: agent.hello for name, agent in self.agents.items()})
-            self._places = self._placed(self._in_order(names))
+            # As the user has named them, others by name; not by arrival, which is chance.
+            order = sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
+            self._places = self._placed(order)
             with self._opening.told(self.agents, self._places):
                 replies = self._opening.replies
                 self._await(lambda: len(replies) == len(self.agents), "answers of all agents")
@@ -166,10 +168,6 @@ class RemoteEngine(Engine):
     def default_address(self) -> str:
         """This machine's address, where the user names none."""
         return own_address()
-
-    def _in_order(self, names: Sequence[str]) -> list[str]:
-        """The agents as the user has named them, others by name; not by arrival, which is chance."""
-        return sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
 
     def _await(self, done: Callable[[], bool], what: str) -> None:
         """Wait until agents have sent the awaited messages.
@@ -408,14 +406,6 @@ class RemoteEngine(Engine):
         self._events += self._checks.lose(agent.name)
         self._events += causes_first(ProcessExited(one, _KILLED, cause=cause) for one in lost)
 
-    def _wake(self) -> None:
-        # It may be full, so the loop is going to look; or the engine is closed.
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
-
-    def _drain(self) -> None:
-        self._wakened.recv(1 << 16)
-
     # -- end -------------------------------------------------------------------------------------
 
     def has_joined(self) -> bool:
@@ -434,9 +424,8 @@ class RemoteEngine(Engine):
         if self._hub is not None:
             self._hub.close()
         self.stop_agents()
-        self.selector.unregister(self._wakened)
+        self.selector.unregister(self._waker)
         self._waker.close()
-        self._wakened.close()
         self._logs.close()
         if self._guard is not None:
             guard.dismiss(self._guard)
