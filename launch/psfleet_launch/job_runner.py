@@ -13,8 +13,8 @@ from psfleet.settings.kinds import MOST_SERVERS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.console.screen import Screen, StandbyNotice
-from psfleet_launch.engines.launch_engine import Engine, Told
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.engines.launch_engine import Engine
+from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_snapshots import FinalSnapshot
 from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.observability.fleet_reader import JobCounters

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from psfleet_launch.commands import machine_commands
-from psfleet_launch.engines.launch_engine import Told
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import (
     Event,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.engines.launch_engine import Engine, Told, load_engine
+from psfleet_launch.engines.launch_engine import Engine, load_engine
 from psfleet_launch.job.job_folder import private_folder
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import Event, Output, ProcessExited, ServerReady, Shown
 

@@ -1,5 +1,6 @@
 """What a job's processes are told, without starting any."""
 
+import selectors
 import sys
 from pathlib import Path
 
@@ -8,14 +9,15 @@ import pytest
 from psfleet.settings.declaration import settings_of
 from psfleet.settings.declared_settings import UserSettings
 from psfleet.settings.environment import Environment
+from psfleet_launch.engines.local import LocalEngine
 from psfleet_launch.job.job_plan import (
     Job,
     Member,
+    Told,
     child_environment,
     command,
     job_name,
     listed,
-    requested_endpoints,
 )
 from psfleet_launch.job.job_request import JobRequest
 
@@ -57,7 +59,9 @@ def test_servers_may_run_the_script(script: str, tmp_path: Path) -> None:
 def test_endpoints(script: str, tmp_path: Path, port: int | None, endpoints: list[str]) -> None:
     """Unix sockets in the job's folder, any free ports, or ports from a given one on."""
     job = job_of(JobRequest(script, servers=2, port=port), tmp_path)
-    assert requested_endpoints(job) == [text.format(tmp_path) for text in endpoints]
+    with selectors.DefaultSelector() as selector:
+        actual = LocalEngine(job, selector).endpoints()
+    assert actual == [text.format(tmp_path) for text in endpoints]
 
 
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(8, 2, "4"), (2, 3, "1"), (4, 1, "4")])
@@ -67,7 +71,7 @@ def test_workers_share_the_cores(
     """Each worker gets its share of the cores, at least one; a server gets one."""
     job = job_of(JobRequest(script, workers=workers), tmp_path)
     environment = {
-        role: child_environment(job, Member(role, 0), ["e"], {}, cores)["OMP_NUM_THREADS"]
+        role: child_environment(job, Member(role, 0), Told(["e"]), {}, cores)["OMP_NUM_THREADS"]
         for role in ("worker", "server")
     }
     assert environment == {"worker": threads, "server": "1"}
@@ -79,13 +83,13 @@ def test_threads_are_as_many_as_the_named_cores(script: str, tmp_path: Path) -> 
     request = JobRequest(script, server_cores=3, worker_cores=8, strategy=strategy)
     job, base = job_of(request, tmp_path), {"OMP_NUM_THREADS": "5"}
     for member, threads in ((Member("server", 0), "3"), (Member("worker", 0, 1), "2")):
-        environment = child_environment(job, member, ["e"], base)
+        environment = child_environment(job, member, Told(["e"]), base)
         assert (environment["OMP_NUM_THREADS"], environment["NUMBA_NUM_THREADS"]) == (
             threads,
             threads,
         )
     plain = child_environment(
-        job_of(JobRequest(script), tmp_path), Member("worker", 0), ["e"], base
+        job_of(JobRequest(script), tmp_path), Member("worker", 0), Told(["e"]), base
     )
     assert plain["OMP_NUM_THREADS"] == "5"
     assert "NUMBA_NUM_THREADS" not in plain
@@ -100,7 +104,7 @@ def test_the_users_environment_stays(script: str, tmp_path: Path) -> None:
         "PSFLEET_STRATEGY": '{"mode": "async"}',
     }
     job = job_of(JobRequest(script), tmp_path)
-    worker = child_environment(job, Member("worker", 0), ["a", "b"], base)
+    worker = child_environment(job, Member("worker", 0), Told(["a", "b"]), base)
     assert (worker["PATH"], worker["PSFLEET_RANK"]) == ("/bin", "0")
     assert worker["PSFLEET_STRATEGY"] == base["PSFLEET_STRATEGY"]
     assert worker["PSFLEET_SERVERS"] == "a,b"
@@ -114,8 +118,8 @@ def test_a_launch_inherits_nothing_that_it_owns(script: str, tmp_path: Path) -> 
     assert len(names) > 25
     job = job_of(JobRequest(script), tmp_path)
     for member in (Member("worker", 0), Member("server", 0)):
-        plain = child_environment(job, member, ["a"], {})
-        environment = child_environment(job, member, ["a"], dict.fromkeys(names, "inherited"))
+        plain = child_environment(job, member, Told(["a"]), {})
+        environment = child_environment(job, member, Told(["a"]), dict.fromkeys(names, "inherited"))
         assert {name for name in names if environment.get(name) == "inherited"} == users
         assert {name: environment[name] for name in environment if name not in users} == plain
 

@@ -24,7 +24,7 @@ from psfleet.program.variable import Variable
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.stages import links
 from psfleet.stages.links import StagePosition
-from psfleet_launch.job.job_plan import Job, child_environment
+from psfleet_launch.job.job_plan import Job, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from tests.pipeline.conftest import build_model, make_feed
 
@@ -134,11 +134,11 @@ def test_a_job_has_a_member_for_each_process(tmp_path: Path) -> None:
     job = Job(request, "j", "t", tmp_path, tmp_path)
     names = [str(member) for member in job.workers[3:]]
     assert names == ["worker 1 stage 0", "worker 1 stage 1 copy 0", "worker 1 stage 1 copy 1"]
-    environment = child_environment(job, job.workers[5], ["unix:/a"], {})
+    environment = child_environment(job, job.workers[5], Told(["unix:/a"]), {})
     place = read_environment(environment)
     assert (place.rank, place.workers, place.stage, place.copy) == (1, 2, 1, 1)
     assert place.seat.rank == 5
-    assert child_environment(job, job.servers[0], ["unix:/a"], {})["PSFLEET_WORKERS"] == "6"
+    assert child_environment(job, job.servers[0], Told(["unix:/a"]), {})["PSFLEET_WORKERS"] == "6"
 
 
 def test_state_is_not_set_from_stages() -> None:

@@ -17,7 +17,7 @@ from psfleet.settings.environment import Environment, read_environment
 from psfleet.wire.connections.certificates import ends, make_credentials
 from psfleet.wire.connections.credentials import FILES, Credentials
 from psfleet_launch.commands.machine_commands import usable
-from psfleet_launch.job.job_plan import Job, child_environment
+from psfleet_launch.job.job_plan import Job, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from tests.launch.conftest import Launch, launch
 from tests.programs import ended
@@ -64,11 +64,11 @@ def test_each_role_gets_its_own(folders: dict[str, Path], tmp_path: Path) -> Non
     base = {"PSFLEET_TLS": "/of/another/job", "PSFLEET_INSECURE": "1"}
     secured = a_job(tmp_path, 0, False, folders)
     for member in (*secured.servers, *secured.workers):
-        actual = child_environment(secured, member, ["127.0.0.1:1"], base)
+        actual = child_environment(secured, member, Told(["127.0.0.1:1"]), base)
         assert actual["PSFLEET_TLS"] == str(folders[member.role])
         assert "PSFLEET_INSECURE" not in actual
     plain = a_job(tmp_path, 0, True, {})
-    actual = child_environment(plain, plain.workers[0], ["127.0.0.1:1"], base)
+    actual = child_environment(plain, plain.workers[0], Told(["127.0.0.1:1"]), base)
     assert (actual.get("PSFLEET_TLS"), actual["PSFLEET_INSECURE"]) == (None, "1")
 
 

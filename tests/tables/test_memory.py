@@ -25,7 +25,7 @@ from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet_launch.job.job_plan import Job, Member, child_environment
+from psfleet_launch.job.job_plan import Job, Member, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import Journal
@@ -337,7 +337,8 @@ def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
     request = JobRequest(str(script), memory=2 << 30, device_memory=1 << 30, disk="/rows")
     job = Job(request, "j", "token", tmp_path, tmp_path)
     server, worker = (
-        child_environment(job, Member(role, 0), ["unix:/a"], {}) for role in ("server", "worker")
+        child_environment(job, Member(role, 0), Told(["unix:/a"]), {})
+        for role in ("server", "worker")
     )
     assert (server["PSFLEET_MEMORY"], server["PSFLEET_DEVICE_MEMORY"]) == (
         "2147483648",

@@ -17,7 +17,6 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.agent.machine import memory_kills
-from psfleet_launch.engines.launch_engine import Told
 from psfleet_launch.engines.local import LocalEngine
 from psfleet_launch.engines.remote.addresses import why_unreachable
 from psfleet_launch.engines.remote.agent_messages import (
@@ -28,7 +27,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     write_secrets,
 )
 from psfleet_launch.engines.remote.job_files import JobFiles
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.supervision.job_events import Event, ProcessExited, Shown
 
 _OUT_OF_MEMORY = "killed by SIGKILL, because memory ran out (the kernel's out-of-memory killer)"

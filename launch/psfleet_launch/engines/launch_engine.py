@@ -34,30 +34,11 @@ from psfleet.errors import ConfigError
 from psfleet.platform.own_snapshots import latest_snapshot
 from psfleet.settings.declaration import Setting, settings_of
 from psfleet_launch import engines
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.supervision.job_events import Event, Shown
 from psfleet_launch.supervision.job_phases import Timeouts
-
-
-@dataclass(frozen=True)
-class Told:
-    """Start parameters of a member, besides those that follow from the job.
-
-    Attributes:
-        endpoints: Endpoints of all servers, in order of rank.
-        resume: The snapshot from which it starts; empty: none.
-        follows: It is a standby.
-        takes_commands: It reads orders on its standard input.
-        listen: Endpoint on which it listens; empty: its own one.
-    """
-
-    endpoints: Sequence[str]
-    resume: str = ""
-    follows: bool = False
-    takes_commands: bool = False
-    listen: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,9 +112,9 @@ class Engine(abc.ABC):
             ConfigError: The job cannot run here as it is asked for.
         """
 
-    @abc.abstractmethod
     def endpoints(self) -> list[str]:
         """Return the requested endpoints of the servers, in order of rank; port 0 stands for any."""
+        return [self.asked_endpoint(member.rank) for member in self.job.servers]
 
     @abc.abstractmethod
     def asked_endpoint(self, rank: int) -> str:

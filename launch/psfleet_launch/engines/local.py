@@ -12,17 +12,9 @@ from typing import IO
 
 from psfleet.errors import ConfigError
 from psfleet.formats import read_ready
-from psfleet_launch.engines.launch_engine import Engine, Told
+from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job import guard
-from psfleet_launch.job.job_plan import (
-    Job,
-    Member,
-    child_environment,
-    command,
-    needed,
-    requested_endpoint,
-    requested_endpoints,
-)
+from psfleet_launch.job.job_plan import Job, Member, Told, child_environment, command, needed
 from psfleet_launch.job.job_request import Launch, Resources
 from psfleet_launch.job.spawn import MemberLogs, send, spawn
 from psfleet_launch.supervision.job_events import (
@@ -78,11 +70,11 @@ class LocalEngine(Engine):
             )
         return {"local": [*self.job.servers, *self.job.workers]}
 
-    def endpoints(self) -> list[str]:
-        return requested_endpoints(self.job)
-
     def asked_endpoint(self, rank: int) -> str:
-        return requested_endpoint(self.job, rank)
+        port = self.job.request.port
+        if port is None:
+            return f"unix:{self.job.folder}/server.{rank}"
+        return f"127.0.0.1:{port + rank if port else 0}"
 
     def host(self, member: Member) -> str:
         return "local"
@@ -103,15 +95,7 @@ class LocalEngine(Engine):
         if member.role == "server" and member.copy >= 0 and self.job.request.keeps_log:
             self.job.log_folder(member).mkdir(mode=0o700, exist_ok=True)
         log, piped = self._logs.file(member), member == self.job.shown
-        environment = child_environment(
-            self.job,
-            member,
-            told.endpoints,
-            cores=self._cores,
-            resume=told.resume,
-            follows=told.follows,
-            listen=told.listen,
-        )
+        environment = child_environment(self.job, member, told, cores=self._cores)
         with self._liveness_pipe(member) as pipe:
             environment["PSFLEET_PULSE"] = "".join(map(str, pipe))
             process = spawn(

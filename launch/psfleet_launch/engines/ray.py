@@ -16,7 +16,6 @@ from typing_extensions import override
 from psfleet.errors import ConfigError, not_installed
 from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards, own_address
-from psfleet_launch.engines.remote.agent_starter import AgentStarter
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.ray_driver import FAILED, WAITS
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
@@ -61,7 +60,6 @@ class RayEngine(RemoteEngine):
     ) -> None:
         super().__init__(job, selector, launch)
         self._said = self.launch.of(RaySettings)
-        self._driver: AgentStarter | None = None
         self._told: set[str] = set()
 
     @classmethod
@@ -90,9 +88,7 @@ class RayEngine(RemoteEngine):
             "spread": bool(self.job.request.replicas),
             "seconds": self.launch.start_timeout,
         }
-        command = [sys.executable, *_DRIVER, json.dumps(driver_request)]
-        output = self.job.folder / "ray"
-        self._driver = AgentStarter(command, invitation, output, self.job.token)
+        self.start("ray", [sys.executable, *_DRIVER, json.dumps(driver_request)], invitation)
 
     def _bundle(self) -> dict[str, float]:
         """Return the resources that Ray reserves for each agent: at least those promised to its processes."""
@@ -101,22 +97,17 @@ class RayEngine(RemoteEngine):
         return {"CPU": cores, "GPU": self._said.bundle_gpus, "memory": needs.memory}
 
     def check_agents(self) -> None:
-        assert self._driver is not None
-        lines = self._driver.lines()
+        driver = self.starters["ray"]
+        lines = driver.lines()
         for line in lines:
             if line.startswith(WAITS) and line not in self._told:
                 self._told.add(line)
                 print(line.removeprefix(WAITS), file=sys.stderr, flush=True)
             if line.startswith(FAILED):
                 raise ConfigError(line.removeprefix(FAILED))
-        if self._driver.exit_code is not None:
-            sentence = f"Ray's driver has ended with exit code {self._driver.exit_code}"
+        if driver.exit_code is not None:
+            sentence = f"Ray's driver has ended with exit code {driver.exit_code}"
             raise ConfigError([sentence, *lines][-1])
-
-    def stop_agents(self) -> None:
-        if self._driver is not None:
-            self._driver.let_go()
-            self._driver.wait()
 
 
 ENGINE = RayEngine

@@ -16,7 +16,7 @@ from pathlib import Path
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards
-from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
+from psfleet_launch.engines.remote.agent_starter import agent_command
 from psfleet_launch.engines.remote.batch_job import (
     BatchJob,
     BatchSettings,
@@ -68,7 +68,6 @@ class SlurmEngine(RemoteEngine):
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
     ) -> None:
         super().__init__(job, selector, launch)
-        self._step: AgentStarter | None = None
         self._nodes: Sequence[str] = ()
         self._failed_at = float("inf")
 
@@ -108,12 +107,11 @@ class SlurmEngine(RemoteEngine):
         if cores := os.environ.get("SLURM_CPUS_PER_TASK"):  # a step does not inherit it
             command.append(f"--cpus-per-task={cores}")
         command += ["sh", "-c", _NAMED, "sh", *agent_command(endpoint)]
-        output = self.job.folder / "srun"
-        self._step = AgentStarter(command, invitation, output, self.job.token)
+        self.start("srun", command, invitation)
 
     def check_agents(self) -> None:
-        assert self._step is not None
-        lines = self._step.lines()
+        step = self.starters["srun"]
+        lines = step.lines()
         if failed := _TASK.search("\n".join(lines)):
             self._failed_at = min(self._failed_at, time.monotonic())
             if time.monotonic() < self._failed_at + _LAST_WORDS:
@@ -123,14 +121,9 @@ class SlurmEngine(RemoteEngine):
             raise ConfigError(
                 f"host {self.machines()[int(failed[1])]}: {[failed[0], *lines_of_label][-1]}"
             )
-        code = self._step.exit_code
+        code = step.exit_code
         if code is not None and len(self.agents) < len(self.machines()):
             raise ConfigError([f"srun has ended with exit code {code}", *lines][-1])
-
-    def stop_agents(self) -> None:
-        if self._step is not None:
-            self._step.let_go()
-            self._step.wait()
 
 
 ENGINE = SlurmEngine

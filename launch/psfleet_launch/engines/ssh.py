@@ -14,7 +14,7 @@ from pathlib import Path
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards
-from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
+from psfleet_launch.engines.remote.agent_starter import agent_command
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Launch
@@ -64,7 +64,6 @@ class SshEngine(RemoteEngine):
     ) -> None:
         super().__init__(job, selector, launch)
         self._said = self.launch.of(SshSettings)
-        self._logins: dict[str, AgentStarter] = {}
 
     def machines(self) -> Sequence[str]:
         hosts = [*self._said.hosts, *self._listed()]
@@ -106,20 +105,13 @@ class SshEngine(RemoteEngine):
             agent = [*agent_command(endpoint, self._said.remote_python), "--name", host]
             remote = f"exec {shlex.join(agent)}"
             command = ["ssh", *_OPTIONS, *self._said.ssh_options, "--", host, remote]
-            output = self.job.folder / f"ssh.{number}"
-            self._logins[host] = AgentStarter(command, invitation, output, self.job.token)
+            self.start(f"ssh.{number}", command, invitation)
 
     def check_agents(self) -> None:
-        for host, login in self._logins.items():
+        for host, login in zip(self.machines(), self.starters.values(), strict=False):
             if login.exit_code is not None and host not in self.agents:
                 sentence = f"ssh has ended with exit code {login.exit_code}"
                 raise ConfigError(f"host {host}: {[sentence, *login.lines()][-1]}")
-
-    def stop_agents(self) -> None:
-        for login in self._logins.values():
-            login.let_go()
-        for login in self._logins.values():
-            login.wait()
 
 
 ENGINE = SshEngine

@@ -63,6 +63,25 @@ class Member:
         return f"{self.role} {self.rank}{stage}" + (f" copy {self.copy}" if self.copy >= 0 else "")
 
 
+@dataclass(frozen=True)
+class Told:
+    """Start parameters of a member, besides those that follow from the job.
+
+    Attributes:
+        endpoints: Endpoints of all servers, in order of rank.
+        resume: The snapshot from which it starts; empty: none.
+        follows: It is a standby.
+        takes_commands: It reads orders on its standard input.
+        listen: Endpoint on which it listens; empty: its own one.
+    """
+
+    endpoints: Sequence[str]
+    resume: str = ""
+    follows: bool = False
+    takes_commands: bool = False
+    listen: str = ""
+
+
 def listed(members: Sequence[Member]) -> str:
     """`worker 0, server 0`: workers first, by rank."""
     return ", ".join(map(str, sorted(members, key=lambda m: (m.role != "worker", m))))
@@ -197,19 +216,6 @@ def job_name(request: JobRequest) -> str:
     return f"{stem}-{secrets.token_hex(2)}"
 
 
-def requested_endpoints(job: Job) -> list[str]:
-    """Return the requested endpoints of the servers, in order of rank."""
-    return [requested_endpoint(job, member.rank) for member in job.servers]
-
-
-def requested_endpoint(job: Job, rank: int) -> str:
-    """Return the requested endpoint of a server."""
-    port = job.request.port
-    if port is None:
-        return f"unix:{job.folder}/server.{rank}"
-    return f"127.0.0.1:{port + rank if port else 0}"
-
-
 def command(job: Job, member: Member) -> list[str]:
     """The command line of a member."""
     if member.role == "server" and not job.request.server_script:
@@ -218,56 +224,36 @@ def command(job: Job, member: Member) -> list[str]:
     return [sys.executable, job.request.script, *job.request.arguments]
 
 
-def marker(job: Job) -> dict[str, str]:
-    """The variable by which every process of the job is recognised, grandchildren too."""
-    return {MARKER: job.token}
-
-
 def child_environment(
     job: Job,
     member: Member,
-    endpoints: Sequence[str],
+    told: Told,
     base: Mapping[str, str] = os.environ,
     cores: int | None = None,
-    resume: str = "",
-    follows: bool = False,
-    listen: str = "",
 ) -> dict[str, str]:
     """The whole environment of a member: the user's, and the contract of psfleet/settings/environment.py.
 
     Args:
-        endpoints: Endpoints of all servers, in order of rank.
         base: The launcher's own environment.
         cores: Cores that the job may use; None: as the launcher's affinity allows.
-        resume: The snapshot from which the member starts.
-        follows: It is a standby.
-        listen: Endpoint on which it listens; empty: its own one.
     """
-    environment = _environment(job, member, endpoints, resume, follows, listen)
-    variables = to_variables(environment, *_TOLD)
-    variables |= to_variables(job.request, LogSettings, NumberSettings) | strategy_variables(
-        job.request
-    )
+    variables = to_variables(_environment(job, member, told), *_TOLD)
+    variables |= to_variables(job.request, LogSettings, NumberSettings)
+    if job.request.strategy:
+        variables["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
     users_own = {name: value for name, value in base.items() if name not in _OWN}
-    own = {**marker(job), **job.variables, "PYTHONUNBUFFERED": "1"}
-    threads = thread_variables(job.request, member.role)
+    own = {MARKER: job.token, **job.variables, "PYTHONUNBUFFERED": "1"}
+    threads = _own_threads(job.request, member.role)
     return {**_threads(job, member, cores), **users_own, **own, **variables, **threads}
 
 
-def strategy_variables(request: JobRequest) -> dict[str, str]:
-    """Return the environment variables for the strategy that the job sets over the script's."""
-    return {"PSFLEET_STRATEGY": json.dumps(request.strategy)} if request.strategy else {}
-
-
-def _environment(
-    job: Job, member: Member, endpoints: Sequence[str], resume: str, follows: bool, listen: str
-) -> Environment:
+def _environment(job: Job, member: Member, told: Told) -> Environment:
     """Return the environment that a member reads."""
     request, is_server = job.request, member.role == "server"
     copies = request.copies
     shared = {one.name: getattr(request, one.name) for one in settings_of(JobSettings)}
     store = job.snapshots if request.snapshot_store else ""
-    settings = shared | {"resume": resume, "snapshot_store": store}
+    settings = shared | {"resume": told.resume, "snapshot_store": store}
     if not is_server:
         settings |= {"memory": 0, "disk": ""}
     if member.stage >= 0:
@@ -284,12 +270,12 @@ def _environment(
     return Environment(
         role=member.role,
         rank=member.rank,
-        servers=tuple(endpoints),
+        servers=tuple(told.endpoints),
         # Servers count seats: each stage of a worker has one.
         workers=len(job.workers) if is_server else request.workers,
         # Workers do not listen yet; what scripts use is the number of them.
         worker_endpoints=("127.0.0.1:0",) * request.workers,
-        standby=member.copy if follows else 0,
+        standby=member.copy if told.follows else 0,
         job=job.name,
         log_folder=str(job.log_folder(member) if is_server else logs),
         snapshots=str(logs / "snapshots") if is_server and member.copy >= 0 else "",
@@ -298,13 +284,13 @@ def _environment(
         left_file="" if is_server else str(job.left_file(member)),
         rules_folder=str(request.script_folder) if is_server else "",
         tls=str(job.credentials.get(member.role, "")),
-        listen=listen,
+        listen=told.listen,
         relocations=str(job.relocations or ""),
         **settings,
     )
 
 
-def thread_variables(request: JobRequest, role: Role) -> dict[str, str]:
+def _own_threads(request: JobRequest, role: Role) -> dict[str, str]:
     """The sizes of thread pools in a process of a role whose cores the user has named; else nothing."""
     cores = request.needs(role).cores
     if not cores:

@@ -15,7 +15,7 @@ from psfleet.formats import write_relocations
 from psfleet.platform.stop_signals import Waker, handled
 from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import agent_pb2 as pb
-from psfleet_launch.engines.launch_engine import Engine, Told
+from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.addresses import (
     listen_endpoint,
     own_address,
@@ -29,6 +29,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     member_of,
     version_mismatch,
 )
+from psfleet_launch.engines.remote.agent_starter import AgentStarter
 from psfleet_launch.engines.remote.job_files import JobFiles
 from psfleet_launch.engines.remote.job_opening import ConnectionChecks, JobOpening
 from psfleet_launch.engines.remote.machine_placement import (
@@ -37,7 +38,7 @@ from psfleet_launch.engines.remote.machine_placement import (
     ServerLocations,
 )
 from psfleet_launch.job import guard
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import Launch, Resources
 from psfleet_launch.job.spawn import MemberLogs
 from psfleet_launch.supervision.job_events import (
@@ -64,6 +65,7 @@ class RemoteEngine(Engine):
 
     Attributes:
         agents: Agents that have sent a hello and are not lost, by name.
+        starters: Commands of this machine that start them, by name.
     """
 
     spans_machines: ClassVar[bool] = True
@@ -73,6 +75,7 @@ class RemoteEngine(Engine):
     ) -> None:
         super().__init__(job, selector, launch)
         self.agents: dict[str, AgentConnection] = {}
+        self.starters: dict[str, AgentStarter] = {}
         self._running = RunningMembers()
         self._hosts: dict[Member, str] = {}  # where each was started last
         self._unplaced: dict[Member, Told] = {}
@@ -122,8 +125,18 @@ class RemoteEngine(Engine):
             ConfigError: It cannot; the text says why.
         """
 
+    def start(self, name: str, command: Sequence[str], invitation: bytes) -> None:
+        """Run a command of this machine that starts agents, until they are stopped."""
+        self.starters[name] = AgentStarter(
+            command, invitation, self.job.folder / name, self.job.token
+        )
+
     def stop_agents(self) -> None:
         """Let go of what `start_agents` has started; every connection has ended."""
+        for starter in self.starters.values():
+            starter.let_go()
+        for starter in self.starters.values():
+            starter.wait()
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
         names = list(self.agents) or list(self.machines())
@@ -189,9 +202,6 @@ class RemoteEngine(Engine):
             for event in self._events:
                 if isinstance(event, Said) and event.member is None:
                     raise ConfigError(event.text)
-
-    def endpoints(self) -> list[str]:
-        return [self.asked_endpoint(member.rank) for member in self.job.servers]
 
     def asked_endpoint(self, rank: int) -> str:
         port = self.job.request.port
