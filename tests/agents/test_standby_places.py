@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.commands import machine_commands
+from psfleet.wire.connections.certificates import make_credentials
 from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job, Member, Told
@@ -96,7 +96,7 @@ def engine(tmp_path: Path) -> Iterator[OneMachine]:
     logs = tmp_path / "logs"
     logs.mkdir()
     (tmp_path / "private").mkdir(mode=0o700)
-    keys = machine_commands.make(tmp_path / "tls")
+    keys = make_credentials(tmp_path / "tls")
     job = Job(asked, "j", os.urandom(8).hex(), tmp_path / "private", logs, keys)
     with selectors.DefaultSelector() as selector:
         made = OneMachine(job, selector)

@@ -25,17 +25,15 @@ from psfleet.strategy.strategy_settings import PARTS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
-from psfleet_launch.commands import machine_commands
 from psfleet_launch.commands.options import (
-    USAGE_EXIT,
     GroupedCommand,
-    exit_after,
     given,
     load_job_file,
     merged,
     mode_of,
     options,
     requested,
+    run_command,
     strategy_options,
 )
 from psfleet_launch.console.failure_report import report
@@ -244,8 +242,11 @@ def _place(
     ):
         place = job_snapshots.place_of(request.snapshot_store, name, logs)
         job_snapshots.clear(place, request.resume)
-        needs_credentials = request.port is not None and not request.insecure
-        credentials = machine_commands.make(folder / "tls") if needs_credentials else {}
+        credentials: Mapping[str, Path] = {}
+        if request.port is not None and not request.insecure:
+            from psfleet.wire.connections.certificates import make_credentials  # loads cryptography
+
+            credentials = make_credentials(folder / "tls")
         variables = {} if chaos is None else chaos.variables
         token = secrets.token_hex(16)
         job = Job(request, name, token, folder, logs, credentials, variables)
@@ -370,16 +371,7 @@ def _let_go_of_lost_streams() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
-    try:
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        code: int = launch.main(words, prog_name="psfleet-launch", standalone_mode=False, obj=words)
-        _let_go_of_lost_streams()
-        return code
-    except click.ClickException as error:
-        message = error.format_message()
-    except ConfigError as error:
-        message = str(error)
-    except click.Abort as abort:
-        return exit_after(abort)
-    print(f"psfleet-launch: {message}", file=sys.stderr)
-    return USAGE_EXIT
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    code = run_command(launch, "psfleet-launch", words, (ConfigError,))
+    _let_go_of_lost_streams()
+    return code

@@ -100,14 +100,6 @@ def _read(credentials: str) -> bytes:
         ) from None
 
 
-def make(folder: Path, days: float = CERTIFICATE_DAYS) -> dict[str, Path]:
-    """Credentials for a new job in a folder; the folder of each role."""
-    # Here: a job on unix sockets does without the cryptography.
-    from psfleet.wire.connections.certificates import make_credentials
-
-    return make_credentials(folder, days)
-
-
 def usable(folder: Path, days: float) -> bool:
     """Return whether there are credentials that are good for so many days more."""
     from psfleet.wire.connections.certificates import ends
@@ -139,10 +131,12 @@ def certs(days: float, keep: bool, folder: Path) -> int:
     may only follow the job or ask for predictions; PSFLEET_TLS or --tls names it there. The key that signs
     them is thrown away: for another job, or later, make new ones.
     """
+    from psfleet.wire.connections.certificates import make_credentials  # loads cryptography
+
     if keep and usable(folder, days / 2):
         click.echo(f"credentials in {folder} are still good")
         return 0
-    for role, place in make(folder, days).items():
+    for role, place in make_credentials(folder, days).items():
         click.echo(f"for {role}s: PSFLEET_TLS={place}")
     click.echo(f"good for {days:g} days")
     return 0

@@ -1,5 +1,6 @@
 """Flags and job files, made from the declarations of settings, and the help of a command that has many."""
 
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -253,12 +254,30 @@ class GroupedCommand(click.Command):
 USAGE_EXIT = 2  # bad usage, which no second attempt mends
 
 
-def exit_after(abort: click.Abort) -> int:
-    """The exit code of a command that an interrupt has ended.
+def run_command(
+    command: click.Command,
+    name: str,
+    words: Sequence[str] | None,
+    errors: tuple[type[Exception], ...],
+) -> int:
+    """Run a command; its exit code. What a user has done wrong is said in a line.
+
+    Args:
+        words: Its arguments, which it finds in its context; None: those of this process.
+        errors: Errors that are the user's.
 
     Raises:
-        EOFError: That was the cause. click takes each for the end of a prompt, and no command asks anything.
+        EOFError: It is no end of a prompt, for which click takes each: no command asks anything.
     """
-    if isinstance(abort.__cause__, EOFError):
-        raise abort.__cause__
-    return 130
+    try:
+        return command.main(words, prog_name=name, standalone_mode=False, obj=words) or 0
+    except click.ClickException as error:
+        message = error.format_message()
+    except errors as error:
+        message = str(error)
+    except click.Abort as abort:
+        if isinstance(abort.__cause__, EOFError):
+            raise abort.__cause__ from None
+        return 130
+    print(f"{name}: {message}", file=sys.stderr)
+    return USAGE_EXIT

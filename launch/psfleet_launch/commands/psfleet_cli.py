@@ -18,13 +18,7 @@ from psfleet_launch.commands.export_command import export
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.job_commands import jobs, logs, mode, report, scale, stop, top
 from psfleet_launch.commands.machine_commands import agent, certs, doctor
-from psfleet_launch.commands.options import (
-    USAGE_EXIT,
-    exit_after,
-    merged,
-    requested,
-    strategy_options,
-)
+from psfleet_launch.commands.options import merged, requested, run_command, strategy_options
 from psfleet_launch.commands.predict_command import predict
 from psfleet_launch.commands.serve_command import models, serve
 
@@ -39,22 +33,11 @@ def psfleet(context: click.Context) -> None:
     import_rules(read_environment().rules)  # snapshots and logs refer to them
 
 
-psfleet.add_command(agent)
-psfleet.add_command(certs)
-psfleet.add_command(ckpt)
-psfleet.add_command(doctor)
-psfleet.add_command(export)
-psfleet.add_command(jobs)
-psfleet.add_command(log)
-psfleet.add_command(logs)
-psfleet.add_command(mode)
-psfleet.add_command(models)
-psfleet.add_command(predict)
-psfleet.add_command(report)
-psfleet.add_command(scale)
-psfleet.add_command(serve)
-psfleet.add_command(stop)
-psfleet.add_command(top)
+for _command in (
+    *(agent, certs, ckpt, doctor, export, jobs, log, logs),
+    *(mode, models, predict, report, scale, serve, stop, top),
+):
+    psfleet.add_command(_command)
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})
@@ -109,17 +92,7 @@ def _plan(words: Sequence[str], strategy: str, stages: int, out: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
-    try:
-        code: int = psfleet.main(arguments, prog_name="psfleet", standalone_mode=False) or 0
-        return code
-    except click.ClickException as error:
-        message = error.format_message()
-    except (PsfleetError, OSError) as error:
-        message = str(error)
-    except click.Abort as abort:
-        return exit_after(abort)
-    print(f"psfleet: {message}", file=sys.stderr)
-    return USAGE_EXIT
+    return run_command(psfleet, "psfleet", arguments, (PsfleetError, OSError))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,13 @@ HISTORY = "history.jsonl"
 REPORT = "report.html"
 """The same for people."""
 
+_OWN = (
+    *("serverlog.*", "workerlog.*", "server.*.log", "standby.*/server.*.log", "watch-ca.pem"),
+    *(HISTORY, f".{HISTORY}.*", REPORT, SERVERS, MOVED),
+    *(REQUEST, DONE, SCALE, SCALE_READY, SCALE_TAKEN, SCALED),
+)
+"""Files of a job in the folder of its logs."""
+
 _PRIVATE = 0o700  # the user may open logs and snapshots to others when the job is over
 
 
@@ -97,22 +104,6 @@ def _lock(descriptor: int, unknown: bool = True) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    for old in (
-        *folder.glob("serverlog.*"),
-        *folder.glob("workerlog.*"),
-        *folder.glob("server.*.log"),
-        *folder.glob("standby.*/server.*.log"),
-        *folder.glob("watch-ca.pem"),
-        *folder.glob(HISTORY),
-        *folder.glob(f".{HISTORY}.*"),
-        *folder.glob(REPORT),
-        *folder.glob(SERVERS),
-        *folder.glob(MOVED),
-        *folder.glob(REQUEST),
-        *folder.glob(DONE),
-        *folder.glob(SCALE),
-        *folder.glob(SCALE_READY),
-        *folder.glob(SCALE_TAKEN),
-        *folder.glob(SCALED),
-    ):
-        old.unlink()
+    for pattern in _OWN:
+        for old in folder.glob(pattern):
+            old.unlink()
