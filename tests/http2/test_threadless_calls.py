@@ -67,7 +67,7 @@ def test_a_reply_is_read_though_nobody_waits() -> None:
         runtime = connect(fleet)
         runtime.push([GRADIENT])
         client = runtime._fleet.clients[0]
-        until(client.is_idle)
+        until(lambda: not client.open_calls)
         assert runtime.pull([Read(ROWS.key, IDS)])[0].tolist() == [[-2.0, -2.0]] * 6
         runtime.close()
 

@@ -31,7 +31,7 @@ from psfleet.shard.events import Correction
 from psfleet.shard.membership_view import Position
 from psfleet.stages.links import StagePosition
 from psfleet.strategy import WireSettings
-from psfleet.wire.v1 import shard_pb2
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import Send
@@ -43,7 +43,6 @@ from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
 from psfleet_worker.session.retries import Patience
 from psfleet_worker.sharding.worker_tables import WorkerTables
-from psfleet_worker.snapshot_request import save
 from psfleet_worker.stream.snapshot_marks import SnapshotMarks
 from psfleet_worker.stream.transfers import Transfers
 
@@ -326,7 +325,7 @@ class ClusterRuntime:
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """Save a snapshot; return its path. The servers must see the same file system as this worker."""
         self.flush()
-        return save(self._fleet, path, delta=delta, base=base)
+        return self._marks.take(path, delta=delta, base=base)
 
     def keep(self, state_at: Callable[[int], bytes]) -> bytes:
         """Snapshots get what `state_at` gives of this worker; returns what it has kept in the one from
@@ -398,7 +397,9 @@ class ClusterRuntime:
 
     def scale(self, servers: int) -> None:
         """Ask for another number of servers: workers go on with it after one of their next collectives."""
-        self._fleet.scale(servers)
+        request = coordinator_pb2.ScaleRequest(servers=servers)
+        first = self._fleet.clients[0]
+        wait_all([first.start("Coordinator/Scale", request.SerializeToString())])
 
     def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
         """Return the way to the other stages of this worker; it is open until this runtime is closed."""

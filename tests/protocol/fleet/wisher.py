@@ -28,7 +28,7 @@ class Wisher(Worker):
         self.begun = self.session.sequence
         goes_on = True
         while goes_on:
-            sync = self.session.mode == "sync"
+            sync = self.session.declared.name == "sync"
             goes_on = yield from (self._planned() if sync else self._drawn())
         while self.completed < BARRIERS:
             yield from self._barrier()
@@ -61,7 +61,7 @@ class Wisher(Worker):
     def _is_due(self) -> bool:
         if self.completed == BARRIERS:
             return False
-        if self.session.mode == "sync":
+        if self.session.declared.name == "sync":
             return self.session.sequence >= _STEPS * (self.completed + 1)
         return self.session.sequence - self.begun >= _STEPS
 

@@ -143,7 +143,7 @@ class Worker:
             self.queues[name].popleft()
             asked.reply, asked.servers, asked.is_answered = content, servers, True
             push = asked.request.content
-            if isinstance(push, Push) and self.session.mode != "sync":
+            if isinstance(push, Push) and self.session.declared.name != "sync":
                 acknowledged = int(name[1:]), push.worker, push.incarnation, push.sequence
                 self.pushes.acknowledged.append(acknowledged)
             self._send(name)
@@ -311,7 +311,7 @@ class Worker:
         """Each server's part of the gradient, and a use of each sample, on every server that it goes to."""
         self._send_waiting()
         session, samples, count = self.session, self._samples, len(self.servers)
-        there = [server for server in range(count) if send.goes_to(server)]
+        there = [server for server in range(count) if send.addressed[server] == send.sequence]
         self.pushes[self.seat, session.incarnation, send.sequence] = samples
         self.pushes.sent[self.seat, session.incarnation, send.sequence] = frozenset(there)
         self._waiting = {
@@ -356,12 +356,12 @@ class Worker:
         """Rows in sync mode; else pull from some servers only, so that the others lag."""
         self._send_waiting()
         session = self.session
-        sync = session.mode == "sync"
+        sync = session.declared.name == "sync"
         asked = []
         for name, mine in zip(self.servers, self._owned(), strict=True):
             if sync or self.dice.random() < 0.6:
                 rows = (Read(ROWS.key, IDS[mine]),) if sync and read.own else ()
-                clock = session.clock if session.mode == "ssp" else 0
+                clock = session.clock if session.declared.name == "ssp" else 0
                 pull = Pull(self.seat, session.incarnation, rows, read.commit, clock)
                 asked.append(self.ask(name, pull))
         pulled = Pulled(asked)
@@ -433,7 +433,7 @@ class Worker:
 
     def step(self, samples: Ids) -> Script:
         """Train with these samples: in rounds what is pushed depends on what was pulled."""
-        if self.session.mode == "sync":
+        if self.session.declared.name == "sync":
             pulled: Pulled = yield from self.run(self.stream.pull())
             assert pulled.rows is not None
             yield from self.push(samples, slopes(pulled.rows, samples))
@@ -441,7 +441,7 @@ class Worker:
         yield from self.push(samples)
         if self.stream.reads_ahead and self.dice.random() < 0.3:
             yield from self.run(self.stream.pull_ahead())
-        elif self.session.mode == "ssp" or self.dice.random() < 0.5:
+        elif self.session.declared.name == "ssp" or self.dice.random() < 0.5:
             yield from self.run(self.stream.pull())
 
     def push(self, samples: Ids, gradient: Rows | None = None) -> Script:

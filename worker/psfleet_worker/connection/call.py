@@ -3,36 +3,19 @@
 import functools
 import operator
 import select
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
 from psfleet.http2.http2_client import ClientConnection
 from psfleet.platform.threads import deferred, wait_for
 
+if TYPE_CHECKING:
+    from psfleet_worker.connection.server_client import ServerClient
+
 _MOMENT = 0.1  # seconds for which a caller reads answers itself; a longer wait is worth a thread
 _has_ended = operator.attrgetter("ended")
-
-
-class CallOwner(Protocol):
-    """Client that makes calls to one server.
-
-    Attributes:
-        changed: Notified when a call ends; shared by all calls that may be waited for together.
-        open_calls: Number of calls that have not ended.
-        unread: Call that has left without the client's thread, which has not heard of it.
-        endpoint: Endpoint of the server.
-    """
-
-    changed: threading.Condition
-    open_calls: int
-    unread: "Call | None"
-    endpoint: str
-
-    def resume(self, call: "Call") -> None:
-        """Read its answer, or make it again after its failure."""
 
 
 class Call:
@@ -54,7 +37,7 @@ class Call:
         span: Its span, if it is traced; it ends with the call.
     """
 
-    client: CallOwner
+    client: "ServerClient"
     method = ""
     message = b""
     seconds = outage = 0.0

@@ -306,11 +306,6 @@ class FleetConnection:
             result if result.size != value.size else result.reshape(value.shape)
         )
 
-    def scale(self, servers: int) -> None:
-        """Ask for another number of servers."""
-        request = coordinator_pb2.ScaleRequest(servers=servers)
-        wait_all([self.clients[0].start("Coordinator/Scale", request.SerializeToString())])
-
     def _meet(self, method: str, request: Any, timeout: float | None) -> bytes:
         seconds = self.patience.wait if timeout is None else timeout
         message = request.SerializeToString()

@@ -56,9 +56,8 @@ class ServerRequest(Call):
         self._form = form
         self._arrays: list[tuple[NDArray[Any], ...]] = []  # the bytes of each segment
         self._places: list[int] = []
-        self._block: tuple[NDArray[np.uint8], int] | None = (
-            None  # for what is small: bytes and place
-        )
+        # For what is small: bytes and place.
+        self._block: tuple[NDArray[np.uint8], int] | None = None
         self._used = 0  # bytes of it
         self._last: PlacedSegment | None = None  # what was laid out last, if all lies in that block
         self._replies: list[Values] = []

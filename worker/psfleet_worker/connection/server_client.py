@@ -51,7 +51,8 @@ class ServerClient:
     Attributes:
         endpoint: Endpoint at which it listens.
         retries: Attempts beyond the first of each call, for displays.
-        open_calls, unread: See CallOwner.
+        open_calls: Number of calls that have not ended.
+        unread: Call that has left without the thread, which has not heard of it.
     """
 
     def __init__(
@@ -181,10 +182,6 @@ class ServerClient:
         """Transport of tensors now: "http2" or "grpcio"."""
         return "http2" if self._tensors.client is not None else "grpcio"
 
-    def is_idle(self) -> bool:
-        """Return whether every call that was started has ended."""
-        return self.open_calls == 0
-
     def close(self) -> None:
         """Give up what is under way and let go of thread and connection. Safe to call twice.
 
@@ -270,11 +267,9 @@ class ServerClient:
 
     def _prepare(self, call: Call, again: NextAttempt) -> None:
         """Prepare the next attempt's request, and pause before it."""
-        if again.answered:
-            call.message = call.encode()
-        else:
+        if not again.answered:
             call.fall_back()
-            call.message = call.encode()
+        call.message = call.encode()
         if again.lost:  # the pause is shorter if the connection comes back meanwhile
             await_connection(self._channel, self._access, again.pause)
         elif again.pause:
@@ -284,27 +279,21 @@ class ServerClient:
         if isinstance(error, NoRoom):
             return f"{self.name}, for {seconds:.1f} seconds: {error}"
         sentence = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
-        if closes_at_once(self._location(), tls=self._speaks_tls):
+        tls = is_tcp(self.endpoint) and self._access.credentials is not None
+        if closes_at_once(self._location(), tls=tls):
             return (
                 f"{sentence}; it closes connections at once, perhaps because it has as many as it "
                 "takes: raise connections in PSFLEET_LIMITS of the servers"
             )
         return sentence
 
-    @property
-    def _speaks_tls(self) -> bool:
-        return is_tcp(self.endpoint) and self._access.credentials is not None
-
     def _check_access(self) -> None:
         """Raise AccessDenied if the server and this process do not know each other: it is not asked again."""
         if not is_tcp(self.endpoint):
             return
-        from psfleet.wire.connections.tls_diagnosis import (
-            why_refused,  # loads the cryptography, rarely needed
-        )
+        from psfleet.wire.connections.tls_diagnosis import why_refused  # loads cryptography
 
-        why = why_refused(self._location(), self._access)
-        if why:
+        if why := why_refused(self._location(), self._access):
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
 
     def attempt(self, method: str, request: bytes, seconds: float) -> bytes:

@@ -14,14 +14,16 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.initial_values import address_of
 from psfleet.wire.shared_memory import BlockAllocator, MemoryHandle, SharedMemory
-from psfleet_worker.connection.call import CallOwner
+
+if TYPE_CHECKING:
+    from psfleet_worker.connection.server_client import ServerClient
 
 Attach = Callable[[int, MemoryHandle], bool]
 """Offers memory under a generation to the server; whether it is shared now."""
@@ -237,7 +239,9 @@ class Lane:
             other workers, no new memory is offered.
     """
 
-    def __init__(self, memories: WorkerMemory | None, attach: Attach, client: CallOwner) -> None:
+    def __init__(
+        self, memories: WorkerMemory | None, attach: Attach, client: "ServerClient"
+    ) -> None:
         self._memories = memories
         self._attach = attach
         self._client = client

@@ -169,10 +169,6 @@ class SendPush:
     before: tuple[int, ...]
     addressed: tuple[int, ...]
 
-    def goes_to(self, server: int) -> bool:
-        """Return whether it is sent to the server."""
-        return self.addressed[server] == self.sequence
-
     def skipped(self, server: int) -> int:
         """Return the number of pushes just before it that were not sent to the server."""
         return self.sequence - 1 - self.before[server]

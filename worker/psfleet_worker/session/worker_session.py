@@ -6,12 +6,10 @@ Pure: its programs yield what is to be asked of the fleet and change the session
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import cast
 
 from psfleet.consistency import ConsistencyMode
 from psfleet.errors import DeadlineExceeded
 from psfleet.runtime.worker_state import ScriptProgress
-from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Join, Leave
 from psfleet_worker.session.instructions import (
     CollectiveResult,
@@ -64,18 +62,8 @@ class Session:
         assert self.changes <= self.collectives
         assert not self.incarnation or self.first >= 1
 
-    @property
-    def mode(self) -> Mode:
-        """The name of the present mode."""
-        return cast(Mode, self.declared.name)
-
     def _be_in(self, mode: ConsistencyMode) -> None:
         self.declared = mode.agreed()
-
-    @property
-    def rests(self) -> bool:
-        """The others would wait for this worker while it waits for them at a collective."""
-        return self.declared.pulls_wait
 
     @property
     def passes(self) -> bool:
@@ -91,11 +79,8 @@ class Session:
     def start(self) -> Program[None]:
         """Take the seat, and join in the mode in which the fleet is by now."""
         seat: SeatGranted = yield RegisterWorker()
-        self.incarnation, self.view, self._completed_before = (
-            seat.incarnation,
-            seat.view,
-            seat.completed,
-        )
+        self.incarnation, self.view = seat.incarnation, seat.view
+        self._completed_before = seat.completed
         self.first = max(seat.first, 1)
         self.progress = ScriptProgress(seat.progress)
         yield from self._adopt(seat)
@@ -111,7 +96,7 @@ class Session:
             self._be_in(seat.mode)
         # If they differ, the workers that make the change are on their way.
         what = "modes: a change was left half done"
-        yield from self._join_equal(_mode_of, what, seat.switches, seat.last)
+        yield from self._join_equal(attrgetter("mode", "switches"), what, seat.switches, seat.last)
 
     def leave(self) -> Program[None]:
         """End this incarnation in order."""
@@ -179,7 +164,7 @@ class Session:
             reached: Leases of data used up, and samples of the next one.
         """
         passes, number = self.passes, self.collectives + 1
-        if self.rests and not passes:
+        if self.declared.pulls_wait and not passes:  # the others would wait for this worker
             yield Leave(self.worker, self.incarnation, self.sequence, rest=number)
         result: CollectiveResult = yield JoinCollective(
             number, mode, value, self.changes + 1, reached
@@ -193,7 +178,3 @@ class Session:
         """Count those in a part of the script that an earlier incarnation ran and this one passes over."""
         self.collectives += collectives
         self.changes += changes
-
-
-def _mode_of(reply: ServerJoined) -> tuple[ConsistencyMode, int]:
-    return reply.mode, reply.switches

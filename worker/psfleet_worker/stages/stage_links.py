@@ -65,7 +65,8 @@ class StageLinks:
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
         """Send arrays to a stage, under a tag."""
-        contiguous = [_contiguous(array) for array in arrays]
+        # In C or Fortran order, with the values side by side.
+        contiguous = [a if a.flags.forc else np.ascontiguousarray(a) for a in arrays]
         header = {
             "from": self._place.process,
             "tag": tag,
@@ -120,11 +121,6 @@ class StageLinks:
             raise FrameError(
                 f"{self._me} got a message that is none of a stage's: {error!r}"
             ) from None
-
-
-def _contiguous(array: Array) -> Array:
-    """Return the array, or a copy, with its values side by side in C or Fortran order."""
-    return array if array.flags.forc else np.ascontiguousarray(array)
 
 
 def _order(array: Array) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.platform.threads import ServiceThread
+from psfleet.settings.kinds import place_or_url
 from psfleet.shard.events import MarkCut
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet.wire.v1.membership_pb2 import HeartbeatReply
@@ -39,9 +40,7 @@ class SnapshotMarks:
         self.state_at: Callable[[int], bytes] = lambda number: b""
         self.newest: tuple[str, int] | None = None
         self._fleet = fleet
-        self._lasts: dict[
-            int, int
-        ] = {}  # this worker's last push in snapshots that may become complete
+        self._lasts: dict[int, int] = {}  # its last push in snapshots that may become complete
         self._keeps = False
         self._closing = False
         self._threads: list[threading.Thread] = []
@@ -68,6 +67,24 @@ class SnapshotMarks:
         [reply] = wait_all([call])
         return snapshot_pb2.KeptReply.FromString(reply).state
 
+    def take(self, path: str, *, delta: bool, base: bool) -> str:
+        """Have server 0 write every table to a folder, which appears whole or not at all; where it lies.
+
+        Args:
+            path: The folder; empty: where the job keeps its snapshots.
+            delta: Only what has changed since the last base or delta.
+            base: The next delta holds the changes since this snapshot.
+        """
+        request = snapshot_pb2.TakeRequest(
+            path=place_or_url(path) if path else "", kind="delta" if delta else "full", base=base
+        )
+        call = self._fleet.clients[0].start(
+            "SnapshotCoordinator/Take",
+            request.SerializeToString(),
+            seconds=self._fleet.patience.wait,
+        )
+        return snapshot_pb2.TakeReply.FromString(wait_all([call])[0]).path
+
     def say_goodbye(self) -> None:
         """This incarnation ends: snapshots that are not complete yet, and later ones, may need what it
         keeps."""
@@ -78,9 +95,7 @@ class SnapshotMarks:
             incarnation=self._fleet.session.incarnation,
             state=self.state_at(-1),
         )
-        with contextlib.suppress(
-            PsfleetError
-        ):  # it is about a snapshot that the script did not request
+        with contextlib.suppress(PsfleetError):  # the script did not request that snapshot
             self._call(0, "SnapshotCoordinator/Keep", request)
 
     def listen(self, reply: HeartbeatReply) -> None:
