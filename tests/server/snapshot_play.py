@@ -146,7 +146,7 @@ class Chaos:
                 self.learned += 1
                 return WorkerLearned(f"w{self.learned}", number, seat, incarnation)
             case 4:
-                return WorkerStateArrived(number, seat, incarnation, {})
+                return WorkerStateArrived(number, seat, incarnation, {}, dice.randrange(3))
             case 5:
                 return WorkerIntroduced(seat, incarnation, dice.random() < 0.5)
             case 6:

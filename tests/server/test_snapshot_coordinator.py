@@ -311,6 +311,26 @@ def test_workers_of_another_snapshot_or_incarnation(number: int, incarnation: in
     assert play.coordinator.stage is Stage.AWAITING_STATES
 
 
+def test_a_state_of_an_earlier_attempt() -> None:
+    """R12: a process of server 0 that has died may have begun a snapshot of the same number. What a worker
+    keeps as of that one is not taken, whether it comes before or after what it keeps as of the cut."""
+    play, old = Play(), WorkerStateArrived(1, 0, 11, "old", 3)
+    play(WorkerIntroduced(0, 11, keeps=True))
+    play.mark()
+    play(*learned(), old, ServersReplied())
+    assert play(ServersReplied(parts({0: (11, 28)}))) == []
+    [publish] = play(WorkerStateArrived(1, 0, 11, "new", 28))
+    assert isinstance(publish, PublishSnapshot)
+    assert publish.states == {0: "new"}
+
+    play = Play()
+    play.mark()
+    play(*learned(), WorkerStateArrived(1, 0, 11, "new", 28), old, ServersReplied())
+    [publish] = play(ServersReplied(parts({0: (11, 28)})))
+    assert isinstance(publish, PublishSnapshot)
+    assert publish.states == {0: "new"}
+
+
 def test_who_learns_late_marks_at_once() -> None:
     """A worker that did not hear the answer asks again, when the others mark already."""
     play = Play()
@@ -325,7 +345,7 @@ def test_states_that_do_not_come() -> None:
     play = Play()
     play(WorkerIntroduced(0, 11, keeps=True), MembersChanged(frozenset(), frozenset({0, 1})))
     assert play.write() == []
-    assert play(WorkerStateArrived(1, 1, 12, None)) == []
+    assert play(WorkerStateArrived(1, 1, 12, None, 7)) == []
     play(TimePassed(), seconds=11)
     error = str(failed(play(ServersReplied())))
     assert error == "snapshot 1 was not taken: it waits for what workers [0] keep"

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 771913f05a177d968dd8db5dc6fb67b267c414a445eb28e63545ba96957de5c8
+# From protos/psfleet/v1/snapshot.proto, SHA-256 4683f5eb675ac2818f99394487a13025705eb7c466fcdf25b78df356bcb838b2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -119,16 +119,18 @@ class ReadyReply(_message.Message):
     def __init__(self, mark: bool = ..., round: _Optional[int] = ...) -> None: ...
 
 class KeepRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "number", "state")
+    __slots__ = ("worker", "incarnation", "number", "state", "last")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     number: int
     state: bytes
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
+    last: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., state: _Optional[bytes] = ..., last: _Optional[int] = ...) -> None: ...
 
 class KeepReply(_message.Message):
     __slots__ = ()

@@ -142,7 +142,9 @@ class _SnapshotCoordination:
         message = parsed(snapshot_pb2.KeepRequest, request)
         state = _state(message)
         self._runner.post(
-            WorkerStateArrived(message.number, message.worker, message.incarnation, state)
+            WorkerStateArrived(
+                message.number, message.worker, message.incarnation, state, message.last
+            )
         )
         return encoded(snapshot_pb2.KeepReply())
 

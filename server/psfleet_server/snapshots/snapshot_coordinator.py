@@ -312,7 +312,7 @@ class SnapshotCoordinator:
             now.number,
             now.members.get(worker),
         ):
-            now.states[worker] = event.state
+            now.states[worker, event.last] = event.state
 
     def _await_states(self, at: float) -> Instructions:
         self._enter(Stage.AWAITING_STATES, self._until(at, self._timeouts.worker))
@@ -334,19 +334,18 @@ class SnapshotCoordinator:
 
     def _stateless(self) -> list[int]:
         """Seats of members whose states are awaited."""
-        return sorted(self._workers.awaited(self._now.members) - self._now.states.keys())
+        return sorted(self._workers.awaited(self._now.members) - self._now.states_at_cut().keys())
 
     # -- the end -------------------------------------------------------------------------------
 
     def _publish(self) -> Instructions:
         self._enter(Stage.PUBLISHING)
         now = self._now
-        cut = now.parts[0].cut
-        farewells = self._workers.farewells(cut, in_rounds=now.round is not None)
-        states = {seat: state for seat, state in now.states.items() if state is not None}
+        states = self._workers.farewells(now.last)
+        states |= {s: state for s, state in now.states_at_cut().items() if state is not None}
         contents = tuple(part.content for part in now.parts)
         base = now.base[1] if now.base else ""
-        return [PublishSnapshot(cut, contents, {**farewells, **states}, base)]
+        return [PublishSnapshot(now.parts[0].cut, contents, states, base)]
 
     def _published(self) -> Instructions:
         now = self._now

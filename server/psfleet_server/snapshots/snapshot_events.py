@@ -154,12 +154,14 @@ class WorkerStateArrived:
         number: Number of the snapshot; 0: the worker leaves, and `state` is a list of [push or round, state]
             for its last steps.
         state: JSON; None: it has none.
+        last: Its last push or round in the state.
     """
 
     number: int
     worker: int
     incarnation: int
     state: Any
+    last: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """The snapshot that is being taken: how far it has come, and the workers that it waits for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from psfleet.checkpoint import CutPosition
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.events import Call
 from psfleet.shard.snapshot_cuts import PendingCut
@@ -61,7 +60,7 @@ class SnapshotUnderWay:
         round: Sync mode: the last round in it; None in other modes.
         base: Number and path of the snapshot that this delta builds on.
         learned: Calls of workers that have learned of it and wait for the others.
-        states: States that members have delivered, by seat.
+        states: States that members have delivered, by seat and the last push or round in them.
         parts: Files of all servers, in order.
         failure: Why it is given up.
     """
@@ -75,7 +74,7 @@ class SnapshotUnderWay:
     round: int | None = None
     base: tuple[int, str] | None = None
     learned: dict[int, Call] = field(default_factory=dict)
-    states: dict[int, Any] = field(default_factory=dict)
+    states: dict[tuple[int, int], Any] = field(default_factory=dict)
     parts: tuple[SnapshotPart, ...] = ()
     failure: PsfleetError | None = None
 
@@ -89,6 +88,16 @@ class SnapshotUnderWay:
         request = self.asked.request
         since = self.base[0] if self.base else 0
         return PendingCut(self.number, since=since, remember=request.base or request.delta)
+
+    def last(self, seat: int) -> int:
+        """A seat's last push or round in the snapshot, once its parts are here."""
+        cut = self.parts[0].cut
+        return cut.round if self.round is not None else cut.pushes.get(seat, (0, 0))[1]
+
+    def states_at_cut(self) -> dict[int, Any]:
+        """By seat the states as of the cut. Another one is of an earlier attempt: a process that has died
+        may have begun a snapshot of this number, too."""
+        return {seat: state for (seat, at), state in self.states.items() if at == self.last(seat)}
 
     def release(self, call: Call) -> ReleaseWorker:
         """Tell a worker what to do for this snapshot."""
@@ -143,11 +152,10 @@ class WorkerStates:
         }
         return keepers - self._farewells.keys()
 
-    def farewells(self, cut: CutPosition, in_rounds: bool) -> dict[int, Any]:
-        """By seat the last state before the cut of workers that have left."""
+    def farewells(self, last: Callable[[int], int]) -> dict[int, Any]:
+        """By seat the last state before the cut, which is after step `last`, of workers that have left."""
         states: dict[int, Any] = {}
         for seat, steps in self._farewells.items():
-            last = cut.round if in_rounds else cut.pushes.get(seat, (0, 0))[1]
-            until = [state for step, state in steps if step <= last]
+            until = [state for step, state in steps if step <= last(seat)]
             states |= {seat: until[-1]} if until else {}
         return states

@@ -15,6 +15,7 @@ from psfleet.shard.change_log import ChangeLog
 from psfleet.wire.change_messages import NO_IDS
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
 from psfleet_server.engine.followers import Followers
+from psfleet_server.snapshots.snapshot_under_way import SnapshotUnderWay
 from tests.protocol.fleet.calls import Response
 from tests.protocol.fleet.followed import Followed
 from tests.protocol.fleet.follower import Changes
@@ -157,3 +158,14 @@ def _take_the_snapshot_alone(patch: pytest.MonkeyPatch) -> None:
         copy.__dict__["apply"] = reach
 
     patch.setattr(WeightCopy, "begin", careless)
+
+
+@without(
+    "R12: a number may have been begun before: only states as of the cut count",
+    "async snapshots followers@228",
+)
+def _take_states_of_earlier_attempts(patch: pytest.MonkeyPatch) -> None:
+    def any_of(now: SnapshotUnderWay) -> dict[int, Any]:
+        return {seat: state for (seat, _), state in now.states.items()}
+
+    patch.setattr(SnapshotUnderWay, "states_at_cut", any_of)

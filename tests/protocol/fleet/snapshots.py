@@ -89,7 +89,7 @@ class Snapshots:
                 call = (source, number, incarnation)
                 self._events.append(WorkerLearned(call, number, worker, incarnation))
             case Received(_, Delivered(number, worker, incarnation, state)):
-                self._events.append(WorkerStateArrived(number, worker, incarnation, state))
+                self._events.append(WorkerStateArrived(number, worker, incarnation, state, state))
         self._look_at_members()
         while self._events or self._sees_cut():
             for instruction in self._coordinator.handle(self._events.popleft(), self._ticks):

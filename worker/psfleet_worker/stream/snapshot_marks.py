@@ -136,7 +136,7 @@ class SnapshotMarks:
             case ReportState(number, last):
                 self._lasts[number] = last
                 state = self.state_at(last)
-                request = snapshot_pb2.KeepRequest(number=number, state=state, **who)
+                request = snapshot_pb2.KeepRequest(number=number, last=last, state=state, **who)
                 self._call(0, "SnapshotCoordinator/Keep", request)
         return None
 
