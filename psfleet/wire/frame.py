@@ -25,8 +25,10 @@ __all__ = [
     "decode",
     "encode",
     "encode_header",
+    "opening",
     "read_header",
     "reserve",
+    "reserve_behind",
     "split",
 ]
 
@@ -55,7 +57,7 @@ def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> b
     if not parts:  # an empty payload is left out, as protobuf does
         return encode_header(header, layout)
     views = [part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts]
-    return b"".join((_head(header, sum(view.nbytes for view in views), layout), *views))
+    return b"".join((opening(header, sum(view.nbytes for view in views), layout), *views))
 
 
 def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, NDArray[np.uint8]]:
@@ -67,9 +69,13 @@ def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, ND
     Raises:
         FrameError: The message would be longer than gRPC can carry.
     """
-    head = _head(header, length, layout)
+    return reserve_behind(opening(header, length, layout), length)
+
+
+def reserve_behind(head: bytes, length: int) -> tuple[bytes, NDArray[np.uint8]]:
+    """Do what `reserve` does, behind what `opening` has returned for such a payload."""
     message, content = unwritten_bytes(len(head) + length)
-    whole = np.ctypeslib.as_array(content)
+    whole = np.frombuffer(memoryview(content), np.uint8)
     whole[: len(head)] = np.frombuffer(head, np.uint8)
     return message, whole[len(head) :]
 
@@ -127,8 +133,12 @@ def read_header(head: bytes) -> Header:
         raise FrameError(f"the frame's header of {len(head)} bytes is damaged") from None
 
 
-def _head(header: Header, length: int, layout: bytes) -> bytes:
-    """Return everything of a message that comes before a payload of `length` bytes."""
+def opening(header: Header, length: int, layout: bytes = b"") -> bytes:
+    """Return everything of a message that comes before a payload of `length` bytes.
+
+    Raises:
+        FrameError: The message would be longer than gRPC can carry.
+    """
     if length > MAX_MESSAGE:
         raise FrameError(
             f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "

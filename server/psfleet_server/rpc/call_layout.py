@@ -7,8 +7,12 @@ what follows from the segments alone is kept; the values that lie there now are 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from psfleet.runtime.interface import Read
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.runtime.interface import Gradient, Read
 from psfleet.wire.frame import ALIGNMENT, read_header
 from psfleet.wire.segments import ELEMENTS, TensorRequest
 from psfleet.wire.shared_memory import SharedMemory
@@ -30,6 +34,82 @@ class CallLayout:
     room: PullResponse | None = None
 
 
+_MOST_LAYOUTS = 64
+_LONGEST = 64 << 10  # bytes of a payload; beyond, to parse the segments takes next to nothing
+_Place = tuple[np.dtype[Any], int, int]
+"""Type of an array's elements, their number, and the place of the first one in the payload."""
+
+
+class MessageLayouts:
+    """Layouts of calls with their tensors in the message, by the bytes of their segments.
+
+    Each message is other memory, so each call gets arrays of its own, at the places of those before. Any
+    thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._layouts: dict[bytes, _MessageLayout] = {}
+
+    def known(self, header: Header, layout: bytes, payload: memoryview) -> CallLayout | None:
+        """Return the layout of a call, made as for an earlier one with these bytes; None: there was none."""
+        known = self._layouts.get(layout)
+        if known is None or known.size != len(payload) or header.HasField("lane"):
+            return None
+        return CallLayout(known.over(payload))
+
+    def keep(self, layout: bytes, payload: memoryview, tensors: TensorRequest) -> None:
+        """Calls may come with the same bytes as this one again."""
+        if 0 < len(payload) <= _LONGEST:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[layout] = _MessageLayout(payload, tensors)
+
+
+class _MessageLayout:
+    """Places of the arrays of a call in its payload, and what its segments say of them.
+
+    Attributes:
+        size: Bytes of the payload.
+    """
+
+    def __init__(self, payload: memoryview, tensors: TensorRequest) -> None:
+        self.size = len(payload)
+        at = 0
+
+        def next_place(array: NDArray[Any]) -> _Place:
+            nonlocal at
+            place = array.dtype, array.size, at
+            at += array.nbytes
+            return place
+
+        self._gradients = []
+        for one in tensors.gradients:
+            at += -at % ALIGNMENT
+            ids = None if one.ids is None else next_place(one.ids)
+            values = next_place(one.values)
+            self._gradients.append((one.table, ids, values, one.values.shape, one.learning_rate))
+        self._reads = []
+        for read in tensors.reads:
+            at += -at % ALIGNMENT
+            self._reads.append((read.table, None if read.ids is None else next_place(read.ids)))
+
+    def over(self, payload: memoryview) -> TensorRequest:
+        """Return the request of a call whose arrays lie in this payload."""
+        request = TensorRequest()
+        for table, ids, values, shape, rate in self._gradients:
+            rows = None if ids is None else _array(payload, *ids)
+            gradient = _array(payload, *values).reshape(shape)
+            request.gradients.append(Gradient(table, gradient, rows, rate))
+        for table, ids in self._reads:
+            request.reads.append(Read(table, None if ids is None else _array(payload, *ids)))
+        return request
+
+
+def _array(payload: memoryview, dtype: np.dtype[Any], count: int, at: int) -> NDArray[Any]:
+    array = np.frombuffer(payload, dtype, count, at)
+    return array if array.flags.aligned else array.copy()
+
+
 def lay_out_call(
     tensors: TensorRequest, memory: SharedMemory | None, shape_of: Callable[[Read], tuple[int, ...]]
 ) -> CallLayout:
@@ -40,7 +120,7 @@ def lay_out_call(
 
 
 def is_lasting(layout: bytes, header: Header) -> bool:
-    """Return whether all arrays of a call are views of its shared memory, and follow from this layout alone.
+    """Return whether all arrays of a call are as they travel, and follow from this layout alone.
 
     Args:
         layout: The first part of its header.

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
 from psfleet.runtime.interface import Read
+from psfleet.settings.choices import Format
 from psfleet.wire import frame, segments
 from psfleet.wire.shared_memory import SharedMemory
-from psfleet.wire.v1.frame_pb2 import Header, Outcome, Segment
+from psfleet.wire.v1.frame_pb2 import Header, Outcome
 from psfleet.wire.wire_formats import CompressedValues
 
 Floats = NDArray[np.float32]
@@ -105,38 +106,42 @@ def lay_out(
     """An answer with the values in its message. They must be there before it is sent.
 
     Args:
-        header: Header of the response; the segments are added to it.
+        header: Header of the response, without its segments.
         reads: Reads to answer.
         shape_of: The shape of a read's values.
 
     Raises:
         FrameError: The message is too long.
     """
-    shapes = [shape_of(read) for read in reads]
-    sizes = [
-        CompressedValues.size_of(read.format, s) for read, s in zip(reads, shapes, strict=True)
-    ]
-    header.segments.extend(map(_segment, reads, shapes))
-    message, rooms = _rooms(header, sizes)
+    parts = tuple([(read.table, read.format, shape_of(read)) for read in reads])
+    opening, rooms, size = _opening(header.SerializeToString(), parts)
+    message, payload = frame.reserve_behind(opening, size)
     response = PullResponse(message, len(message))
-    for read, shape, room in zip(reads, shapes, rooms, strict=True):
-        response.add(read, shape, room)
+    for read, (_, _, shape), (start, end, filled) in zip(reads, parts, rooms, strict=True):
+        payload[end:filled] = 0
+        response.add(read, shape, payload[start:end])
     return response
 
 
-def _segment(read: Read, shape: tuple[int, ...]) -> Segment:
-    content = segments.VALUES if read.ids is None else segments.ROWS
-    precision = segments.PRECISIONS[read.format]
-    return Segment(table=read.table, content=content, count=shape[0], precision=precision)
+@lru_cache(256)
+def _opening(
+    fields: bytes, parts: tuple[tuple[int, Format, tuple[int, ...]], ...]
+) -> tuple[bytes, list[tuple[int, int, int]], int]:
+    """Lay out a response, which mostly looks like the one before.
 
+    Args:
+        fields: Its header without the segments.
+        parts: Table, format and shape of each read.
 
-def _rooms(header: Header, sizes: Sequence[int]) -> tuple[bytes, list[Bytes]]:
-    """The message, and the room for each segment in it."""
-    ends = np.cumsum([size + -size % frame.ALIGNMENT for size in sizes], dtype=np.int64).tolist()
-    message, payload = frame.reserve(header, ends[-1] if ends else 0)
-    rooms, start = [], 0
-    for size, end in zip(sizes, ends, strict=True):
-        payload[start + size : end] = 0
-        rooms.append(payload[start : start + size])
-        start = end
-    return message, rooms
+    Returns:
+        The bytes before the payload; in that of each read the first byte of the values, their end, and the
+        end of what fills them up; and the size of the payload.
+    """
+    header, rooms, end = Header.FromString(fields), [], 0
+    for table, form, shape in parts:
+        content = segments.VALUES if len(shape) == 1 else segments.ROWS
+        precision = segments.PRECISIONS[form]
+        header.segments.add(table=table, content=content, count=shape[0], precision=precision)
+        start, end = end, end + CompressedValues.size_of(form, shape)
+        rooms.append((start, end, end := end + -end % frame.ALIGNMENT))
+    return frame.opening(header, end), rooms, end

@@ -31,7 +31,7 @@ from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import JOIN, LEAVE, SHRINK, read_push
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
-from psfleet_server.rpc.call_layout import CallLayout, is_lasting, lay_out_call
+from psfleet_server.rpc.call_layout import CallLayout, MessageLayouts, is_lasting, lay_out_call
 from psfleet_server.rpc.deferred_reply import DeferredReply
 from psfleet_server.rpc.pull_response import push_response
 from psfleet_server.services.protobuf_messages import encoded, parsed
@@ -47,6 +47,7 @@ class ShardService:
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
+        self._layouts = MessageLayouts()
 
     def push(self, request: bytes) -> bytes:
         header, call = self._open(request)
@@ -98,15 +99,24 @@ class ShardService:
         lanes = self._host.lanes
         layout, head, payload = frame.split(request)
         header = frame.read_header(head)
-        call = lanes.known(header, layout) if layout and not header.segments else None
+        call = None
+        if layout and not header.segments:
+            call = (
+                self._layouts.known(header, layout, payload)
+                if payload
+                else lanes.known(header, layout)
+            )
         if call is None:
             header = frame.read_header(layout + head) if layout else header
             memory = lanes.of(header)
             content = payload if memory is None else memory.bytes
             tensors = segments.read_request(header, content, self._spec_of)
             call = lay_out_call(tensors, memory, self._host.shard.tables.shape_of)
-            if memory is not None and layout and is_lasting(layout, header):
-                lanes.keep(header, layout, call)
+            if layout and is_lasting(layout, header):
+                if memory is None:
+                    self._layouts.keep(layout, payload, tensors)
+                else:
+                    lanes.keep(header, layout, call)
         if call.room is not None:
             self._host.bytes.push += call.tensors.gradient_bytes
         return header, call
