@@ -119,18 +119,18 @@ def joined(
     `layout`: The segments that the header lacks, as fields.
     """
     parts: list[Any] = []
+    is_large = False
     for arrays in contents:
-        parts += [np.ascontiguousarray(array) for array in arrays]
-        odd = sum(array.nbytes for array in arrays) % frame.ALIGNMENT
-        if odd:
+        size = 0
+        for array in arrays:
+            parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+            size += array.nbytes
+            is_large = is_large or array.nbytes >= STREAM_FROM
+        if odd := size % frame.ALIGNMENT:
             parts.append(bytes(frame.ALIGNMENT - odd))
-    if _is_large(parts):
+    if is_large:
         return _streamed(header, parts, layout)
     return frame.encode(header, parts, layout)
-
-
-def _is_large(parts: Iterable[Any]) -> bool:
-    return any(isinstance(part, np.ndarray) and part.nbytes >= STREAM_FROM for part in parts)
 
 
 def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: bytes) -> bytes:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.errors import FrameError
-from psfleet.kernels.initial_values import copy_over
+from psfleet.kernels.initial_values import address_of, copy_over
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
 from psfleet.wire import frame, segments
@@ -28,6 +28,8 @@ Values = Floats | CompressedValues
 _EMPTY = np.empty(0, np.uint8)
 _SMALL = 64 << 10
 _TOLD = 64  # bytes of an answer that may hold no values: they are in shared memory
+_MOST_REPLIES = 64
+_FLOAT32 = np.dtype("<f4")
 _LINE = 64  # bytes of a cache line, on which each begins
 
 
@@ -61,6 +63,7 @@ class ServerRequest(Call):
         self._used = 0  # bytes of it
         self._last: PlacedSegment | None = None  # what was laid out last, if all lies in that block
         self._replies: list[Values] = []
+        self._shapes: list[tuple[int, ...]] = []  # key and shape of the values of each read
         self.reads = 0
         self._reply_bytes = 0
         self.is_inline = memory is None
@@ -144,6 +147,7 @@ class ServerRequest(Call):
         reply = lent.offset + 4 * low
         self._add(segments.field_of(spec.key, segments.WHOLE, 0, 0.0, 0, reply))
         self._replies.append(lent.array[low:high])
+        self._shapes.append((spec.key, high - low))
         self.reads += 1
 
     @override
@@ -176,11 +180,18 @@ class ServerRequest(Call):
             self.view, is_placed = _told(message)
             if is_placed:
                 return self._replies
+        shapes = tuple(self._shapes)
+        plain = _plain_replies.get(shapes)
+        if plain is not None and len(message) == plain.size and message.startswith(plain.opening):
+            self.view = plain.view
+            return plain.values(message)
         header, payload = frame.decode(message)
         self.view = header.view
         values = segments.read_values(header, payload, spec_of)
         if len(values) != self.reads:
             raise FrameError(f"a server answers {len(values)} of {self.reads} reads")
+        if values and len(message) <= _SMALL:
+            _remember(shapes, message, header.view, values)
         return values
 
     def own(self) -> None:
@@ -252,6 +263,7 @@ class ServerRequest(Call):
         self.bytes += segment.bytes
         if shape is not None:
             self.reads += 1
+            self._shapes.append((spec.key, *shape))
             self._reply_bytes += segment.reply_bytes
             if segment.reply is not None:
                 self._replies.append(segment.reply)
@@ -324,3 +336,48 @@ def _told(message: bytes) -> tuple[int, bool]:
     """Return the view that a reply reports, and whether its values are in shared memory."""
     header, _ = frame.decode(message)
     return header.view, header.HasField("lane")
+
+
+class _PlainReply(NamedTuple):
+    """A short reply with values in float32, as the next one to the same reads mostly comes.
+
+    Attributes:
+        opening: Its bytes before the values.
+        size: Number of all its bytes.
+        view: View that it reports.
+        places: First byte, number and shape of the values of each read.
+    """
+
+    opening: bytes
+    size: int
+    view: int
+    places: list[tuple[int, int, tuple[int, ...]]]
+
+    def values(self, message: bytes) -> list[Values]:
+        """Return the values of a message of this form."""
+        arrays: list[Values] = []
+        for first, count, shape in self.places:
+            array = np.frombuffer(message, _FLOAT32, count, first)
+            arrays.append((array if array.flags.aligned else array.copy()).reshape(shape))
+        return arrays
+
+
+_plain_replies: dict[tuple[tuple[int, ...], ...], _PlainReply] = {}  # by tables and shapes
+
+
+def _remember(
+    reads: tuple[tuple[int, ...], ...], message: bytes, view: int, values: Sequence[Values]
+) -> None:
+    """Remember the form of a reply to reads of these tables and shapes."""
+    start = address_of(np.frombuffer(message, np.uint8))
+    places = []
+    for array in values:
+        if isinstance(array, CompressedValues):
+            return
+        places.append((address_of(array) - start, array.size, array.shape))
+    first, last = places[0][0], places[-1]
+    if first <= 0 or last[0] + 4 * last[1] > len(message):  # the values are copies
+        return
+    if len(_plain_replies) >= _MOST_REPLIES:
+        _plain_replies.clear()
+    _plain_replies[reads] = _PlainReply(message[:first], len(message), view, places)
