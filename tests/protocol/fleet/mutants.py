@@ -406,7 +406,7 @@ def _wait_in_silence(patch: pytest.MonkeyPatch) -> None:
 
 @without(
     "a later life passes over the changes of the mode that the fleet has made",
-    "sync mode_requests@55",
+    "sync mode_requests@59",
 )
 def _change_again(patch: pytest.MonkeyPatch) -> None:
     change = Session.change_mode
@@ -435,7 +435,7 @@ without(
 )(replaced(DataDispatch, "turn", lambda dispatch, to_rounds, reached: None))
 
 
-@without("W3: who registers is told of the last change of the mode", "sync mode_requests@64")
+@without("W3: who registers is told of the last change of the mode", "sync mode_requests@19")
 def _hide_changes(patch: pytest.MonkeyPatch) -> None:
     def silent(
         call: Any, incarnation: int, first: int, view: int, completed: int, *_: object

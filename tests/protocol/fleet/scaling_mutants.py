@@ -50,7 +50,7 @@ def _change_views(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "due", hasty)
 
 
-@without("S4: a new server knows of the workers what server 0 knows", "sync moves@1")
+@without("S4: a new server knows of the workers what server 0 knows", "sync moves@10")
 def _know_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DealtShard, "become", lambda dealt, state: None)
 
@@ -121,7 +121,7 @@ def _keep_tables(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DealtShard, "replace", lazy)
 
 
-@without("S11: views reach the servers that there are", "sync moves@3")
+@without("S11: views reach the servers that there are", "sync moves@16")
 def _keep_the_views(patch: pytest.MonkeyPatch) -> None:
     scaled = Coordinator.scaled
 
