@@ -76,20 +76,21 @@ def sparse_kernels(
     l1: bool,
     l2: bool,
     dim: int,
-    every_row: bool,
+    rests: bool,
     scores: int = 0,
     has_frequency: bool = False,
     precision: RowPrecision = "float32",
 ) -> ModuleType:
-    """`push` for rows of `dim` weights under this rule; `rest` too if `every_row`.
+    """`push` for rows of `dim` weights under this rule, or `rest` for those that a push does not name.
 
     Args:
+        rests: `rest`, which only a table that updates every row needs.
         scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
         has_frequency: One value more follows a row's state, its frequency: 1 in a new row.
         precision: Storage of rows.
     """
     text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
-    rest = _source("rest.txt" if form.plain else "rest_packed.txt") if every_row else ""
+    kernel = "push.txt" if not rests else "rest.txt" if form.plain else "rest_packed.txt"
     parts = row_parts(text, rule, form)
     parts["first_row"] += _ONE_USE * has_frequency
     return compiled(
@@ -97,7 +98,7 @@ def sparse_kernels(
         f"sparse_{rule.name}_{dim}",
         filled(
             "sparse.txt",
-            rest,
+            _source(kernel),
             core=text.core(),
             dim=dim,
             scores=scores,

@@ -77,8 +77,10 @@ class DiskMemory(HostMemory):
 
 
 def _load_kernels(spec: TableSpec, *names: str) -> None:
-    own = (partial(load, spec) for load in (host_kernels, host_pull_kernels))
-    load_in_any_order(*(partial(static_kernels, name) for name in names), *own)
+    own = [partial(host_kernels, spec, rests) for rests in (False, True)[: 1 + spec.every_row]]
+    load_in_any_order(
+        *(partial(static_kernels, name) for name in names), *own, partial(host_pull_kernels, spec)
+    )
 
 
 HOST, DISK = HostMemory(), DiskMemory()

@@ -70,14 +70,14 @@ def host_pull_kernels(spec: TableSpec) -> ModuleType:
     return pull_kernels(spec.dim, form.plain, 4 * (form.words + spec.scores))
 
 
-def host_kernels(spec: TableSpec) -> ModuleType:
-    """The kernels of a table's rule for rows in host memory."""
+def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
+    """The kernel of a table's rule for rows in host memory: of those that a push names, or that rest."""
     return sparse_kernels(
         spec.rule,
         bool(spec.decay.l1),
         bool(spec.decay.l2),
         spec.dim,
-        spec.every_row,
+        rests,
         spec.pushed_scores,
         spec.counts_frequency,
         spec.precision,
@@ -92,7 +92,8 @@ class HostRowUpdate:
         self._index = index
         self._dim = spec.dim
         self._turns = rule.turns
-        self._kernels, self._pull = host_kernels(spec), host_pull_kernels(spec).pull
+        self._push, self._pull = host_kernels(spec).push, host_pull_kernels(spec).pull
+        self._rest = host_kernels(spec, rests=True).rest if spec.every_row else None
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(192, np.int64)
         self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)
@@ -122,7 +123,7 @@ class HostRowUpdate:
         """See RowUpdate."""
         assert isinstance(gradients, np.ndarray)
         self._index.expect(len(ids))
-        self._kernels.push(
+        self._push(
             self._index.address,
             address_of(ids),
             len(ids),
@@ -137,7 +138,8 @@ class HostRowUpdate:
 
     def rest(self, scalars: Floats, step: int) -> None:
         """See RowUpdate."""
-        self._kernels.rest(
+        assert self._rest is not None
+        self._rest(
             self._index.address,
             address_of(scalars),
             (step - 1) % self._turns if self._turns else 0,
