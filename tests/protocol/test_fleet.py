@@ -20,9 +20,9 @@ assert scaling_mutants
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
-FOLLOWED = range(18, 18 + 20 + MORE)
+FOLLOWED = range(18, 18 + 8 + MORE)
 """Likewise where followers are."""
-MOVED = range(18, 18 + 10 + MORE)
+MOVED = range(25, 25 + 6 + MORE)
 """Likewise where the number of servers changes."""
 HAPPENS = {
     "removal": ("silences",),
