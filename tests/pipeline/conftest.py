@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,17 @@ def bits(value: Any) -> Any:
     if isinstance(value, SparseGrad):
         return ("rows", value.ids.tobytes(), value.rows.tobytes())
     return np.asarray(value).tobytes()
+
+
+def finished(launch: Any, options: str, *words: str, **environment: str) -> Any:
+    """A job that has ended well, of these options, a script and its words; one thread for each process."""
+    job = launch("--no-progress", *options.split(), *words, OMP_NUM_THREADS="1", **environment)
+    code, _, err = job.ends(120)
+    assert code == 0, err + job.log("*")
+    return job
+
+
+def saved_bits(path: Path) -> dict[str, bytes]:
+    """What a script has saved."""
+    with np.load(path) as arrays:
+        return {name: value.tobytes() for name, value in arrays.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 from psfleet.program.pipeline.cutting import cores_of
 from psfleet.stages.links import StagePosition
 from tests.launch.conftest import Launch, launch
+from tests.pipeline.conftest import finished
 
 __all__ = ["launch"]
 
@@ -42,18 +43,7 @@ def test_stage_processes_keep_to_their_cores(launch: Launch, tmp_path: Path) -> 
     script = tmp_path / "pinned.py"
     script.write_text(_SCRIPT)
     root = str(Path(__file__).resolve().parents[2])
-    job = launch(
-        "--no-progress",
-        "--stages",
-        "3",
-        "--micro-batches",
-        "2",
-        str(script),
-        OMP_NUM_THREADS="1",
-        PYTHONPATH=root,
-    )
-    code, _, err = job.ends()
-    assert code == 0, err + job.log("*")
+    job = finished(launch, "--stages 3 --micro-batches 2", str(script), PYTHONPATH=root)
     logs = [job.log(f"workerlog.0.stage.{stage}") for stage in range(3)]
     matches = [re.findall(r"cores (\[.*\])", log)[0] for log in logs]
     allowed = sorted(os.sched_getaffinity(0))

@@ -1,5 +1,6 @@
 """The engine gives the bits of the unpipelined program, whatever the stages and the schedule."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from psfleet.optimizer import Adam, PipelineOptimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.program.backward import Automatic, Backward, append_backward
+from psfleet.program.operation import Record
 from psfleet.program.pipeline.cutting import PipelineSpec, split
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable
@@ -31,7 +33,7 @@ def _cut(model: Model, **settings: Any) -> tuple[list[Variable], Backward]:
 
 
 def _plain(model: Model, micro: int, gradients: list[Variable]) -> list[Any]:
-    """Loss and gradients of the plain Executor on one micro-batch after the other, merged."""
+    """The bits of loss and gradients of the plain Executor on one micro-batch after the other, merged."""
     program, feed = default_main_program(), make_feed()
     merger: GradientMerger[int] = GradientMerger(GradientMergeSettings(micro))
     size, losses, merged = 24 // micro, [], None
@@ -44,54 +46,53 @@ def _plain(model: Model, micro: int, gradients: list[Variable]) -> list[Any]:
     program.step = 0
     assert merged is not None
     by_number: dict[Any, Any] = dict(merged[0])
-    return [
-        np.asarray(np.mean(np.stack(losses).astype(np.float64), axis=0), np.float32),
-        *(by_number[i] for i in range(len(gradients))),
-    ]
+    mean = np.asarray(np.mean(np.stack(losses).astype(np.float64), axis=0), np.float32)
+    return [bits(value) for value in (mean, *(by_number[i] for i in range(len(gradients))))]
+
+
+def _check_bits(
+    stages: int, cut: Callable[[Model, Backward, list[list[Record]]], PipelineSpec]
+) -> None:
+    """Loss and every gradient of the model, on every stage, equal the merged ones of plain runs in every bit.
+
+    Args:
+        cut: The pipeline, by the model, its backward pass and the parts between the model's own cuts.
+    """
+    model = build_model()
+    gradients, backward = _cut(model)
+    parts, backward.pipeline = backward.pipeline.parts, None
+    expected = _plain(model, 4, gradients)
+    backward.pipeline = cut(model, backward, parts)
+    results = [model.loss, *gradients]
+    for run in run_stages(default_main_program(), make_feed(), results, stages):
+        assert [bits(run.result(variable)) for variable in results] == expected
 
 
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("stages", [1, 3])
 def test_gradients_are_those_of_the_plain_program(kind: str, stages: int) -> None:
-    """Loss and every gradient, on every stage, equal the merged ones of plain runs in every bit."""
-    model = build_model()
-    gradients, backward = _cut(model)
-    spec, backward.pipeline = backward.pipeline, None
-    expected = [bits(value) for value in _plain(model, 4, gradients)]
-    backward.pipeline = PipelineSpec(kind, micro_batches=4, parts=spec.parts)
-    results = [model.loss, *gradients]
-    for run in run_stages(default_main_program(), make_feed(), results, stages):
-        assert [bits(run.result(variable)) for variable in results] == expected
+    """Under each schedule."""
+    _check_bits(stages, lambda _, __, parts: PipelineSpec(kind, micro_batches=4, parts=parts))
 
 
 @pytest.mark.parametrize(("kind", "chunks"), [("1f1b", 1), ("interleaved", 2)])
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_chosen_cuts_change_nothing(kind: str, chunks: int, stages: int) -> None:
     """Cuts chosen by the work between them, also several to a stage, give the same bits."""
-    model = build_model()
-    gradients, backward = _cut(model)
-    backward.pipeline = None
-    expected = [bits(value) for value in _plain(model, 4, gradients)]
-    backward.pipeline = PipelineSpec(kind, stages, 4, chunks)
-    results = [model.loss, *gradients]
-    for run in run_stages(default_main_program(), make_feed(), results, stages):
-        assert [bits(run.result(variable)) for variable in results] == expected
+    _check_bits(stages, lambda *_: PipelineSpec(kind, stages, 4, chunks))
 
 
 @pytest.mark.parametrize("checkpoints", ["first", "budget"])
 @pytest.mark.parametrize("stages", [1, 3])
 def test_recompute_inside_stages_changes_nothing(checkpoints: str, stages: int) -> None:
     """With checkpoints, or cuts for a memory budget, gradients are the same bits."""
-    model = build_model()
-    gradients, backward = _cut(model)
-    backward.pipeline = None
-    expected = [bits(value) for value in _plain(model, 4, gradients)]
-    backward.checkpoints = Automatic(1 << 16) if checkpoints == "budget" else [model.cuts[0][0]]
-    parts = [s.records for s in split(model.loss, model.cuts) if s.forward]
-    backward.pipeline = PipelineSpec("1f1b", micro_batches=4, parts=parts)
-    results = [model.loss, *gradients]
-    for run in run_stages(default_main_program(), make_feed(), results, stages):
-        assert [bits(run.result(variable)) for variable in results] == expected
+
+    def cut(model: Model, backward: Backward, parts: Any) -> PipelineSpec:
+        first = [model.cuts[0][0]]
+        backward.checkpoints = Automatic(1 << 16) if checkpoints == "budget" else first
+        return PipelineSpec("1f1b", micro_batches=4, parts=parts)
+
+    _check_bits(stages, cut)
 
 
 def test_uneven_micro_batches_weigh_by_their_samples() -> None:

@@ -21,22 +21,8 @@ def test_a_plan_says_what_a_strategy_means(
 ) -> None:
     """Memory of each stage, bytes, picture, bubble and recompute cuts; nothing is trained."""
     out = tmp_path / "out.npz"
-    code = main(
-        [
-            "plan",
-            "--pipeline",
-            "1f1b",
-            "--stages",
-            "3",
-            "--micro-batches",
-            "4",
-            "--recompute",
-            SCRIPT,
-            str(out),
-            "cut",
-            "4",
-        ]
-    )
+    options = "--pipeline 1f1b --stages 3 --micro-batches 4 --recompute"
+    code = main(["plan", *options.split(), SCRIPT, str(out), "cut", "4"])
     output = capsys.readouterr().out
     assert code == 0
     assert "1f1b · 3 stages of each worker · 4 micro-batches of 6 samples" in output

@@ -13,18 +13,13 @@ import numpy as np
 import pytest
 
 from tests.launch.conftest import Launch, launch
+from tests.pipeline.conftest import finished, saved_bits
 
 __all__ = ["launch"]
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "trainer.py")
 ROOT = Path(__file__).resolve().parents[2]
 Train = Callable[..., dict[str, Any]]
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # as many for one process as for each of several
-
-
-def _arrays(path: Path) -> dict[str, bytes]:
-    with np.load(path) as arrays:
-        return {name: value.tobytes() for name, value in arrays.items()}
 
 
 @pytest.fixture(scope="module")
@@ -36,39 +31,27 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         [sys.executable, SCRIPT, str(out), "plain", "4"],
         check=True,
         timeout=120,
-        env=os.environ | _ONE_THREAD | {"PSFLEET_STRATEGY": strategy, "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PSFLEET_STRATEGY": strategy, "PYTHONPATH": str(ROOT)},
     )
-    return _arrays(out)
+    return saved_bits(out)
 
 
 @pytest.mark.parametrize(
     ("wrapper", "options"),
     [
-        ("cut", ("--pipeline", "zero-bubble", "--stages", "3", "--servers", "2")),
-        ("plain", ("--pipeline", "interleaved", "--stages", "2", "--recompute")),
-        ("loss", ("--pipeline", "1f1b", "--stages", "2")),  # the second stage reads no parameter
+        ("cut", "--pipeline zero-bubble --stages 3 --servers 2"),
+        ("plain", "--pipeline interleaved --stages 2 --recompute"),
+        ("loss", "--pipeline 1f1b --stages 2"),  # the second stage reads no parameter
     ],
-    ids=lambda value: value[1] if isinstance(value, tuple) else value,
 )
 def test_stage_processes_give_the_bits_of_one(
-    alone: dict[str, bytes], launch: Launch, tmp_path: Path, wrapper: str, options: tuple[str, ...]
+    alone: dict[str, bytes], launch: Launch, tmp_path: Path, wrapper: str, options: str
 ) -> None:
     """Losses and weights of 4 steps equal those of the script run by itself, in every bit."""
     out = tmp_path / "out.npz"
-    job = launch(
-        "--no-progress",
-        "--micro-batches",
-        "4",
-        *options,
-        SCRIPT,
-        str(out),
-        wrapper,
-        "4",
-        **_ONE_THREAD,
-    )
-    code, _, err = job.ends()
-    assert code == 0, err + job.log("*")
-    assert _arrays(out) == alone
+    finished(launch, f"--micro-batches 4 {options}", SCRIPT, str(out), wrapper, "4")
+    assert saved_bits(out) == alone
 
 
 def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
@@ -81,23 +64,9 @@ def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
     digests = []
     for stages in ("1", "2"):
         out = tmp_path / f"{stages}.npz"
-        job = launch(
-            "--no-progress",
-            "--workers",
-            "2",
-            "--strategy",
-            str(strategy),
-            "--stages",
-            stages,
-            SCRIPT,
-            str(out),
-            "plain",
-            "4",
-            **_ONE_THREAD,
-        )
-        code, _, err = job.ends()
-        assert code == 0, err + job.log("*")
-        digests.append(_arrays(out))
+        options = f"--workers 2 --strategy {strategy} --stages {stages}"
+        finished(launch, options, SCRIPT, str(out), "plain", "4")
+        digests.append(saved_bits(out))
     assert digests[0] == digests[1]
 
 
@@ -108,20 +77,8 @@ def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: 
         strategy = tmp_path / f"{name}.toml"
         strategy.write_text(f"[pipeline]\nstages = 2\nmicro_batches = 4\n{copies}")
         out = tmp_path / f"{name}.npz"
-        job = launch(
-            "--no-progress",
-            "--workers",
-            "2",
-            "--strategy",
-            str(strategy),
-            SCRIPT,
-            str(out),
-            "sgd",
-            "4",
-            **_ONE_THREAD,
-        )
-        code, _, err = job.ends()
-        assert code == 0, err + job.log("*")
+        options = f"--workers 2 --strategy {strategy}"
+        job = finished(launch, options, SCRIPT, str(out), "sgd", "4")
         assert bool(job.log("workerlog.1.stage.1.copy.1")) == (name == "two")
         with np.load(out) as arrays:
             digests.append(dict(arrays))
@@ -131,19 +88,9 @@ def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: 
 
 def test_a_killed_stage_is_named_and_ends_the_job(launch: Launch, tmp_path: Path) -> None:
     """The launcher says which stage it was; nothing is left running. Only servers come back from logs."""
-    job = launch(
-        "--no-progress",
-        "--durability",
-        "log",
-        "--stages",
-        "2",
-        "--micro-batches",
-        "4",
-        SCRIPT,
-        str(tmp_path / "out.npz"),
-        "plain",
-        "100000",
-    )
+    options = ["--durability", "log", "--stages", "2", "--micro-batches", "4"]
+    words = [SCRIPT, str(tmp_path / "out.npz"), "plain", "100000"]
+    job = launch("--no-progress", *options, *words)
     job.until_logged("workerlog.0.stage.1", "step 3")
     [pid] = [pid for pid in job.family() if "PSFLEET_STAGE=1" in _variables(pid)]
     os.kill(pid, signal.SIGKILL)

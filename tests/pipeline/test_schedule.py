@@ -3,10 +3,8 @@
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.program.pipeline.simulation import live_micro_batches, picture, simulate, validate
+from psfleet.program.pipeline.simulation import live_micro_batches, picture, validate
 from psfleet.stages.schedule import Action, Schedule, Work, make_schedule
-
-_UNIT = {Work.FORWARD: 1.0, Work.BACKWARD: 2.0, Work.INPUT: 1.0, Work.WEIGHT: 1.0}
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
@@ -16,20 +14,6 @@ def test_every_schedule_comes_to_an_end(kind: str) -> None:
         for micro_batches in range(1, 15):
             for per_stage in (1, 2, 3) if kind != "zero-bubble" or stages == 1 else (1,):
                 validate(make_schedule(kind, stages, micro_batches, per_stage))
-
-
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("micro_batches", [4, 8])
-def test_bubbles_are_those_of_the_formulas(stages: int, micro_batches: int) -> None:
-    """(S-1)/(M+S-1) for gpipe and 1f1b, with v chunks (S-1)/(vM+S-1), a third of it for ZB-H1."""
-    idle = stages - 1
-    for kind in ("gpipe", "1f1b"):
-        bubble = simulate(make_schedule(kind, stages, micro_batches), _UNIT).bubble
-        assert bubble == pytest.approx(idle / (micro_batches + idle))
-    bubble = simulate(make_schedule("interleaved", stages, micro_batches, 2), _UNIT).bubble
-    assert bubble == pytest.approx(idle / (2 * micro_batches + idle))
-    bubble = simulate(make_schedule("zero-bubble", stages, micro_batches), _UNIT).bubble
-    assert bubble == pytest.approx(idle / (3 * micro_batches + idle))
 
 
 def test_memory_is_bounded_by_the_stages() -> None:
