@@ -12,8 +12,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.program import default_startup_program, eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
-from tests.program.hand import HandSGD
-from tests.runtimes import own_programs
+from tests.program.hand import assert_same, run_eager, run_static
 
 R = np.random.default_rng(11)
 FEED: dict[str, Any] = {
@@ -44,43 +43,14 @@ def deep_fm(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variabl
     return layers.mean(layers.log_loss(layers.sigmoid(pairs) * tower, y))
 
 
-def run_static(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
-    """The loss and the gradients of one run of a program."""
-    with own_programs():
-        inputs = [
-            layers.data(name, [None, *value.shape[1:]], dtype=value.dtype)
-            for name, value in FEED.items()
-        ]
-        loss = network(*inputs)
-        sgd = HandSGD(0)
-        sgd.minimize(loss)
-        (value,) = ps.Executor().run(feed=FEED, fetch_list=[loss])
-        return value.item(), sgd.last
-
-
-def run_eager(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
-    """The same, computed at once."""
-    with own_programs():
-        loss = network(*[to_variable(value) for value in FEED.values()])
-        loss.backward()
-        return loss.item(), {
-            name: parameter.grad for name, parameter in default_startup_program().parameters.items()
-        }
-
-
 @pytest.mark.parametrize("network", [wide_and_deep, deep_fm])
 def test_eager_equals_static_bit_for_bit(network: Callable[..., Variable]) -> None:
     """Loss and every gradient, sparse ones included."""
-    loss, gradients = run_static(network)
-    same_loss, same_gradients = run_eager(network)
-    assert loss == same_loss
-    assert gradients.keys() == same_gradients.keys()
-    for name, gradient in gradients.items():
-        other = same_gradients[name]
-        if isinstance(gradient, SparseGrad):
-            np.testing.assert_array_equal(gradient.ids, other.ids)
-            gradient, other = gradient.rows, other.rows
-        np.testing.assert_array_equal(gradient, other)
+
+    def build(*inputs: Variable) -> tuple[Variable, None]:
+        return network(*inputs), None
+
+    assert_same(run_static(build, FEED), run_eager(build, FEED))
 
 
 def test_gradients_add_up_over_backward_passes() -> None:

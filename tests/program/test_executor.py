@@ -7,9 +7,9 @@ import pytest
 
 import psfleet as ps
 from psfleet import layers
-from psfleet.errors import ShapeError, UsageError
+from psfleet.errors import ShapeError
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable
 from tests.program.hand import HandSGD
 
@@ -113,18 +113,6 @@ def test_gradients_can_be_computed_with_before_the_update() -> None:
     np.testing.assert_array_equal(sgd.last["fc_0.w_0"], whole * np.float32(0.5))
 
 
-def test_no_grad_set_and_parameter_list_choose() -> None:
-    """Only the chosen parameters get gradients; callbacks see them."""
-    _, loss, _ = small()
-    seen: list[str] = []
-    pairs = HandSGD().minimize(
-        loss, no_grad_set={"fc_0.w_0"}, callbacks=[lambda p, g: seen.append(p.name)]
-    )
-    assert [p.name for p, _ in pairs] == seen == ["fc_0.b_0"]
-    with pytest.raises(UsageError, match=r"parameter_list 'fc_9\.w_0' is not in the program"):
-        HandSGD().minimize(loss, parameter_list=["fc_9.w_0"])
-
-
 def test_sparse_tables_are_fetched_before_the_forward_in_one_call() -> None:
     """Dense parameters and lookups whose ids are fed or computed from feeds come in one prefetch."""
     ids = layers.data("ids", [None, 2], dtype="int64")
@@ -181,19 +169,6 @@ def test_large_dense_embeddings_are_named(capsys: pytest.CaptureFixture[str]) ->
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("psfleet: embedding 'large.w_0' has 10,000 rows and dense gradients")
     assert "is_sparse=True" in line
-
-
-def test_dense_and_sparse_embeddings_start_with_the_same_bits() -> None:
-    """is_sparse changes how gradients travel, not the first values."""
-    ids = layers.data("ids", [None], dtype="int64")
-    dense = layers.embedding(ids, [50, 3], name="table")
-    with program_guard(default_main_program(), Program()):
-        default_main_program().variables.pop("table.w_0")
-        sparse = layers.embedding(ids, [50, 3], is_sparse=True, name="table")
-    first, second = (out.record.inputs[1].parameter for out in (dense, sparse) if out.record)
-    assert first is not None
-    assert second is not None
-    np.testing.assert_array_equal(first.numpy(), second.numpy())
 
 
 def test_return_numpy_false_gives_variables() -> None:

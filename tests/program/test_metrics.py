@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from psfleet import metrics
+import psfleet as ps
+from psfleet import layers, metrics
 from psfleet.errors import ConfigError, ShapeError
 
 R = np.random.default_rng(0)
@@ -50,3 +51,16 @@ def test_accuracy_breaks_ties_towards_the_lower_class() -> None:
     mean.update(1.0, 1)
     mean.update([0.5], 3)
     assert mean.eval() == 0.625
+
+
+def test_auc_and_accuracy_run_inside_programs() -> None:
+    """auc accumulates over runs; the batch's own starts anew."""
+    score, label = layers.data("score", [None, 1]), layers.data("label", [None, 1], dtype="int64")
+    total, own, _ = layers.auc(score, label)
+    both = layers.concat([1 - score, score], axis=1)
+    right = layers.accuracy(both, label)
+    exe = ps.Executor()
+    good = {"score": np.array([[0.1], [0.9]]), "label": np.array([[0], [1]])}
+    bad = {"score": np.array([[0.9], [0.1]]), "label": np.array([[0], [1]])}
+    assert [v.item() for v in exe.run(feed=good, fetch_list=[total, own, right])] == [1, 1, 1]
+    assert [v.item() for v in exe.run(feed=bad, fetch_list=[total, own, right])] == [0.5, 0, 0]

@@ -1,19 +1,15 @@
 """Properties of programs that nobody wrote: eager = static = recomputed, whatever the graph."""
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import psfleet as ps
 from psfleet import layers
-from psfleet.program.program import default_startup_program
-from psfleet.program.variable import Variable, to_variable
-from tests.program.hand import HandSGD
-from tests.runtimes import own_programs
+from psfleet.program.gradient import ancestors
+from psfleet.program.variable import Variable
+from tests.program.hand import Build, assert_same, run_eager, run_static
 
-X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+FEED = {"x": np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)}
 Choices = list[tuple[int, int, int]]
 GRAPHS = st.lists(
     st.tuples(st.integers(0, 7), st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=14
@@ -47,55 +43,28 @@ def build(x: Variable, choices: Choices) -> tuple[Variable, list[Variable]]:
     return layers.mean(layers.fc(pool[-1], 1) + layers.reduce_sum(x * 0.01)), pool[1:]
 
 
-def run_static(choices: Choices, marks: list[int] | None = None) -> tuple[float, dict[str, Any]]:
-    """Loss and gradients of a program, recomputed if there are marks."""
-    with own_programs():
-        loss, pool = build(layers.data("x", [6, 5]), choices)
-        sgd = HandSGD(0)
-        needed = {record.output for record in _ancestors(loss)}
-        cuts = (
-            None if marks is None else [v for i, v in enumerate(pool) if i in marks and v in needed]
-        )
-        sgd.minimize(loss, checkpoints=cuts)
-        (value,) = ps.Executor().run(feed={"x": X}, fetch_list=[loss])
-        return value.item(), sgd.last
+def graph(choices: Choices, marks: list[int] | None = None) -> Build:
+    """A random graph, with checkpoints where there are marks."""
 
+    def build_marked(x: Variable) -> tuple[Variable, list[Variable] | None]:
+        loss, pool = build(x, choices)
+        if marks is None:
+            return loss, None
+        needed = {record.output for record in ancestors([loss])}
+        return loss, [v for i, v in enumerate(pool) if i in marks and v in needed]
 
-def run_eager(choices: Choices) -> tuple[float, dict[str, Any]]:
-    """The same, computed at once."""
-    with own_programs():
-        loss, _ = build(to_variable(X), choices)
-        loss.backward()
-        return loss.item(), {
-            name: parameter.grad
-            for name, parameter in default_startup_program().parameters.items()
-            if parameter.grad is not None
-        }
-
-
-def _ancestors(loss: Variable) -> list[Any]:
-    from psfleet.program.gradient import ancestors
-
-    return ancestors([loss])
-
-
-def assert_same(first: tuple[float, dict[str, Any]], second: tuple[float, dict[str, Any]]) -> None:
-    """Equal bit for bit."""
-    assert first[0] == second[0]
-    assert first[1].keys() == second[1].keys()
-    for name, gradient in first[1].items():
-        np.testing.assert_array_equal(gradient, second[1][name])
+    return build_marked
 
 
 @given(GRAPHS)
 @settings(max_examples=20, deadline=None)
 def test_eager_is_static(choices: Choices) -> None:
     """Loss and gradients of random graphs."""
-    assert_same(run_static(choices), run_eager(choices))
+    assert_same(run_static(graph(choices), FEED), run_eager(graph(choices), FEED))
 
 
 @given(GRAPHS, st.lists(st.integers(0, 13), max_size=6))
 @settings(max_examples=25, deadline=None)
 def test_recomputed_is_plain(choices: Choices, marks: list[int]) -> None:
     """Random checkpoints of random graphs."""
-    assert_same(run_static(choices), run_static(choices, marks))
+    assert_same(run_static(graph(choices), FEED), run_static(graph(choices, marks), FEED))
