@@ -4,8 +4,6 @@
 # ruff: noqa: F841
 # mypy: disable-error-code="assignment,attr-defined"
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -151,15 +149,6 @@ def test_set_state_dict() -> None:
 
     opti_state_dict = paddle.load("adam.pdopt")
     adam.set_state_dict(opti_state_dict)
-
-
-def test_state_dict() -> None:
-    """Of an optimizer that was never used."""
-    emb = paddle.nn.Embedding(10, 10)
-
-    adam = paddle.optimizer.Adam(0.001, parameters=emb.parameters())
-    state_dict: Any = adam.state_dict()
-    assert state_dict == {}
 
 
 def test_step() -> None:

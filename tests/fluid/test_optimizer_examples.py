@@ -99,13 +99,6 @@ def test_set_dict() -> None:
     np.testing.assert_array_equal(para_state_dict["weight"], emb.weight.numpy())
 
 
-def test_state_dict() -> None:
-    """Empty before the first update."""
-    adam = fluid.optimizer.Adam(0.001)
-    state_dict = adam.state_dict()
-    assert state_dict == {}
-
-
 def test_adamax() -> None:
     """A program and a startup program of their own."""
     # First create the Executor.
