@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TypeGuard
 
-from psfleet.formats import SERVERS, write_running_job
+from psfleet.formats import SERVERS, write_running_job, write_scale
 from psfleet.platform.stop_signals import wakes_on_signals
 from psfleet.settings.kinds import MOST_SERVERS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
@@ -95,6 +95,8 @@ class JobRunner:
         )  # servers until they have ended, which the job has no more
         self._usage = ServerUsageWatch(job)
         self._scaling = ScalingRequests(job.logs, self._too_many, engine.asked_endpoint)
+        if chaos is not None:
+            chaos.scales = not self._too_many(job.request.servers)
 
     def run(self) -> int:
         """Start the job, see it through and return its exit code; nothing is left running."""
@@ -121,10 +123,11 @@ class JobRunner:
             self._scale()  # what has happened may be to servers that the job has by now, or has no more
         for event in [*events, ClockTick()]:
             self._perform(self._supervisor.handle(event, time.monotonic()))
-        if self._chaos is not None:
-            self._make(self._chaos)
         if self._supervisor.phase is Phase.TRAINING:
             self._scale()
+        if self._chaos is not None:  # which strikes those that the job has now
+            self._make(self._chaos)
+        if self._supervisor.phase is Phase.TRAINING:
             standbys = self._supervisor.standbys
             if standbys and (line := self._notice.look(standbys, time.monotonic())):
                 self._screen.say(line)
@@ -210,17 +213,24 @@ class JobRunner:
 
     def _make(self, chaos: ChaosSchedule) -> None:
         """Do what chaos wants now; processes are stopped and killed from here alone."""
-        trains = self._supervisor.phase is Phase.TRAINING
-        living = {
-            member
-            for member in self._supervisor.alive
-            if member.role == "worker" or member in self._answering
-        }
-        standbys = self._supervisor.standbys
-        for fault in chaos.due(time.monotonic(), living, trains=trains, standbys=standbys):
+        trains, standbys = self._supervisor.phase is Phase.TRAINING, self._supervisor.standbys
+        servers = {member for member in self._supervisor.alive if member.role == "server"}
+        living = self._supervisor.alive - servers | servers & self._answering
+        if standbys is None or self._job.request.keeps_log:  # else such a death may end the job
+            living |= self._scaling.ready
+        for fault in chaos.due(
+            time.monotonic(),
+            living,
+            trains=trains,
+            standbys=standbys,
+            moving=self._scaling.under_way,
+            whole=servers <= self._answering and not self._scaling.starts,
+        ):
             if fault.text:
                 self._say(f"chaos: {fault.text}")
-            if fault.takes_machine:
+            if fault.servers:
+                write_scale(self._job.logs, fault.servers)
+            elif fault.takes_machine:
                 self._engine.kill_machine(fault.member)
             elif fault.signal:
                 self._engine.send(fault.member, fault.signal)
@@ -274,8 +284,6 @@ class JobRunner:
                 f"its servers {what} on several machines; end the job with SIGUSR1 and start it with "
                 f"--servers {servers} --resume"
             )
-        if self._chaos is not None:
-            return "--chaos counts pushes by server; leave it out"
         if request.port and request.port + servers > 65536:
             return f"--port is {request.port}, and {servers} servers from there on have no ports"
         return ""
@@ -301,6 +309,8 @@ class JobRunner:
                 f"the request for another number of servers cannot be answered: {error}"
             )
             return
+        if self._chaos is not None:
+            self._chaos.follow(step)
         for member in step.start:
             endpoints = self._scaling.endpoints(self.endpoints)
             takes = self._supervisor.standbys is not None

@@ -12,15 +12,16 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from psfleet.errors import FrameError
 from psfleet.formats import Format, exact, reading
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import FaultSettings
 
-_SLOT = struct.Struct("<6Q")  # server, worker, incarnation, first, last and acknowledged push
-HELD = Format("held tables")
-_HEADER = b"psfleet pushes 1".ljust(_SLOT.size, b"\0")
+_SLOT = struct.Struct("<7Q")  # AuditedRow; first, last and acknowledged push
+HELD = Format("held tables", (2,))
+_HEADER = b"psfleet pushes 2".ljust(_SLOT.size, b"\0")
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,23 @@ class DiskFullFault:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class AuditedRow(NamedTuple):
+    """A row of the audit, in which the pushes of one incarnation to one server are counted.
+
+    Attributes:
+        row: Its id. With another number of servers pushes are counted in other rows; this one goes where it
+            belongs, with what it has counted.
+    """
+
+    server: int
+    worker: int
+    incarnation: int
+    row: int
+
+
 @dataclass
 class AuditedPushes:
-    """Pushes of one incarnation to one server: numbers of the first, the last and the last acknowledged."""
+    """Pushes that one row counts: numbers of the first, the last and the last acknowledged."""
 
     first: int = 0
     last: int = 0
@@ -98,32 +113,29 @@ class AuditFile:
         name = f"pushed.{os.getpid()}.{os.urandom(4).hex()}"
         self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._file, _HEADER, 0)
-        self._slots: dict[tuple[int, int, int], tuple[int, AuditedPushes]] = {}
+        self._slots: dict[AuditedRow, tuple[int, AuditedPushes]] = {}
         self._lock = threading.Lock()
 
-    def sent(self, server: int, worker: int, incarnation: int, number: int) -> None:
+    def sent(self, row: AuditedRow, number: int) -> None:
         """A push is about to leave."""
         with self._lock:
-            slot, pushes = self._slot(server, worker, incarnation)
+            slot, pushes = self._slot(row)
             pushes.first = pushes.first or number
             pushes.last = max(pushes.last, number)
-            self._write(slot, (server, worker, incarnation), pushes)
+            self._write(slot, row, pushes)
 
-    def acknowledged(self, server: int, worker: int, incarnation: int, number: int) -> None:
+    def acknowledged(self, row: AuditedRow, number: int) -> None:
         """A push is acknowledged."""
         with self._lock:
-            slot, pushes = self._slot(server, worker, incarnation)
+            slot, pushes = self._slot(row)
             if pushes.first:
                 pushes.acknowledged = max(pushes.acknowledged, number)
-                self._write(slot, (server, worker, incarnation), pushes)
+                self._write(slot, row, pushes)
 
-    def _slot(self, *key: int) -> tuple[int, AuditedPushes]:
-        server, worker, incarnation = key
-        return self._slots.setdefault(
-            (server, worker, incarnation), (len(self._slots), AuditedPushes())
-        )
+    def _slot(self, row: AuditedRow) -> tuple[int, AuditedPushes]:
+        return self._slots.setdefault(row, (len(self._slots), AuditedPushes()))
 
-    def _write(self, slot: int, key: tuple[int, int, int], pushes: AuditedPushes) -> None:
+    def _write(self, slot: int, key: AuditedRow, pushes: AuditedPushes) -> None:
         record = _SLOT.pack(*key, pushes.first, pushes.last, pushes.acknowledged)
         os.pwrite(self._file, record, (1 + slot) * _SLOT.size)
 
@@ -131,14 +143,14 @@ class AuditFile:
         os.close(self._file)
 
 
-def read_pushed(folder: Path) -> dict[tuple[int, int, int], AuditedPushes]:
-    """Read the notes of all workers, by server, worker and incarnation."""
-    pushes: dict[tuple[int, int, int], AuditedPushes] = {}
+def read_pushed(folder: Path) -> dict[AuditedRow, AuditedPushes]:
+    """Read the notes of all workers."""
+    pushes: dict[AuditedRow, AuditedPushes] = {}
     for path in folder.glob("pushed.*"):
         whole = path.read_bytes()
         if not whole.startswith(_HEADER):
-            raise FrameError(f"{str(path)!r} holds no pushes of version 1 of psfleet's notes")
+            raise FrameError(f"{str(path)!r} holds no pushes of version 2 of psfleet's notes")
         slots = memoryview(whole)[_SLOT.size : len(whole) // _SLOT.size * _SLOT.size]
-        for server, worker, incarnation, *numbers in _SLOT.iter_unpack(slots):
-            pushes[server, worker, incarnation] = AuditedPushes(*numbers)
+        for server, worker, incarnation, row, *numbers in _SLOT.iter_unpack(slots):
+            pushes[AuditedRow(server, worker, incarnation, row)] = AuditedPushes(*numbers)
     return pushes

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.chaos.audit import AuditFile, read_pushed
+from psfleet.chaos.audit import AuditedRow, AuditFile, read_pushed
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule, FaultSignal, schedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, followed
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.supervision.scaling_requests import ScalingStep
 from psfleet_launch.supervision.standbys import Standbys
 
 COUNT = 300
@@ -43,6 +44,56 @@ def test_only_what_is_covered_is_done() -> None:
     assert kinds(log) == pauses | {("kill", "server")}
     every = JobRequest(__file__, servers=2, workers=2, durability="log", worker_restarts=4)
     assert kinds(every) == pauses | {("kill", "server"), ("kill", "worker"), ("full", "server")}
+
+
+def test_another_number_of_servers_is_asked_for() -> None:
+    """Where the job may have one: from 1 to two more than it began with, never the same again, and all of
+    these servers are struck; elsewhere never."""
+    request = JobRequest(__file__, servers=2, workers=2, durability="log")
+    faults = [*itertools.islice(schedule(1, request, scales=True), COUNT)]
+    asked = [fault.servers for fault in faults if fault.kind == "scale"]
+    assert {*asked} == {1, 2, 3, 4}
+    assert all(one != other for one, other in itertools.pairwise(asked))
+    struck = {fault.member.rank for fault in faults if fault.kind == "kill"}
+    assert struck == {0, 1, 2, 3}
+    assert ("scale", "server") not in kinds(request)
+
+
+def test_one_number_of_servers_is_asked_for_at_a_time(tmp_path: Path) -> None:
+    """Nothing is asked for while rows move, or once a worker has left. What an earlier server of a new one's
+    rank has said to hold is forgotten."""
+    request = JobRequest(__file__, servers=2, workers=2, durability="log")
+    living = {Member(role, rank) for role in ("server", "worker") for rank in range(2)}
+
+    def asked(moving: bool = False) -> int:
+        made = ChaosSchedule(5, request, tmp_path, scales=True)
+        due = [made.due(second, living, trains=True, moving=moving) for second in range(300)]
+        return sum(bool(fault.servers) for faults in due for fault in faults)
+
+    assert asked() > 5
+    assert asked(moving=True) == 0
+    (tmp_path / "left.0").touch()
+    assert asked() == 0
+    made, server = ChaosSchedule(5, request, tmp_path), Member("server", 2)
+    (tmp_path / "held.2.json").touch()
+    made.follow(ScalingStep(start=(server,)))
+    made.follow(ScalingStep(servers=(server,)))
+    assert made.moves == 1
+    assert not (tmp_path / "held.2.json").exists()
+
+
+def test_a_slow_machine_has_not_more_faults(tmp_path: Path) -> None:
+    """While a server is being started, time goes slowly."""
+    request = JobRequest(__file__, servers=2, workers=2)
+    living = {Member(role, rank) for role in ("server", "worker") for rank in range(2)}
+
+    def count(whole: bool) -> int:
+        made = ChaosSchedule(5, request, tmp_path)
+        for second in range(600):
+            made.due(second, living, trains=True, whole=whole)
+        return len(made.done)
+
+    assert count(whole=True) > 4 * count(whole=False) > 0
 
 
 def test_standbys_cover_servers_without_a_log() -> None:
@@ -162,16 +213,17 @@ def test_what_is_paused_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_audit_says_what_was_acknowledged(tmp_path: Path) -> None:
-    """By server, worker and incarnation; a push that was only sent is not acknowledged."""
+    """By the row that counts it; a push that was only sent is not acknowledged."""
     audit = AuditFile(tmp_path)
+    one, other = AuditedRow(0, 1, 7, 100), AuditedRow(1, 1, 7, 200)
     for number in (4, 5, 6):
-        audit.sent(0, 1, 7, number)
-    audit.acknowledged(0, 1, 7, 5)
-    audit.sent(1, 1, 7, 4)
+        audit.sent(one, number)
+    audit.acknowledged(one, 5)
+    audit.sent(other, 4)
     actual = read_pushed(tmp_path)
     assert {key: (p.first, p.last, p.acknowledged) for key, p in actual.items()} == {
-        (0, 1, 7): (4, 6, 5),
-        (1, 1, 7): (4, 4, 0),
+        one: (4, 6, 5),
+        other: (4, 4, 0),
     }
 
 
@@ -186,7 +238,7 @@ def test_followers_that_lie_are_told_so(tmp_path: Path) -> None:
         folder.mkdir()
         lines = [json.dumps({"round": r, "tables": t, "wrong": w}) for r, t, w in cuts]
         (folder / "cuts.0.1").write_text("".join(f"{line}\n" for line in lines) + '{"round": 9')
-        return FinishedJob(0, [], folder, tmp_path, tmp_path, before)
+        return FinishedJob(0, [], folder, tmp_path, tmp_path, before, 2)
 
     b, c = {"t": "b", "new": "n"}, {"t": "c"}
     plain = job("plain", (1, {"t": "a"}, []), (2, b, []), (3, {**c, "new": "n"}, []))

@@ -17,7 +17,7 @@ import numpy as np
 
 import psfleet as ps
 from psfleet import fluid, layers
-from psfleet.chaos.audit import HELD, AuditFile
+from psfleet.chaos.audit import HELD, AuditedRow, AuditFile
 from psfleet.checkpoint import (
     CutPosition,
     DeltaBase,
@@ -180,9 +180,10 @@ def build(folder: Path) -> None:
 
 
 def build_groups(folder: Path) -> None:
-    """Write what version 2 can say: the same tables on groups of servers."""
+    """Write what version 2 can say: the same tables on groups of servers, and the notes of chaos."""
     folder.mkdir(parents=True)
     save(shards(4, specs=_GROUPED), folder / "base", PendingCut(1, remember=True))
+    _build_audit(folder / "job")
 
 
 def _build_model(folder: Path) -> None:
@@ -225,11 +226,16 @@ def _build_job(folder: Path) -> None:
     write_ready(folder / "ready.0", 0, "unix:/tmp/psfleet/server.0", 4711)
     write_request(folder, 3, {"mode": "ssp", "staleness": 4})
     write_reply(folder, 3)
-    tables = {"w": "0" * 64}
-    HELD.write(folder / "held.0.json", mode="async", audit={"0": {"7": 3}}, tables=tables)
+
+
+def _build_audit(folder: Path) -> None:
+    folder.mkdir()
+    tables = {"w": {"step": 3, "rows": 2, "sum": 2**64 - 1}}
+    row = AuditedRow(0, 1, 7, 7 << 32)
+    HELD.write(folder / "held.0.json", mode="async", audit={"1": {str(row.row): 3}}, tables=tables)
     audit = AuditFile(folder)
-    audit.sent(0, 1, 7, 2)
-    audit.acknowledged(0, 1, 7, 2)
+    audit.sent(row, 2)
+    audit.acknowledged(row, 2)
     del audit
     [written] = folder.glob("pushed.*")
     written.rename(folder / "pushed.1.0")

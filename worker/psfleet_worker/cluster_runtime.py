@@ -88,11 +88,12 @@ class ClusterRuntime:
                 "workers (PSFLEET_ROLE=worker)"
             )
         import_rules(environment.rules, environment.rules_folder)
-        meddle = meddle or FaultInjector.wanted(environment.rank)
+        chaos = FaultInjector.wanted(environment.rank)
+        self._audit = None if chaos is None else chaos.audit
         self._tracing = open_tracing(environment)
         present = find_mode(mode) if isinstance(mode, str) else mode
         self._fleet = FleetConnection(
-            environment, present, patience or Patience.of(environment), meddle
+            environment, present, patience or Patience.of(environment), meddle or chaos
         )
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
@@ -121,9 +122,9 @@ class ClusterRuntime:
             self._fleet.close()
             self._end_traces()
             raise
-        self._audit = PushAudit.wanted(
-            self.worker_index, self._session.incarnation, self.server_num
-        )
+        if chaos is not None:
+            chaos.audit.begin(self._session.incarnation, self.server_num)
+            self._fleet.on_move.append(lambda: chaos.audit.move_to(self.server_num))
         self._transfers.begin()
 
     def _make_transfers(self) -> Transfers:

@@ -1,6 +1,5 @@
 """The program of a follower of a job under chaos: it checks and notes each of its cuts."""
 
-import functools
 import hashlib
 import json
 import os
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from psfleet.chaos.audit import AuditedPushes, read_pushed
-from psfleet.chaos.injection import count_row, count_table
+from psfleet.chaos.audit import AuditedPushes, AuditedRow, read_pushed
+from psfleet.chaos.injection import count_table
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.schema.table import OWN, TableSpec
@@ -23,7 +22,6 @@ from psfleet.serving.following import TakeCut
 from psfleet.serving.weight_copy import AskChanges
 
 _RETRY = 0.1  # seconds until a job that does not answer is looked for again
-_count_row = functools.cache(count_row)
 
 
 class AuditedFollower(Follower):
@@ -40,7 +38,7 @@ class AuditedFollower(Follower):
     def __init__(self, job: str, folder: Path, number: int) -> None:
         self._folder, self._is_cut_off = folder, folder / f"cut.{number}"
         self._lines = folder / f"cuts.{number}.{os.getpid()}"
-        self._pushed: Mapping[tuple[int, int, int], AuditedPushes] = {}
+        self._pushed: Mapping[AuditedRow, AuditedPushes] = {}
         self._returns = self._number = 0
         super().__init__(job)
 
@@ -76,20 +74,18 @@ class AuditedFollower(Follower):
         with self._lines.open("a") as lines:
             lines.write(f"{json.dumps(line)}\n")
 
-    def _missing(self, key: tuple[int, int, int]) -> str:
+    def _missing(self, key: AuditedRow) -> str:
         """What a cut lacks of an incarnation's pushes that a server had acknowledged; empty: nothing."""
-        server, worker, incarnation = key
-        pushes, table = self._pushed[key], count_table(worker)
+        pushes, table = self._pushed[key], count_table(key.worker)
         least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
         count = 0
         if table in self.specs():
-            row = _count_row(incarnation, server, len(self.position.pushes))
-            count = round(float(self.look_up(table, np.array([row]))[0, 0]))
+            count = round(float(self.look_up(table, np.array([key.row]))[0, 0]))
         if count >= least:
             return ""
         return (
-            f"cut {self.cut} has {count} of {least} acknowledged pushes of incarnation {incarnation} of "
-            f"worker {worker} to server {server}"
+            f"cut {self.cut} has {count} of {least} acknowledged pushes of incarnation {key.incarnation} of "
+            f"worker {key.worker} to server {key.server}"
         )
 
     def _digests(self) -> dict[str, str]:

@@ -3,16 +3,17 @@
 import random
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.chaos.audit import ChaosSettings
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.supervision.scaling_requests import ScalingStep
 from psfleet_launch.supervision.standbys import Standbys
 
-Kind = Literal["kill", "pause", "hang", "full", "lose"]
+Kind = Literal["kill", "pause", "hang", "full", "lose", "scale"]
 
 _FIRST = 1.5  # seconds
 _PAUSE = (0.2, 1.5)
@@ -23,6 +24,8 @@ _ROLL_BACKS = 3
 _MACHINES = 2  # stay: a server and its standby are never on one
 _OF_PAIRS = ("kill", "pause", "hang")
 _STANDBYS = 0.4  # share of a server's faults that its standby gets
+_SLOW = 0.2
+_MORE = 2  # servers than the job begins with, at most
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,12 @@ class ProcessFault:
     Attributes:
         at: Seconds since training began.
         kind: kill: as `kill -9`; pause: SIGSTOP, and SIGCONT later; hang: the same, but so long that it
-            is given up; full: no room for its log; lose: its machine is lost with all that it runs.
+            is given up; full: no room for its log; lose: its machine is lost with all that it runs;
+            scale: of no process: the job is asked for another number of servers.
         member: A worker, or a server: the process that has this role at that time.
         seconds: Duration; 0 for a kill.
         standby: It is done to the standby of that server.
+        servers: Number of servers that are asked for.
     """
 
     at: float
@@ -43,10 +48,13 @@ class ProcessFault:
     member: Member
     seconds: float = 0.0
     standby: bool = False
+    servers: int = 0
 
     @property
     def target(self) -> str:
-        """`worker 0`, `server 1`, `standby of server 1` or `machine of server 1`."""
+        """`worker 0`, `server 1`, `standby of server 1`, `machine of server 1` or `servers to 3`."""
+        if self.kind == "scale":
+            return f"servers to {self.servers}"
         if self.kind == "lose":
             return f"machine of {self.member}"
         return f"standby of {self.member}" if self.standby else str(self.member)
@@ -59,28 +67,34 @@ class ProcessFault:
             "hang": "hangs",
             "full": "has no room on its disk",
             "lose": "is lost",
+            "scale": "are asked for",
         }
         return f"{self.at:.1f} s: {self.target} {words[self.kind]}{lasts}"
 
 
 def schedule(
-    seed: int, request: JobRequest, pace: float = 4.0, machines: int = 1
+    seed: int, request: JobRequest, pace: float = 4.0, machines: int = 1, scales: bool = False
 ) -> Iterator[ProcessFault]:
     """Faults without end, in order of time; the same for the same seed and request.
 
     Servers are killed where they come back, have a standby, or the job goes back; standbys too, and both
     hang; workers are killed as often as they are started again; disks are full, which ends the workers
     that push, where those are started again. Machines are lost where standbys and restarts of workers cover
-    it, until two are left. Between two faults lie 0.5 to 1.5 times `pace` seconds.
+    it, until two are left. With `scales` the number of servers changes too. Between two faults lie 0.5 to
+    1.5 times `pace` seconds.
     """
-    dice, cover = random.Random(seed), _Cover.of(request, machines)
-    at = _FIRST
+    dice, cover = random.Random(seed), _Cover.of(request, machines, scales)
+    at, wanted = _FIRST, request.servers
     while True:
         kind, member = dice.choice(cover.kinds(dice))
         seconds = _lasting(kind, dice, request)
         cover.take(kind, member)
         has_standby = bool(request.replicas) and member.role == "server" and kind in _OF_PAIRS
-        yield ProcessFault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
+        fault = ProcessFault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
+        if kind == "scale":
+            wanted = dice.choice([n for n in range(1, cover.most + 1) if n != wanted])
+            fault = replace(fault, servers=wanted)
+        yield fault
         rests = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
         at += pace * dice.uniform(0.5, 1.5) + rests
 
@@ -93,23 +107,26 @@ class _Cover:
         restarts: Restarts of workers.
         machines: That may be lost.
         returns: To the last snapshot.
+        most: Servers that there may be.
     """
 
     request: JobRequest
     restarts: int
     machines: int
     returns: int
+    most: int
 
     @classmethod
-    def of(cls, request: JobRequest, machines: int) -> "_Cover":
+    def of(cls, request: JobRequest, machines: int, scales: bool) -> "_Cover":
         spare = machines - _MACHINES if request.replicas else 0
         returns = _ROLL_BACKS if request.durability == "snapshot" else 0
-        return cls(request, request.worker_restarts, spare, returns)
+        most = request.servers + _MORE if scales else request.servers
+        return cls(request, request.worker_restarts, spare, returns, most)
 
     def kinds(self, dice: random.Random) -> list[tuple[Kind, Member]]:
         """Faults that are covered now, each as often as it is likely."""
         request = self.request
-        servers = [Member("server", rank) for rank in range(request.servers)]
+        servers = [Member("server", rank) for rank in range(self.most)]
         workers = [Member("worker", rank) for rank in range(request.workers)]
         faults: list[tuple[Kind, Member]] = [("pause", dice.choice(servers + workers))]
         if request.keeps_log or self.returns or request.replicas:
@@ -122,6 +139,8 @@ class _Cover:
             faults += [("full", dice.choice(servers))]
         if self.machines > 0 and self.restarts:
             faults += [("lose", dice.choice(servers))] * 2
+        if self.most > request.servers:
+            faults += [("scale", servers[0])] * 2
         return faults
 
     def take(self, kind: Kind, member: Member) -> None:
@@ -159,12 +178,17 @@ def _pause(dice: random.Random, request: JobRequest) -> float:
 
 @dataclass(frozen=True)
 class FaultSignal:
-    """A signal for a process, or for all of its machine, and what to say about it."""
+    """A signal for a process, or for all of its machine, and what to say about it.
+
+    Attributes:
+        servers: There is none: the job is asked for so many servers.
+    """
 
     member: Member
     signal: int
     text: str = ""
     takes_machine: bool = False
+    servers: int = 0
 
 
 @dataclass
@@ -177,6 +201,8 @@ class ChaosSchedule:
         followed: Faults of followers, as in `said`.
         generations: Number of times that the job has gone back; audit files of earlier times are put aside.
         machines: On which the job runs; known when it begins.
+        scales: The job may have another number of servers; known when it begins.
+        moves: How often it has had one.
     """
 
     seed: int
@@ -188,9 +214,12 @@ class ChaosSchedule:
     followed: list[dict[str, Any]] = field(default_factory=list)
     generations: int = 0
     machines: int = 1
+    scales: bool = False
+    moves: int = 0
 
     def __post_init__(self) -> None:
-        self._began: float | None = None
+        self._looked: float | None = None
+        self._now = 0.0  # seconds of the schedule
         self._endings: list[tuple[float, ProcessFault, Member]] = []
         self._struck: set[Member] = set()  # killed, or stopped and not yet let go on
         # A server whose machine is being lost. What else runs there is known when it has ended.
@@ -204,7 +233,14 @@ class ChaosSchedule:
         return {"PSFLEET_CHAOS": settings.text()}
 
     def due(
-        self, at: float, living: set[Member], *, trains: bool, standbys: Standbys | None = None
+        self,
+        at: float,
+        living: set[Member],
+        *,
+        trains: bool,
+        standbys: Standbys | None = None,
+        moving: bool = False,
+        whole: bool = True,
     ) -> list[FaultSignal]:
         """Return the faults to inject at time `at`.
 
@@ -215,22 +251,30 @@ class ChaosSchedule:
                 and again before it is back would never be. (Tests kill servers while they recover.)
             trains: All of them do, and none is being started or stopped otherwise.
             standbys: Present primary of each server; None: there are no standbys.
+            moving: A request for another number of servers is under way.
+            whole: No server is being started. Else the time of the schedule goes slowly, so that a slow
+                machine has hardly more faults than a fast one for what it gets done.
         """
         if self.is_calm:
             return []
-        if self._began is None:
+        if self._looked is None:
             if not trains:
                 return []
-            self._began = at
-            self._schedule = schedule(self.seed, self.request, self.pace, self.machines)
+            self._looked = at
+            self._schedule = schedule(
+                self.seed, self.request, self.pace, self.machines, self.scales
+            )
             self._next = next(self._schedule)
         strikes = self._ended(at)
-        while trains and self._began + self._next.at <= at and self._losing not in living:
+        self._now += (at - self._looked) * (1.0 if whole else _SLOW)
+        self._looked = at
+        while trains and self._next.at <= self._now and self._losing not in living:
             fault, victim = self._next, _victim(self._next, standbys, living - self._struck)
             if fault.kind == "lose" and victim is None:
                 break  # it waits for standbys of all servers
             self._next = next(self._schedule)
-            if victim in living and not self._has_left(fault):
+            is_there = not moving if fault.kind == "scale" else victim in living
+            if is_there and victim is not None and not self._has_left(fault):
                 self.done.append(fault)
                 strikes += self._begin(fault, victim, at)
         self._struck &= living
@@ -246,6 +290,14 @@ class ChaosSchedule:
         self._endings = [ending for ending in self._endings if ending[1].kind == "full"]
         self._struck.clear()
 
+    def follow(self, step: ScalingStep) -> None:
+        """Note what becomes of requests for another number of servers."""
+        self.moves += step.servers is not None
+        for (
+            member
+        ) in step.start:  # an earlier server of this rank has said what it held when it left
+            (self.folder / f"held.{member.rank}.json").unlink(missing_ok=True)
+
     def said(self) -> list[dict[str, Any]]:
         """Return the injected faults, for a report."""
         faults = [
@@ -258,13 +310,15 @@ class ChaosSchedule:
         """Return whether the fleet may end before the worker or the killed server returns, or the hung one is
         detected."""
         leavers = len([*self.folder.glob("left.*")])
-        if fault.kind in ("hang", "lose"):
+        if fault.kind in ("hang", "lose", "scale"):
             return leavers > 0
         if fault.member.role == "worker":
             return (self.folder / f"left.{fault.member.rank}").exists()
         return fault.kind == "kill" and leavers >= self.request.workers
 
     def _begin(self, fault: ProcessFault, victim: Member, at: float) -> list[FaultSignal]:
+        if fault.kind == "scale":
+            return [FaultSignal(victim, 0, str(fault), servers=fault.servers)]
         if fault.seconds:
             self._endings.append((at + fault.seconds, fault, victim))
         if fault.kind == "full":
@@ -293,9 +347,10 @@ class ChaosSchedule:
 
 def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) -> Member | None:
     """The process that the fault is for; None: it is, or its partner, not up."""
-    if standbys is None or fault.member.role == "worker":
-        return fault.member
     rank = fault.member.rank
+    has_pair = standbys is not None and fault.member.role == "server" and rank in standbys.primary
+    if standbys is None or not has_pair or fault.kind == "scale":  # a new server has no standby yet
+        return None if fault.standby else fault.member
     if fault.kind == "lose" and not _are_all_up(standbys, whole):
         return None
     pair = standbys.primary.get(rank), standbys.standby.get(rank)

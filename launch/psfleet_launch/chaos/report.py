@@ -2,10 +2,12 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from psfleet.chaos.audit import HELD, AuditedPushes, read_pushed
+from psfleet.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from psfleet.errors import PsfleetError
-from psfleet.formats import Format
+from psfleet.formats import Format, read_scale, read_scaled
 from psfleet_launch.chaos.follower_processes import NotedCut, noted_cuts
 from psfleet_launch.job import job_snapshots
 
@@ -60,6 +62,8 @@ class FinishedJob:
         logs: Its folder of logs.
         private: The folder of its sockets, which should be gone.
         before: Resources that existed before it.
+        began: Number of servers with which it began.
+        moves: How often their number has changed.
     """
 
     code: int
@@ -68,20 +72,27 @@ class FinishedJob:
     logs: Path
     private: Path
     before: Leftovers
+    began: int
+    moves: int = 0
+
+    @property
+    def servers(self) -> int:
+        """Number of servers at its end."""
+        return len(read_scaled(self.logs).endpoints) or self.began
 
     @property
     def held(self) -> dict[int, dict[str, Any]]:
-        """State of each server at its end."""
-        states = {}
-        for path in sorted(self.audit.glob("held.*.json")):
-            kinds = {"mode": str, "audit": dict, "tables": dict}
-            states[int(path.name.split(".")[1])] = dict(
-                zip(kinds, HELD.read(path, **kinds), strict=True)
-            )
+        """State of each server that ended in order. Files of servers that left before are passed over."""
+        states, kinds = {}, {"mode": str, "audit": dict, "tables": dict}
+        for server in range(self.servers):
+            path = self.audit / f"held.{server}.json"
+            if path.exists():
+                values = HELD.read(path, **kinds)
+                states[server] = dict(zip(kinds, values, strict=True))
         return states
 
 
-def findings(run: FinishedJob, plain: FinishedJob | None, servers: int) -> list[PromiseResult]:
+def findings(run: FinishedJob, plain: FinishedJob | None) -> list[PromiseResult]:
     """Every promise.
 
     Args:
@@ -89,13 +100,14 @@ def findings(run: FinishedJob, plain: FinishedJob | None, servers: int) -> list[
             mode alone.
     """
     return [
-        _bits(run, plain, servers),
-        _once(run, servers),
+        _bits(run, plain),
+        _once(run),
         _logs(run),
         *_cuts(run),
         PromiseResult("6 nothing is unpickled", None, "tests/security and tests/fuzz try it"),
         _ended(run),
         followed(run, plain),
+        _moved(run),
     ]
 
 
@@ -134,44 +146,62 @@ def _differs(cut: NotedCut, expected: Mapping[int, Mapping[str, str]]) -> bool:
     return differs or not older <= cut.tables.keys()
 
 
-def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseResult:
+def _bits(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
     promise = "1 the bits are those of a run without faults"
     if plain is None:
         return PromiseResult(promise, None, "promised in sync mode")
-    actual = {server: state["tables"] for server, state in run.held.items()}
-    expected = {server: state["tables"] for server, state in plain.held.items()}
-    if len(expected) < servers or len(actual) < servers:
-        return _unknown(promise, run, servers)
-    wrong = sorted(
-        {name for s in expected for name in expected[s] if actual[s].get(name) != expected[s][name]}
-    )
-    if wrong:
+    if len(plain.held) < plain.servers or len(run.held) < run.servers:
+        return _unknown(promise, run)
+    actual, expected = _tables(run), _tables(plain)
+    names = actual.keys() | expected.keys()
+    if wrong := sorted(name for name in names if actual.get(name) != expected.get(name)):
         return PromiseResult(promise, False, f"other bits in {', '.join(wrong)}")
-    count = sum(map(len, expected.values()))
-    return PromiseResult(promise, True, f"{count} parts of tables on {servers} servers are equal")
+    where = f"{run.servers} servers"
+    where += "" if run.servers == plain.servers else f", and on {plain.servers} without faults"
+    return PromiseResult(promise, True, f"{len(expected)} tables are equal on {where}")
 
 
-def _unknown(promise: str, run: FinishedJob, servers: int) -> PromiseResult:
+def _tables(run: FinishedJob) -> dict[str, tuple[int, int, int]]:
+    """Of each table its updates, its rows on all servers, and their sum."""
+    parts: dict[str, list[dict[str, int]]] = defaultdict(list)
+    for state in run.held.values():
+        for name, part in state["tables"].items():
+            parts[name].append(part)
+    return {
+        name: (
+            max(part["step"] for part in found),
+            sum(part["rows"] for part in found),
+            sum(part["sum"] for part in found) % 2**64,
+        )
+        for name, found in parts.items()
+    }
+
+
+def _unknown(promise: str, run: FinishedJob) -> PromiseResult:
     """Return the result for servers without a final state. One that is killed when all workers have left is
     not started again; any other that dies for good ends the job with an error.
     """
-    evidence = f"{len(run.held)} of {servers} servers ended in order"
+    evidence = f"{len(run.held)} of {run.servers} servers ended in order"
     if run.code:
         return PromiseResult(promise, False, evidence)
     return PromiseResult(promise, None, f"{evidence}, others died when all workers had left")
 
 
-def _once(run: FinishedJob, servers: int) -> PromiseResult:
+def _once(run: FinishedJob) -> PromiseResult:
     promise = "2 an acknowledged push takes effect once"
-    states, pushes = run.held, read_pushed(run.audit)
-    if len(states) < servers:
-        return _unknown(promise, run, servers)
-    wrong = [text for key, steps in pushes.items() if (text := _miscounted(states, key, steps))]
+    pushes = read_pushed(run.audit)
+    if len(run.held) < run.servers:
+        return _unknown(promise, run)
+    counts: Counter[tuple[int, int]] = Counter()
+    for _, worker, row, count in _counted(run):
+        counts[worker, row] += count
+    wrong = [text for key, steps in pushes.items() if (text := _miscounted(counts, key, steps))]
     if wrong:
         return PromiseResult(promise, False, "; ".join(wrong[:3]))
     least = sum(p.acknowledged - p.first + 1 for p in pushes.values() if p.acknowledged)
     most = sum(p.last - p.first + 1 for p in pushes.values())
-    incarnations = len({key[1:] for key in pushes})
+    incarnations = len({(row.worker, row.incarnation) for row in pushes})
+    servers = len({row.server for row in pushes})
     return PromiseResult(
         promise,
         bool(pushes) or None,
@@ -180,26 +210,64 @@ def _once(run: FinishedJob, servers: int) -> PromiseResult:
     )
 
 
+def _counted(run: FinishedJob) -> Iterator[tuple[int, int, int, int]]:
+    """Yield server, worker and row of each count of the audit, and the count."""
+    for server, state in run.held.items():
+        for worker, rows in state["audit"].items():
+            for row, count in rows.items():
+                yield server, int(worker), int(row), count
+
+
 def _miscounted(
-    states: Mapping[int, Mapping[str, Any]], key: tuple[int, int, int], pushes: AuditedPushes
+    counts: Mapping[tuple[int, int], int], key: AuditedRow, pushes: AuditedPushes
 ) -> str:
-    """Describe an error in the count of one incarnation on one server; empty: it is right."""
-    server, worker, incarnation = key
-    count = states[server]["audit"].get(str(worker), {}).get(str(incarnation), 0)
+    """Describe an error in the count of one incarnation for one server; empty: it is right."""
+    count = counts.get((key.worker, key.row), 0)
     least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
     most = pushes.last - pushes.first + 1
     if least <= count <= most:
         return ""
     return (
-        f"server {server} counts {count} pushes of incarnation {incarnation} of worker {worker}, "
-        f"which has sent {most} and got {least} acknowledged"
+        f"{count} pushes of incarnation {key.incarnation} of worker {key.worker} to server {key.server} "
+        f"are counted, of which it has sent {most} and got {least} acknowledged"
+    )
+
+
+def _moved(run: FinishedJob) -> PromiseResult:
+    promise = "9 rows move to other servers, all and once"
+    asked, _ = read_scale(run.logs)
+    if not run.moves:
+        evidence = f"none of {asked} requests was carried out, at a collective" if asked else "none"
+        why = (
+            f"{evidence}; a longer job with more collectives"
+            if asked
+            else "the job cannot, or had no time"
+        )
+        return PromiseResult(promise, None, why)
+    if len(run.held) < run.servers:
+        return _unknown(promise, run)
+    import numpy as np
+
+    from psfleet.chaos.injection import owners  # loads NumPy
+
+    rows = [(server, row) for server, _, row, _ in _counted(run)]
+    held_by = np.array([server for server, _ in rows])
+    owned_by = owners(np.array([row for _, row in rows], np.int64), run.servers)
+    if strange := int((held_by != owned_by).sum()):
+        evidence = (
+            f"{strange} of {len(rows)} rows of the audit are on a server that does not own them"
+        )
+        return PromiseResult(promise, False, evidence)
+    return PromiseResult(
+        promise,
+        not run.code,
+        f"{run.moves} of {asked} requests carried out; {len(rows)} rows of the audit are each on its owner",
     )
 
 
 def _logs(run: FinishedJob) -> PromiseResult:
     promise = "3 the log is the truth"
-    files = [*run.logs.glob("server.*.log"), *run.logs.glob("standby.*/server.*.log")]
-    logs = sorted({path.with_name(f"server.{path.name.split('.')[1]}.log") for path in files})
+    logs = sorted({*_present_logs(run)})
     if not logs:
         return PromiseResult(promise, None, "no log is kept; --durability log")
     program = [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", "replay"]
@@ -214,6 +282,18 @@ def _logs(run: FinishedJob) -> PromiseResult:
             last = (process.stderr or process.stdout).strip().splitlines()[-1:]
             return PromiseResult(promise, False, f"{log.relative_to(run.logs)}: {' '.join(last)}")
     return PromiseResult(promise, True, f"{len(logs)} logs are whole and replay to their end")
+
+
+def _present_logs(run: FinishedJob) -> Iterator[Path]:
+    """The first files of the logs since the last move: those of before count no more."""
+    generation = read_scaled(run.logs).generation
+    name = re.compile(
+        rf"(server\.(\d+){f'.move{generation}' if generation else ''})(\.\d{{6,}})?\.log"
+    )
+    for path in [*run.logs.glob("server.*.log"), *run.logs.glob("standby.*/server.*.log")]:
+        match = name.fullmatch(path.name)
+        if match and int(match[2]) < run.servers:
+            yield path.with_name(f"{match[1]}.log")
 
 
 def _cuts(run: FinishedJob) -> list[PromiseResult]:
@@ -237,15 +317,16 @@ def _cuts(run: FinishedJob) -> list[PromiseResult]:
 
 def _torn(path: Path) -> list[str]:
     """Workers whose present incarnation has other numbers of pushes on other servers, in a snapshot."""
-    from psfleet.chaos.injection import audited
+    from psfleet.chaos.injection import audited, counted_in
     from psfleet.checkpoint import load_shard  # loads NumPy
     from psfleet.shard.shard import Shard
 
     shard = Shard()
     load_shard(str(path), shard)
     differences = []
-    for worker, incarnations in audited(shard).items():
-        counts = incarnations[max(incarnations)] if incarnations else []
+    for worker, rows in audited(shard).items():
+        present = max(map(counted_in, rows), default=None)
+        counts = [count for row, count in rows.items() if counted_in(row) == present]
         if len(set(counts)) > 1:
             differences.append(f"worker {worker} is cut at {counts}")
     return differences

@@ -257,8 +257,9 @@ def _place(
             code = _run(job, engine, timeouts, launch, chaos)
         finally:
             engine.close()
-    audit = logs if chaos is None else chaos.folder
-    return FinishedJob(code, engine.left_behind(), audit, logs, folder, before)
+    audit, moves = (logs, 0) if chaos is None else (chaos.folder, chaos.moves)
+    left = engine.left_behind()
+    return FinishedJob(code, left, audit, logs, folder, before, request.servers, moves)
 
 
 def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> int:
@@ -277,7 +278,7 @@ def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> i
         modes = [MODES.get(state["mode"], NO_MODE) for state in run.held.values()]
         if modes and all(mode.has_rounds for mode in modes):
             plain = _place(request, f"{name}-plain", launch, calm)
-        results = findings(run, plain, request.servers)
+        results = findings(run, plain)
         is_kept = show(results, chaos.said(), run.logs / "chaos.json", seed)
     return 0 if is_kept else run.code or 1
 

@@ -50,6 +50,9 @@ class ScalingRequests:
         folder: Of the job's logs.
         refusal: Says why the job cannot have so many servers; empty: it can.
         asked: Where a new server is asked to listen.
+
+    Attributes:
+        under_way: One has begun, and its outcome is not known yet.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class ScalingRequests:
         self._refusal = refusal
         self._asked = asked
         self._number = 0  # of the last request that was begun
-        self._under_way = False
+        self.under_way = False
         self._told = False  # server 0 knows where the new servers are
         self._new: dict[Member, str] = {}  # where they are; empty: not ready
         self._ended: dict[Member, ProcessExited] = {}
@@ -67,6 +70,18 @@ class ScalingRequests:
     def is_new(self, member: Member) -> bool:
         """Return whether the member is a new server that is none of the job's yet."""
         return member in self._new
+
+    @property
+    def starts(self) -> bool:
+        """Return whether a new server is being started."""
+        return not all(self._new.values())
+
+    @property
+    def ready(self) -> set[Member]:
+        """New servers that run and are none of the job's yet."""
+        return {
+            member for member, found in self._new.items() if found and member not in self._ended
+        }
 
     def endpoints(self, present: Sequence[str]) -> list[str]:
         """Where the servers are going to be, for a new one."""
@@ -82,7 +97,7 @@ class ScalingRequests:
 
     def step(self, present: Sequence[str]) -> ScalingStep:
         """Look at the files, for a job whose servers are there."""
-        if not self._under_way:
+        if not self.under_way:
             return self._begin(present)
         if not self._told:
             return self._wait_for_servers(present)
@@ -98,7 +113,7 @@ class ScalingRequests:
         if servers == len(present):
             write_unscaled(self._folder, number, present)
             return ScalingStep()
-        self._under_way = True
+        self.under_way = True
         self._new = {Member("server", rank): "" for rank in range(len(present), servers)}
         if not self._new:
             self._tell(present[:servers])
@@ -145,7 +160,7 @@ class ScalingRequests:
 
     def _over(self, step: ScalingStep) -> ScalingStep:
         step.end = tuple(member for member in self._new if member not in self._ended)
-        self._under_way = self._told = False
+        self.under_way = self._told = False
         self._new, self._ended = {}, {}
         for name in (SCALE_READY, SCALE_TAKEN):
             (self._folder / name).unlink(missing_ok=True)

@@ -1,8 +1,9 @@
 """Trains on fleet.dataset in the mode and with the number of epochs that it is told.
 
-python trainer.py MODE EPOCHS [followed]
+python trainer.py MODE EPOCHS [followed] [meets]
 
-With `followed` it begins when a follower has a cut, and ends when one has the last.
+With `followed` it begins when a follower has a cut, and ends when one has the last. With `meets` workers
+meet after each epoch, where rows may move to other servers.
 
 With SOAK_UNTIL (seconds since 1970) it stops then, with SOAK_GATE once that file exists, which sync
 mode does not allow.
@@ -11,7 +12,9 @@ mode does not allow.
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +39,7 @@ ROWS = TableSpec(
 )
 
 
-def main(mode: str, epochs: int, followed: bool) -> None:
+def main(mode: str, epochs: int, followed: bool, meets: bool) -> None:
     """One worker."""
     strategy = DistributedStrategy()
     strategy.a_sync = mode == "async"
@@ -46,7 +49,7 @@ def main(mode: str, epochs: int, followed: bool) -> None:
     active.create(ROWS)
     if followed:
         await_cuts(1)
-    for chosen in fleet.dataset(SAMPLES, 5, epochs, shuffle_seed=3):
+    for chosen in batches(epochs, meets):
         weights, rows = active.pull([Read(WEIGHTS.key), Read(ROWS.key, chosen)])
         noise = np.random.default_rng(chosen).standard_normal(5000, np.float32)
         active.push(
@@ -64,6 +67,16 @@ def main(mode: str, epochs: int, followed: bool) -> None:
         await_cuts(cuts() + 2)  # the first may have been asked for before
 
 
+def batches(epochs: int, meets: bool) -> Iterator[Any]:
+    """The samples of each step."""
+    if not meets:
+        yield from fleet.dataset(SAMPLES, 5, epochs, shuffle_seed=3)
+        return
+    for epoch in range(epochs):
+        yield from fleet.dataset(SAMPLES // 5, 5, 1, shuffle_seed=epoch)
+        fleet.barrier_worker()
+
+
 def cuts() -> int:
     """How many cuts followers have noted."""
     settings = ChaosSettings.wanted()
@@ -79,4 +92,4 @@ def await_cuts(count: int) -> None:
         time.sleep(0.05)
 
 
-main(sys.argv[1], int(sys.argv[2]), sys.argv[3:] == ["followed"])
+main(sys.argv[1], int(sys.argv[2]), "followed" in sys.argv[3:], "meets" in sys.argv[3:])
