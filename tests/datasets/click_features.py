@@ -1,5 +1,7 @@
 """A feature of each kind, for sources whose samples map columns to values."""
 
+from typing import Any
+
 from psfleet.features import Feature, FeatureSet, Number, Table
 
 TABLE = Table("t", 4)
@@ -11,3 +13,8 @@ FEATURES = FeatureSet(
         Number("age", 2, default=-1.0),
     ]
 )
+
+
+def clicks(batches: Any) -> list[int]:
+    """The labels: the numbers of the rows."""
+    return [int(label) for batch in batches for label in batch.labels["click"]]

@@ -1,7 +1,7 @@
 """Samples in order of their times: exactly, if none is out of order by more than the window."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,8 @@ from psfleet import fleet
 from psfleet.datasets.event_time import EventTimeSequence
 from psfleet.errors import UsageError
 from psfleet.features import Feature, FeatureSet, Table
-from psfleet.runtime.process_runtime import current
 
 FEATURES = FeatureSet([Feature("row", Table("t", 4))])
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """No runtime before, none afterwards."""
-    before = current().use(None)
-    yield
-    current().use(before)
 
 
 def files(

@@ -11,7 +11,6 @@ import pytest
 from psfleet import fleet
 from psfleet.datasets import dispatch
 from psfleet.errors import ConfigError, UsageError
-from psfleet.runtime.process_runtime import current
 
 pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
@@ -26,14 +25,6 @@ from psfleet_worker.observability.worker_metrics import WorkerMetrics
 from tests import waiting
 from tests.datasets.broker import Broker
 from tests.datasets.click_features import FEATURES
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """No runtime before, none afterwards."""
-    before = current().use(None)
-    yield
-    current().use(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from psfleet import fleet
 from psfleet.datasets.message_formats import avro, protobuf
 from psfleet.errors import ConfigError, UsageError
 from psfleet.features import Feature, FeatureSet, Table
-from psfleet.runtime.process_runtime import current
 
 pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
@@ -42,14 +40,6 @@ SCHEMA: dict[str, Any] = {
         {"name": "click", "type": "float"},
     ],
 }
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """No runtime before, none afterwards."""
-    before = current().use(None)
-    yield
-    current().use(before)
 
 
 def rows() -> list[dict[str, Any]]:

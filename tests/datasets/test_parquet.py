@@ -1,6 +1,5 @@
 """Parquet files as samples of a feature set: columns, order, bad rows and files."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from psfleet import fleet
 from psfleet.errors import UsageError
 from psfleet.feature_sets.jagged import Jagged
 from psfleet.features import Feature, FeatureLookup, FeatureSet, Number, Table
-from psfleet.runtime.process_runtime import current
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
@@ -19,6 +17,7 @@ import pyarrow.parquet as pq
 
 from psfleet.datasets.parquet import ParquetFiles, SampleBatch
 from psfleet.datasets.sample_batch import RowSequence
+from tests.datasets.click_features import clicks
 
 TABLE = Table("t", 4)
 FEATURES = FeatureSet(
@@ -30,14 +29,6 @@ FEATURES = FeatureSet(
         Number("vector", 2),
     ]
 )
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """No runtime before, none afterwards."""
-    before = current().use(None)
-    yield
-    current().use(before)
 
 
 def columns(first: int, count: int) -> dict[str, Any]:
@@ -68,11 +59,6 @@ def folder(path: Path) -> Path:
     for number, (first, count) in enumerate(((0, 10), (10, 7), (17, 1))):
         written(path / f"{number}.parquet", first, count)
     return path
-
-
-def clicks(batches: Any) -> list[int]:
-    """The labels: the numbers of the rows."""
-    return [int(label) for batch in batches for label in batch.labels["click"]]
 
 
 def test_columns(tmp_path: Path) -> None:

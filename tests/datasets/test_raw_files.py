@@ -3,7 +3,6 @@
 import gzip
 import io
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from psfleet import fleet
 from psfleet.errors import UsageError
-from psfleet.runtime.process_runtime import current
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
@@ -23,14 +21,11 @@ from tests.datasets.click_features import TABLE
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No runtime before, none afterwards; row groups of 4 lines, and a point every 300 bytes."""
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups have 4 lines, and there is a point every 300 bytes."""
     monkeypatch.setattr(text_files, "_GROUP", 4)
     monkeypatch.setattr(text_files, "_BUFFER", 100)
     monkeypatch.setattr(gzip_file, "_DISTANCE", 300)
-    before = current().use(None)
-    yield
-    current().use(before)
 
 
 def criteo(path: Path, rows: int = 30) -> Path:

@@ -1,6 +1,6 @@
 """Arrow data of several libraries as samples of a feature set: the same rows, in order and shuffled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,6 @@ import pytest
 
 from psfleet import fleet
 from psfleet.errors import UsageError
-from psfleet.runtime.process_runtime import current
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
@@ -20,16 +19,13 @@ from psfleet.datasets import record_batches
 from psfleet.datasets.batches import Batches
 from psfleet.datasets.event_time import EventTimeSequence
 from psfleet.datasets.record_batches import RecordBatches
-from tests.datasets.click_features import FEATURES
+from tests.datasets.click_features import FEATURES, clicks
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No runtime before, none afterwards; row groups of 4 rows."""
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups have 4 rows."""
     monkeypatch.setattr(record_batches, "_GROUP", 4)
-    before = current().use(None)
-    yield
-    current().use(before)
 
 
 def table(rows: int = 18) -> pa.Table:
@@ -46,11 +42,6 @@ def table(rows: int = 18) -> pa.Table:
             "at": [row ^ 1 for row in numbers],
         }
     )
-
-
-def clicks(batches: Any) -> list[int]:
-    """The labels: the numbers of the rows."""
-    return [int(label) for batch in batches for label in batch.labels["click"]]
 
 
 def parquet_dataset(rows: pa.Table, folder: Path) -> Any:

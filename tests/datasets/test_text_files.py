@@ -1,6 +1,6 @@
 """CSV, TSV and libsvm files as samples of a feature set: columns, order, bad lines."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 from psfleet import fleet
 from psfleet.errors import UsageError
 from psfleet.features import Feature, FeatureSet
-from psfleet.runtime.process_runtime import current
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
@@ -22,19 +21,16 @@ from psfleet.datasets.parquet import ParquetFiles
 from psfleet.datasets.sample_batch import batch_of, sample_of
 from psfleet.datasets.text_files import TextFiles
 from psfleet.feature_sets.feature_lookup import FeatureLookup
-from tests.datasets.click_features import FEATURES, TABLE
+from tests.datasets.click_features import FEATURES, TABLE, clicks
 
 COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note", "at"]
 SPARSE = FeatureSet([Feature("x", TABLE, weighted=True, column="index", weights_column="value")])
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No runtime before, none afterwards; row groups of 4 lines."""
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups have 4 lines."""
     monkeypatch.setattr(text_files, "_GROUP", 4)
-    before = current().use(None)
-    yield
-    current().use(before)
 
 
 def written(
@@ -58,11 +54,6 @@ def written(
         lines.append(delimiter.join(cells[name] for name in COLUMNS))
     path.write_text("\ufeff" + "\r\n".join(lines) + "\r\n\r\n", encoding="utf-8", newline="")
     return path
-
-
-def clicks(batches: Any) -> list[int]:
-    """The labels: the numbers of the rows."""
-    return [int(label) for batch in batches for label in batch.labels["click"]]
 
 
 @pytest.mark.parametrize("name", ["f.csv", "f.tsv"])
