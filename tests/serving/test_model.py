@@ -22,13 +22,6 @@ SPEC = TableSpec("rows", "sparse", (16,), SGD(), initializer=InitializerSpec(low
 ERRORS: dict[RowForm, float] = {"float32": 0, "bfloat16": 2**-8, "int8": 1 / 254, "int4": 1 / 14}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The folder of a trained model, and its predictions."""
-    folder = tmp_path_factory.mktemp("trained")
-    return folder, models.train(folder)
-
-
 @pytest.mark.parametrize("form", ERRORS)
 def test_rows(form: RowForm) -> None:
     """A table has the last row of each id, to half a step of its form; other ids have first values."""

@@ -26,13 +26,6 @@ pytest.importorskip("grpc_health", reason="grpcio-health-checking is not install
 pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The folder of a trained model, and its predictions."""
-    folder = tmp_path_factory.mktemp("trained")
-    return folder, models.train(folder)
-
-
 @pytest.fixture
 def server(trained: tuple[Path, Any]) -> Iterator[serving.Server]:
     """A service of the model."""
