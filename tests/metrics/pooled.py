@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from psfleet import metrics
 
-__all__ = ["Samples", "area", "every_metric", "expected", "top_values"]
-
 Floats = NDArray[np.float64]
 
 
@@ -46,6 +44,16 @@ class Samples:
             number,
             dice.integers(0, groups // 10, groups)[number],
             dice.integers(0, 40, len(number)),
+        )
+
+    def count(self, scores: Any, slices: Any = None, **more: Any) -> None:
+        """Update fleet metrics by these samples; `slices` are in place of their own."""
+        scores.update(
+            *(self.predictions, self.labels, self.weights, slices),
+            groups=self.groups,
+            users=self.users,
+            items=self.items,
+            **more,
         )
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Metrics over a fleet equal scikit-learn's values on the samples of all workers, each counted once."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -34,16 +34,7 @@ SAMPLES = Samples.drawn(300, seed=2)
 
 def count(scores: FleetMetrics, samples: Samples, task: str = "ctr") -> None:
     """A batch of samples."""
-    scores.update(
-        samples.predictions,
-        samples.labels,
-        samples.weights,
-        samples.slices,
-        samples.groups,
-        users=samples.users,
-        items=samples.items,
-        task=task,
-    )
+    samples.count(scores, samples.slices, task=task)
 
 
 def push(runtime: Runtime, number: int = 0) -> None:
@@ -74,13 +65,15 @@ def trained(
     parts: Sequence[Samples],
     results: list[dict[str, float]],
     tasks: Sequence[str],
+    slices: Any = SLICES,
+    of: Callable[[Samples], Any] = lambda part: part.slices,
 ) -> None:
-    """A worker that counts every worker_num-th part with a push of its own."""
+    """A worker that counts every worker_num-th part, with slices that `of` gives, and pushes each time."""
     runtime.create(ROWS)
-    scores = FleetMetrics(runtime, {task: every_metric() for task in tasks}, slices=SLICES)
+    scores = FleetMetrics(runtime, {task: every_metric() for task in tasks}, slices=slices)
     for number in range(runtime.worker_index, len(parts), runtime.worker_num):
         for task in tasks:
-            count(scores, parts[number], task)
+            parts[number].count(scores, of(parts[number]), task=task)
         push(runtime, number)
     runtime.barrier()
     results.append(scores.read().run)
@@ -117,41 +110,20 @@ def test_a_process_without_servers_reads_the_same() -> None:
     check(results[0], SAMPLES)
 
 
-def by_feature(runtime: Runtime, parts: Sequence[Samples], results: list[dict[str, float]]) -> None:
-    """A worker that slices by device and by the digit of the group, of which three are listed."""
-    runtime.create(ROWS)
-    slices: Slices = {"device": SLICES[:2], "digit": [7, 1, 4]}
-    scores = FleetMetrics(runtime, {"ctr": every_metric()}, slices=slices)
-    for number in range(runtime.worker_index, len(parts), runtime.worker_num):
-        part = parts[number]
-        digits = [[int(group) % 10] for group in part.groups]
-        values = {"device": np.array(SLICES)[part.slices], "digit": digits, "more": None}
-        scores.update(
-            part.predictions,
-            part.labels,
-            part.weights,
-            values,
-            groups=part.groups,
-            task="ctr",
-            users=part.users,
-            items=part.items,
-        )
-        push(runtime, number)
-    runtime.barrier()
-    results.append(scores.read().run)
-    runtime.barrier()
-    runtime.close()
-
-
 def test_slices_are_values_of_features() -> None:
     """Each value that is listed, and the others together, equal scikit-learn's on the pooled samples."""
     samples = Samples.drawn(120, seed=5)
     results: list[dict[str, float]] = []
+    slices: Slices = {"device": SLICES[:2], "digit": [7, 1, 4]}
+
+    def values(part: Samples) -> Any:
+        digits = [[int(group) % 10] for group in part.groups]
+        return {"device": np.array(SLICES)[part.slices], "digit": digits, "more": None}
+
+    parts = samples.parts(BATCHES)
     with LocalFleet(2, 2, in_process=True) as fleet:
         runtimes = [fleet.connect(worker, "sync") for worker in range(2)]
-        in_threads(
-            [partial(by_feature, each, samples.parts(BATCHES), results) for each in runtimes]
-        )
+        in_threads([partial(trained, r, parts, results, ["ctr"], slices, values) for r in runtimes])
     digits = samples.groups % 10
     chosen = {f"device={SLICES[k]}": samples.slices == k for k in range(2)}
     chosen |= {f"digit={digit}": digits == digit for digit in (7, 1, 4)}

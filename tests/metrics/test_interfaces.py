@@ -1,6 +1,7 @@
 """Programs, PyTorch and clients count the same."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 import psfleet
 from psfleet import fleet, layers, optimizer
 from psfleet.execution.executor import Executor
-from psfleet.metrics import FleetMetrics
 from psfleet.program.program import Program, program_guard
 from psfleet.runtime.process_runtime import current
 from tests.metrics.pooled import Samples, every_metric, expected
@@ -28,18 +28,6 @@ def alone() -> Iterator[None]:
     current().use(before)
 
 
-def count(scores: FleetMetrics, part: Samples) -> None:
-    """A batch, in arrays or tensors."""
-    scores.update(
-        part.predictions,
-        part.labels,
-        part.weights,
-        groups=part.groups,
-        users=part.users,
-        items=part.items,
-    )
-
-
 def by_program() -> dict[str, float]:
     """Steps of an executor, in a loop of the fleet; each updates after its push."""
     fleet.init()
@@ -51,7 +39,7 @@ def by_program() -> dict[str, float]:
         executor = Executor()
         for part in fleet.shard(PARTS):
             executor.run(feed={"x": X, "label": Y}, fetch_list=[loss])
-            count(scores, part)
+            part.count(scores)
     scores.publish()
     return scores.read().run
 
@@ -68,15 +56,8 @@ def by_torch() -> dict[str, float]:
     scores = fleet.metrics(every_metric())
     for part in fleet.shard(PARTS):
         model(torch.from_numpy(X)).sum().backward()
-        predictions = torch.from_numpy(part.predictions)
-        scores.update(
-            predictions,
-            torch.from_numpy(part.labels),
-            part.weights,
-            groups=part.groups,
-            users=part.users,
-            items=part.items,
-        )
+        labels = torch.from_numpy(part.labels)
+        replace(part, predictions=torch.from_numpy(part.predictions), labels=labels).count(scores)
         opt.step()
         opt.clear_grad()
     return scores.read().run
@@ -88,7 +69,7 @@ def by_client() -> dict[str, float]:
         table = ps.sparse_table("rows", 2, optimizer.SGD(0.1))
         scores = ps.metrics(every_metric())
         for part in PARTS:
-            count(scores, part)
+            part.count(scores)
             table.push(np.arange(4), X)
         return scores.read().run
 
