@@ -92,21 +92,6 @@ def test_local_clipping() -> None:
     np.testing.assert_allclose(w.numpy(), [0, 0, -0.6, -0.8], rtol=1e-6)
 
 
-def test_state_goes_on() -> None:
-    """A second optimizer with the state of the first continues with the same bits."""
-    steps = gradients(8, (5, 4))
-    whole, halves = Parameter("whole", np.ones((5, 4))), Parameter("halves", np.ones((5, 4)))
-    one, first, second = (DGCMomentum(0.1, 0.9, 2, sparsity=[0.5]) for _ in range(3))
-    for gradient in steps:
-        one.apply_gradients([(whole, gradient)])
-    for gradient in steps[:4]:
-        first.apply_gradients([(halves, gradient)])
-    second.set_state_dict(first.state_dict())
-    for gradient in steps[4:]:
-        second.apply_gradients([(halves, gradient)])
-    np.testing.assert_array_equal(halves.numpy(), whole.numpy())
-
-
 def test_sgd_phase_regularizes() -> None:
     """Regularization is added in the compressed phase too: of a first step it is SGD's to the bit."""
     w, v = Parameter("w", np.ones(3)), Parameter("v", np.ones(3))

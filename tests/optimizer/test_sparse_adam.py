@@ -104,20 +104,6 @@ def test_reference_mode_is_the_references_formula(distributed: bool) -> None:
         np.testing.assert_allclose(w.lookup(np.arange(5)), model, rtol=0, atol=5e-7)
 
 
-def test_state_goes_on() -> None:
-    """A second optimizer with the state of the first catches up from where the first left the rows."""
-    for distributed in (False, True):
-        whole, halves = rows(f"w{distributed}", distributed), rows(f"h{distributed}", distributed)
-        one, first, second = (Adam(RATE, sparse_mode="catch-up") for _ in range(3))
-        every = list(steps([1, 4, 9, 2]))
-        for number, (ids, grads) in enumerate(every):
-            if number == 8:
-                second.set_state_dict(first.state_dict())
-            one.apply_gradients([(whole, SparseGrad(ids, grads))])
-            (first if number < 8 else second).apply_gradients([(halves, SparseGrad(ids, grads))])
-        np.testing.assert_array_equal(whole.lookup(np.arange(5)), halves.lookup(np.arange(5)))
-
-
 @pytest.mark.parametrize("step", [2**24 - 2, 2**31 - 2, 2**48 - 2, 2**62 + 12345])
 def test_step_counters_are_exact(step: int, fleet: EmbeddedRuntime) -> None:
     """Where float32 or 32-bit counters would stop, the number of missed steps is still right."""

@@ -21,6 +21,8 @@ MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
     "momentum": lambda: Momentum(0.1, 0.9),
     "adam": lambda: Adam(lr.ExponentialDecay(0.1, 0.9)),
     "lazy": lambda: Adam(0.1, lazy_mode=True),
+    "catch-up": lambda: Adam(0.1, sparse_mode="catch-up"),
+    "dgc": lambda: optimizer.DGCMomentum(0.1, 0.9, 2, sparsity=[0.5]),
     "ftrl": lambda: optimizer.Ftrl(0.1, 0.01),
     "lamb": lambda: optimizer.Lamb(0.1),
     "adamax": lambda: optimizer.Adamax(0.1),
