@@ -312,19 +312,6 @@ def test_a_bounded_mark_is_given_up() -> None:
     assert not table.scan._history.is_kept
 
 
-def test_a_count_filter_drops_earlier_pushes() -> None:
-    """A row counts the gradients from its id's third push on; until then a pull gives first values."""
-    table = SparseTable(dataclasses.replace(SPEC, entry=CountFilterEntry(3)))
-    ids, out = np.array([7, -7]), np.empty((2, 2), np.float32)
-    before = initial_rows(ids, 2, SPEC.initializer, SPEC.seed, SPEC.name)
-    for expected in (before, before, before - 1, before - 2):
-        push(table, ids)
-        table.pull_into(ids, out)
-        np.testing.assert_allclose(out, expected, atol=1e-6)
-    assert len(table.candidates()) == 0
-    assert table.step == 4
-
-
 def test_a_row_that_was_evicted_starts_anew() -> None:
     """Its next value is the first one again, optimizer state included."""
     spec = dataclasses.replace(SPEC, shape=(3,), rule=Adagrad(), entry=CapacityEntry(rows=4))
