@@ -6,7 +6,7 @@ The page of a job and Prometheus therefore show the same figures; a test asks bo
 import abc
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 WINDOW = "1m"
 """Over which PromQL takes rates; the page takes those between two looks."""
@@ -254,18 +254,23 @@ class Panel:
     """One figure.
 
     Attributes:
-        section: Question that it helps to answer.
         unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`.
         query: Query of the figure.
         meaning: Meaning of the figure.
         advice: Advice for a bad figure.
         alert: Alert on the figure.
+        section: Question that it helps to answer.
     """
 
-    section: str
     title: str
     unit: str
     query: Expression
     meaning: str
     advice: str
     alert: Alert | None = None
+    section: str = ""
+
+
+def section(question: str, *panels: Panel) -> tuple[Panel, ...]:
+    """The panels that help to answer a question."""
+    return tuple(replace(panel, section=question) for panel in panels)

@@ -1,15 +1,22 @@
 """Panels about the processes: memory, load, numbers, deaths, and what travels."""
 
-from psfleet.observability.expressions import Age, Alert, Level, Panel, Quantile, Rate, Ratio, Skew
+from psfleet.observability.expressions import (
+    Age,
+    Alert,
+    Level,
+    Panel,
+    Quantile,
+    Rate,
+    Ratio,
+    Skew,
+    section,
+)
 
-_MEMORY, _SKEW = "Does memory suffice?", "Is the load even?"
-_NUMBERS = "Are the numbers sound?"
-_RELIABILITY, _WIRE = "Does it survive?", "What travels?"
 _TABLE, _EACH = ("table",), ("role", "rank")
 
-FLEET: tuple[Panel, ...] = (
+_MEMORY = section(
+    "Does memory suffice?",
     Panel(
-        _MEMORY,
         "Memory against the limit",
         "percentunit",
         Ratio(
@@ -20,7 +27,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetMemoryShort", "> 0.9", severity="critical"),
     ),
     Panel(
-        _MEMORY,
         "Rows",
         "short",
         Level("psfleet_table_rows", _TABLE),
@@ -28,7 +34,6 @@ FLEET: tuple[Panel, ...] = (
         "If it grows without end, admit ids by count (CountFilterEntry) or let rows expire.",
     ),
     Panel(
-        _MEMORY,
         "Memory of tables",
         "bytes",
         Level("psfleet_table_bytes", _TABLE),
@@ -36,7 +41,6 @@ FLEET: tuple[Panel, ...] = (
         "See rows.",
     ),
     Panel(
-        _MEMORY,
         "Rows that came",
         "cps",
         Rate("psfleet_admitted_rows_total", _TABLE),
@@ -44,7 +48,6 @@ FLEET: tuple[Panel, ...] = (
         "It falls as the training goes on; if it does not, ids do not come back: check how they are made.",
     ),
     Panel(
-        _MEMORY,
         "Rows that went",
         "cps",
         Rate("psfleet_dropped_rows_total", _TABLE),
@@ -52,7 +55,6 @@ FLEET: tuple[Panel, ...] = (
         "If many go and come back, the capacity is too small.",
     ),
     Panel(
-        _MEMORY,
         "Ids that wait for a row",
         "short",
         Level("psfleet_candidate_ids", _TABLE),
@@ -60,7 +62,6 @@ FLEET: tuple[Panel, ...] = (
         "If no id gets a row, lower the count of the entry.",
     ),
     Panel(
-        _MEMORY,
         "Unknown ids in pulls",
         "percentunit",
         Ratio(Rate("psfleet_unknown_ids_total", _TABLE), Rate("psfleet_pulled_rows_total", _TABLE)),
@@ -68,7 +69,6 @@ FLEET: tuple[Panel, ...] = (
         "High after the first epoch: ids are hashed otherwise than in training, or the entry admits too few.",
     ),
     Panel(
-        _MEMORY,
         "Rows on disk found in memory",
         "percentunit",
         Ratio(
@@ -79,7 +79,6 @@ FLEET: tuple[Panel, ...] = (
         "If it is low and calls wait, raise --server-memory or use more servers.",
     ),
     Panel(
-        _MEMORY,
         "Rows read from disk",
         "cps",
         Rate("psfleet_disk_rows_read_total", _TABLE),
@@ -87,7 +86,6 @@ FLEET: tuple[Panel, ...] = (
         "See rows on disk found in memory.",
     ),
     Panel(
-        _MEMORY,
         "Rows written to disk",
         "cps",
         Rate("psfleet_disk_rows_written_total", _TABLE),
@@ -95,7 +93,6 @@ FLEET: tuple[Panel, ...] = (
         "See rows on disk found in memory.",
     ),
     Panel(
-        _MEMORY,
         "Waiting for the disk",
         "percentunit",
         Rate("psfleet_disk_wait_seconds_total", _TABLE),
@@ -103,15 +100,16 @@ FLEET: tuple[Panel, ...] = (
         "Near the number of servers the disk is the bottleneck: raise --server-memory or use more servers.",
     ),
     Panel(
-        _MEMORY,
         "Resident memory",
         "bytes",
         Level("psfleet_resident_bytes", _EACH),
         "Memory of a process as the system sees it.",
         "Compare it with the memory of the machine; a standby takes about what its server does.",
     ),
+)
+_SKEW = section(
+    "Is the load even?",
     Panel(
-        _SKEW,
         "Skew between servers",
         "short",
         Skew(Rate("psfleet_received_bytes_total", _EACH)),
@@ -121,7 +119,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetSkewedServers", "> 1.5", "10m"),
     ),
     Panel(
-        _SKEW,
         "Skew of rows",
         "short",
         Skew(Rate("psfleet_pulled_rows_total", _EACH)),
@@ -129,7 +126,6 @@ FLEET: tuple[Panel, ...] = (
         "As above; rows are dealt by a hash, so only small tables can be uneven.",
     ),
     Panel(
-        _SKEW,
         "Share of the hottest id",
         "percentunit",
         Level("psfleet_hottest_id_share", _TABLE, aggregate="max"),
@@ -138,15 +134,16 @@ FLEET: tuple[Panel, ...] = (
         "The worker's log names an id from 10 % on. If it stands for a missing value, leave it out.",
     ),
     Panel(
-        _SKEW,
         "Share of the 100 hottest ids",
         "percentunit",
         Level("psfleet_hot_ids_share", _TABLE, aggregate="max"),
         "The same for the 100 most frequent ids.",
         "If it is high, most of a batch repeats: larger batches cost servers less per sample.",
     ),
+)
+_NUMBERS = section(
+    "Are the numbers sound?",
     Panel(
-        _NUMBERS,
         "Steps with NaN or infinity",
         "short",
         Level("psfleet_nonfinite_pushes_total", _EACH),
@@ -156,7 +153,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetNonFinite", "> 0", "0m", "critical"),
     ),
     Panel(
-        _NUMBERS,
         "Gradient norm, median",
         "short",
         Quantile(0.5, "psfleet_gradient_norm", _TABLE),
@@ -164,15 +160,16 @@ FLEET: tuple[Panel, ...] = (
         "If it falls to 0 a table no longer learns; if it grows, lower the learning rate.",
     ),
     Panel(
-        _NUMBERS,
         "Gradient norm, 99th percentile",
         "short",
         Quantile(0.99, "psfleet_gradient_norm", _TABLE),
         "Norm that 99 % of the steps do not exceed.",
         "If it is far above the median, clip gradients.",
     ),
+)
+_RELIABILITY = section(
+    "Does it survive?",
     Panel(
-        _RELIABILITY,
         "Processes",
         "short",
         Level("psfleet_process_up", ("role",)),
@@ -180,7 +177,6 @@ FLEET: tuple[Panel, ...] = (
         "See the launcher's screen and the logs of those that are missing.",
     ),
     Panel(
-        _RELIABILITY,
         "Deaths",
         "short",
         Level("psfleet_deaths_total", _EACH),
@@ -189,7 +185,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetProcessDied", "> 0", "0m"),
     ),
     Panel(
-        _RELIABILITY,
         "Restarts",
         "short",
         Level("psfleet_restarts_total", _EACH),
@@ -197,7 +192,6 @@ FLEET: tuple[Panel, ...] = (
         "As above.",
     ),
     Panel(
-        _RELIABILITY,
         "Takeovers",
         "short",
         Level("psfleet_takeover_seconds_count", _EACH),
@@ -205,7 +199,6 @@ FLEET: tuple[Panel, ...] = (
         "Every takeover costs the fleet the time that the next panel shows.",
     ),
     Panel(
-        _RELIABILITY,
         "Time of takeovers",
         "s",
         Level("psfleet_takeover_seconds_sum", _EACH),
@@ -213,7 +206,6 @@ FLEET: tuple[Panel, ...] = (
         "Lower --hung-after if servers hang rather than die.",
     ),
     Panel(
-        _RELIABILITY,
         "Attempts beyond the first",
         "cps",
         Rate("psfleet_retries_total", _EACH),
@@ -222,7 +214,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetManyRetries", "> 1", "5m"),
     ),
     Panel(
-        _RELIABILITY,
         "Pushes that came again",
         "short",
         Level("psfleet_duplicate_pushes_total", _EACH),
@@ -230,7 +221,6 @@ FLEET: tuple[Panel, ...] = (
         "Normal after restarts.",
     ),
     Panel(
-        _RELIABILITY,
         "Torn steps",
         "short",
         Level("psfleet_torn_steps_total"),
@@ -238,7 +228,6 @@ FLEET: tuple[Panel, ...] = (
         "Sync mode has none; elsewhere a few do no harm.",
     ),
     Panel(
-        _RELIABILITY,
         "Bytes not on the disk yet",
         "bytes",
         Level("psfleet_log_unsynced_bytes", _EACH),
@@ -246,7 +235,6 @@ FLEET: tuple[Panel, ...] = (
         "If it stays high, the disk is too slow.",
     ),
     Panel(
-        _RELIABILITY,
         "Time of a sync to disk, 99th percentile",
         "s",
         Quantile(0.99, "psfleet_log_sync_seconds", _EACH),
@@ -254,7 +242,6 @@ FLEET: tuple[Panel, ...] = (
         "Use a faster disk, or --durability log.",
     ),
     Panel(
-        _RELIABILITY,
         "Age of the last snapshot",
         "s",
         Age("psfleet_snapshot_timestamp_seconds"),
@@ -262,7 +249,6 @@ FLEET: tuple[Panel, ...] = (
         "See the next panel.",
     ),
     Panel(
-        _RELIABILITY,
         "Wait for a snapshot",
         "percentunit",
         Ratio(Level("psfleet_snapshot_wait_seconds"), Level("psfleet_snapshot_interval_seconds")),
@@ -272,7 +258,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetSnapshotOverdue", "> 3"),
     ),
     Panel(
-        _RELIABILITY,
         "Size of the last snapshot",
         "bytes",
         Level("psfleet_snapshot_bytes"),
@@ -280,7 +265,6 @@ FLEET: tuple[Panel, ...] = (
         "Take deltas if it is large.",
     ),
     Panel(
-        _RELIABILITY,
         "Standby is ready",
         "short",
         Level("psfleet_standby_ready", _EACH),
@@ -290,7 +274,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetStandbyMissing", "== 0", "5m"),
     ),
     Panel(
-        _RELIABILITY,
         "Records that the standby lacks",
         "short",
         Level("psfleet_standby_lag_records", _EACH),
@@ -298,7 +281,6 @@ FLEET: tuple[Panel, ...] = (
         "The standby's machine or the network is too slow.",
     ),
     Panel(
-        _RELIABILITY,
         "Bytes that wait for the standby",
         "bytes",
         Level("psfleet_standby_queued_bytes", _EACH),
@@ -308,7 +290,6 @@ FLEET: tuple[Panel, ...] = (
         Alert("PsfleetStandbyBehind", "> 67108864", "5m"),
     ),
     Panel(
-        _RELIABILITY,
         "Taken by standbys",
         "Bps",
         Rate("psfleet_standby_taken_bytes_total", _EACH),
@@ -316,15 +297,16 @@ FLEET: tuple[Panel, ...] = (
         "Compare it with what is sent to standbys.",
     ),
     Panel(
-        _RELIABILITY,
         "Tables of standbys",
         "bytes",
         Level("psfleet_standby_table_bytes", _EACH),
         "Memory of the tables in a standby; while it copies, less than its server's.",
         "See the memory of tables.",
     ),
+)
+_WIRE = section(
+    "What travels?",
     Panel(
-        _WIRE,
         "Received by servers",
         "Bps",
         Rate("psfleet_received_bytes_total", _EACH),
@@ -332,7 +314,6 @@ FLEET: tuple[Panel, ...] = (
         "Compress gradients (--wire bf16 or int8), or merge steps.",
     ),
     Panel(
-        _WIRE,
         "Sent by servers",
         "Bps",
         Rate("psfleet_sent_bytes_total", _EACH),
@@ -340,7 +321,6 @@ FLEET: tuple[Panel, ...] = (
         "Compress weights (--wire bf16).",
     ),
     Panel(
-        _WIRE,
         "Received with pushes",
         "Bps",
         Rate("psfleet_push_bytes_total", _EACH),
@@ -348,7 +328,6 @@ FLEET: tuple[Panel, ...] = (
         "Compress gradients, or merge steps.",
     ),
     Panel(
-        _WIRE,
         "Received with pulls",
         "Bps",
         Rate("psfleet_pull_bytes_total", _EACH),
@@ -356,7 +335,6 @@ FLEET: tuple[Panel, ...] = (
         "Use larger batches, in which more ids repeat.",
     ),
     Panel(
-        _WIRE,
         "Received with exchanges",
         "Bps",
         Rate("psfleet_exchange_bytes_total", _EACH),
@@ -364,7 +342,6 @@ FLEET: tuple[Panel, ...] = (
         "As for pushes and pulls.",
     ),
     Panel(
-        _WIRE,
         "Saved by compression",
         "Bps",
         Rate("psfleet_saved_bytes_total", ("role",)),
@@ -372,7 +349,6 @@ FLEET: tuple[Panel, ...] = (
         "0 without --wire.",
     ),
     Panel(
-        _WIRE,
         "Sent to standbys",
         "Bps",
         Rate("psfleet_standby_bytes_total", _EACH),
@@ -380,7 +356,6 @@ FLEET: tuple[Panel, ...] = (
         "About what servers receive; 0 while a server has no standby.",
     ),
     Panel(
-        _WIRE,
         "Written to logs",
         "Bps",
         Rate("psfleet_log_bytes_total", _EACH),
@@ -388,3 +363,4 @@ FLEET: tuple[Panel, ...] = (
         "A snapshot shortens the log: --snapshot-every.",
     ),
 )
+FLEET: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_NUMBERS, *_RELIABILITY, *_WIRE)

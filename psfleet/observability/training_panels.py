@@ -1,15 +1,22 @@
 """Panels about the training: is it fast, who is slow, how stale are gradients."""
 
-from psfleet.observability.expressions import Alert, Level, Mean, Panel, Quantile, Rate, Ratio
+from psfleet.observability.expressions import (
+    Alert,
+    Level,
+    Mean,
+    Panel,
+    Quantile,
+    Rate,
+    Ratio,
+    section,
+)
 
-_PROGRESS, _SPEED = "Does it progress?", "Who is slow?"
-_STALENESS = "How stale are gradients?"
 _EACH = ("role", "rank")
 _FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push
 
-TRAINING: tuple[Panel, ...] = (
+_PROGRESS = section(
+    "Does it progress?",
     Panel(
-        _PROGRESS,
         "Samples per second",
         "cps",
         Rate("psfleet_samples_total", where=_FIRST),
@@ -18,7 +25,6 @@ TRAINING: tuple[Panel, ...] = (
         "do not tell their samples.",
     ),
     Panel(
-        _PROGRESS,
         "Steps",
         "short",
         Level("psfleet_progress_steps", aggregate="max"),
@@ -26,7 +32,6 @@ TRAINING: tuple[Panel, ...] = (
         "If it stands still, look for waiting calls and dead processes.",
     ),
     Panel(
-        _PROGRESS,
         "Steps per second",
         "cps",
         Rate("psfleet_step_seconds_count", _EACH),
@@ -34,7 +39,6 @@ TRAINING: tuple[Panel, ...] = (
         "In sync mode all have the speed of the slowest; the panels below say which one that is.",
     ),
     Panel(
-        _PROGRESS,
         "Samples",
         "short",
         Level("psfleet_samples_total", where=_FIRST),
@@ -42,7 +46,6 @@ TRAINING: tuple[Panel, ...] = (
         "It stays 0 for plain scripts, whose pushes do not tell their samples.",
     ),
     Panel(
-        _PROGRESS,
         "Time left",
         "s",
         Ratio(
@@ -52,7 +55,6 @@ TRAINING: tuple[Panel, ...] = (
         "It is not known of loops over other data, nor of a dataset without an end.",
     ),
     Panel(
-        _PROGRESS,
         "Loss",
         "short",
         Level("psfleet_loss", _EACH),
@@ -60,7 +62,6 @@ TRAINING: tuple[Panel, ...] = (
         "If it grows, lower the learning rate; if one worker's differs, look at its data.",
     ),
     Panel(
-        _PROGRESS,
         "Logged values",
         "short",
         Level("psfleet_logged", ("name", "role", "rank")),
@@ -68,7 +69,6 @@ TRAINING: tuple[Panel, ...] = (
         "Whatever the value says; `--tensorboard` keeps every one of them.",
     ),
     Panel(
-        _PROGRESS,
         "Lag of Kafka partitions",
         "short",
         Level("psfleet_topic_lag", ("partition",), aggregate="max"),
@@ -76,8 +76,10 @@ TRAINING: tuple[Panel, ...] = (
         "If all grow, add workers. If one stays 0 and the others grow, that partition has less traffic and "
         "the order waits for it: give KafkaTopic an idle time.",
     ),
+)
+_SPEED = section(
+    "Who is slow?",
     Panel(
-        _SPEED,
         "Step time by worker",
         "s",
         Mean("psfleet_step_seconds", _EACH),
@@ -85,7 +87,6 @@ TRAINING: tuple[Panel, ...] = (
         "In sync mode all wait for the slowest. The panels that follow say what it spends its time on.",
     ),
     Panel(
-        _SPEED,
         "Time in pulls",
         "percentunit",
         Rate("psfleet_worker_pull_seconds_total", _EACH),
@@ -94,7 +95,6 @@ TRAINING: tuple[Panel, ...] = (
         "Read ahead (psfleet.torch.prefetch), use more servers, or larger batches.",
     ),
     Panel(
-        _SPEED,
         "Time in pushes",
         "percentunit",
         Rate("psfleet_worker_push_seconds_total", _EACH),
@@ -102,7 +102,6 @@ TRAINING: tuple[Panel, ...] = (
         "Merge steps (gradient_merge) or compress what travels (--wire).",
     ),
     Panel(
-        _SPEED,
         "Time waiting",
         "percentunit",
         Rate("psfleet_worker_wait_seconds_total", _EACH),
@@ -110,7 +109,6 @@ TRAINING: tuple[Panel, ...] = (
         "Servers are too slow, or other workers arrive late at barriers.",
     ),
     Panel(
-        _SPEED,
         "Time computing",
         "percentunit",
         Rate("psfleet_worker_script_seconds_total", _EACH),
@@ -118,7 +116,6 @@ TRAINING: tuple[Panel, ...] = (
         "If it is near 1, servers are no bottleneck: use more workers, or a faster model.",
     ),
     Panel(
-        _SPEED,
         "Time waiting for data",
         "percentunit",
         Rate("psfleet_worker_data_seconds_total", _EACH),
@@ -126,7 +123,6 @@ TRAINING: tuple[Panel, ...] = (
         "Load data in other processes or prepare it before the training.",
     ),
     Panel(
-        _SPEED,
         "Pushes per second by server",
         "cps",
         Rate("psfleet_pushes_total", _EACH, {"role": "server"}),
@@ -136,7 +132,6 @@ TRAINING: tuple[Panel, ...] = (
         Alert("PsfleetNoProgress", "== 0", "5m", "critical"),
     ),
     Panel(
-        _SPEED,
         "Time of a push, median",
         "s",
         Quantile(0.5, "psfleet_push_seconds", _EACH),
@@ -145,7 +140,6 @@ TRAINING: tuple[Panel, ...] = (
         "If one server's is longer, look at its CPU and its log.",
     ),
     Panel(
-        _SPEED,
         "Time of a push, 99th percentile",
         "s",
         Quantile(0.99, "psfleet_push_seconds", _EACH),
@@ -153,7 +147,6 @@ TRAINING: tuple[Panel, ...] = (
         "If it is far above the median, look at the log's syncs and at takeovers.",
     ),
     Panel(
-        _SPEED,
         "Pulls per second by server",
         "cps",
         Rate("psfleet_pull_seconds_count", _EACH),
@@ -161,7 +154,6 @@ TRAINING: tuple[Panel, ...] = (
         "All servers should have the same.",
     ),
     Panel(
-        _SPEED,
         "Time of a pull, median",
         "s",
         Quantile(0.5, "psfleet_pull_seconds", _EACH),
@@ -169,7 +161,6 @@ TRAINING: tuple[Panel, ...] = (
         "If one server's is longer, look at its CPU and at hot ids.",
     ),
     Panel(
-        _SPEED,
         "Time of a pull, 99th percentile",
         "s",
         Quantile(0.99, "psfleet_pull_seconds", _EACH),
@@ -177,7 +168,6 @@ TRAINING: tuple[Panel, ...] = (
         "If it is long in async mode, the server has too little CPU or too many rows per pull.",
     ),
     Panel(
-        _SPEED,
         "Time of an exchange, 99th percentile",
         "s",
         Quantile(0.99, "psfleet_exchange_seconds", _EACH),
@@ -185,7 +175,6 @@ TRAINING: tuple[Panel, ...] = (
         "As above.",
     ),
     Panel(
-        _SPEED,
         "Waiting calls",
         "percentunit",
         Ratio(Level("psfleet_waiting_calls", _EACH), Level("psfleet_waiting_calls_limit", _EACH)),
@@ -194,15 +183,16 @@ TRAINING: tuple[Panel, ...] = (
         Alert("PsfleetCallsNearLimit", "> 0.9"),
     ),
     Panel(
-        _SPEED,
         "CPU cores in use",
         "short",
         Rate("psfleet_cpu_seconds_total", _EACH),
         "CPU time of each process per second.",
         "A server near 1 is at its limit for one table; use more servers.",
     ),
+)
+_STALENESS = section(
+    "How stale are gradients?",
     Panel(
-        _STALENESS,
         "Staleness, mean",
         "short",
         Mean("psfleet_staleness_pushes", ("mode",)),
@@ -210,7 +200,6 @@ TRAINING: tuple[Panel, ...] = (
         "If the loss suffers, use ssp or sync mode, or fewer workers.",
     ),
     Panel(
-        _STALENESS,
         "Staleness, 99th percentile",
         "short",
         Quantile(0.99, "psfleet_staleness_pushes", ("mode",)),
@@ -218,7 +207,6 @@ TRAINING: tuple[Panel, ...] = (
         "One slow worker raises it: see its step time.",
     ),
     Panel(
-        _STALENESS,
         "Lead in ssp mode",
         "short",
         Level("psfleet_ssp_lead_steps", aggregate="max"),
@@ -226,7 +214,6 @@ TRAINING: tuple[Panel, ...] = (
         "If it stays at --staleness, fast workers wait for a slow one.",
     ),
     Panel(
-        _STALENESS,
         "Pulls that wait",
         "cps",
         Rate("psfleet_waited_seconds_count", ("mode",)),
@@ -234,7 +221,6 @@ TRAINING: tuple[Panel, ...] = (
         "In sync mode all wait for their round; in ssp mode raise --staleness or find the slow worker.",
     ),
     Panel(
-        _STALENESS,
         "Time that pulls wait, 99th percentile",
         "s",
         Quantile(0.99, "psfleet_waited_seconds", ("mode",)),
@@ -242,3 +228,4 @@ TRAINING: tuple[Panel, ...] = (
         "One slow worker raises it: see its step time.",
     ),
 )
+TRAINING: tuple[Panel, ...] = (*_PROGRESS, *_SPEED, *_STALENESS)
