@@ -4,9 +4,10 @@ import importlib.util
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from psfleet.errors import ConfigError
 from psfleet.kernels.number_formats import encode
@@ -17,37 +18,24 @@ _WORTHWHILE = 2**16  # below this, converting costs more than it saves
 _FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))  # of x86-64; the last one of 64-bit Arm
 
 
-class MatrixProducts(Protocol):
-    """A way to multiply matrices."""
+class MatrixProducts:
+    """A way to multiply matrices: by NumPy's BLAS, in the dtype of the factors."""
 
     def suited(self, left: Array, right: Array) -> "MatrixProducts":
         """The way to multiply arrays such as these: this one, or one that is better for them."""
-
-    def factor(self, values: Array) -> Array:
-        """The values as `multiply` takes them, which may be views with other axes."""
-
-    def multiply(self, left: Array, right: Array) -> Array:
-        """The product of two factors over their last two axes, in the dtype of the values."""
-
-
-class Float32Products:
-    """Products of NumPy's BLAS, in the dtype of the factors."""
-
-    def suited(self, left: Array, right: Array) -> "MatrixProducts":
-        """See MatrixProducts."""
         return self
 
     def factor(self, values: Array) -> Array:
-        """See MatrixProducts."""
+        """The values as `multiply` takes them, which may be views with other axes."""
         return values
 
     def multiply(self, left: Array, right: Array) -> Array:
-        """See MatrixProducts."""
+        """The product of two factors over their last two axes, in the dtype of the values."""
         out: Array = np.matmul(left, right)
         return out
 
 
-class Bfloat16Products:
+class Bfloat16Products(MatrixProducts):
     """Products of torch: factors and results in bfloat16, sums in float32.
 
     A factor is an array of uint16, the bits of its values, rounded to the nearest, ties to even.
@@ -59,22 +47,22 @@ class Bfloat16Products:
     def __init__(self, worthwhile: int = _WORTHWHILE) -> None:
         self._worthwhile = worthwhile
 
+    @override
     def suited(self, left: Array, right: Array) -> MatrixProducts:
-        """See MatrixProducts."""
         whole = left.dtype == right.dtype == np.float32
         return self if whole and left.size + right.size >= self._worthwhile else FLOAT32
 
+    @override
     def factor(self, values: Array) -> Array:
-        """See MatrixProducts."""
         return encode(values, "bfloat16")
 
+    @override
     def multiply(self, left: Array, right: Array) -> Array:
-        """See MatrixProducts."""
         out: Array = (_tensor(left) @ _tensor(right)).float().numpy()
         return out
 
 
-FLOAT32 = Float32Products()
+FLOAT32 = MatrixProducts()
 
 
 def products_under(settings: AMPSettings) -> MatrixProducts:
@@ -95,8 +83,11 @@ def products_under(settings: AMPSettings) -> MatrixProducts:
     if settings.compute == "float32" or settings.dtype != "bfloat16":
         return FLOAT32
     if missing or not has_bfloat16(Path("/proc/cpuinfo").read_text()):
+        lacks = (
+            "torch is not installed" if missing else "this processor has no bfloat16 instructions"
+        )
         warnings.warn(
-            f"amp computes in float32 here, as {_reason(missing)}; set compute to 'float32' in the "
+            f"amp computes in float32 here, as {lacks}; set compute to 'float32' in the "
             "strategy part amp to say that this is meant",
             stacklevel=2,
         )
@@ -107,10 +98,6 @@ def products_under(settings: AMPSettings) -> MatrixProducts:
 def has_bfloat16(description: str) -> bool:
     """Return whether a processor multiplies in bfloat16, by the text of its /proc/cpuinfo."""
     return not _FLAGS.isdisjoint(description.split())
-
-
-def _reason(missing: bool) -> str:
-    return "torch is not installed" if missing else "this processor has no bfloat16 instructions"
 
 
 def _tensor(halves: Array) -> Any:
