@@ -124,6 +124,8 @@ _BUFFER = 1 << 17  # bytes of a gzip file that are read at once
 _DELIMITERS = {"csv": ",", "tsv": "\t", "libsvm": ""}
 _LIBSVM = ("label", "index", "value")
 Sample = dict[str, list[Any]]
+Part = Sequence[tuple[int, bytes]]
+"""Some rows of a group: number and text of each line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,16 +235,15 @@ class TextFiles(RowGroupFiles):
             yield RowGroup(file, number, rows, _Lines(begin, first, columns, delimiter))
 
     def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
-        converters = self._converters()
         part: list[tuple[int, bytes]] = []
         first = 0
         for each in self._lines(group):
             part.append(each)
             if len(part) == rows:
-                yield self._rows(group.metadata, part, first, converters)
+                yield self._rows(group.metadata, part, first)
                 first, part = first + rows, []
         if part:
-            yield self._rows(group.metadata, part, first, converters)
+            yield self._rows(group.metadata, part, first)
 
     def _lines(self, group: RowGroup) -> Iterator[tuple[int, bytes]]:
         """The rows of a group, each with the number of its line in the file."""
@@ -262,8 +263,9 @@ class TextFiles(RowGroupFiles):
             return io.BufferedReader(unzipped, _BUFFER)
         return opened(file) if "://" in file else Path(file).open("rb")
 
+    @functools.cached_property
     def _converters(self) -> dict[str, Callable[[str], Any]]:
-        """Return the function that makes values of the texts, for each column."""
+        """The function that makes values of the texts, for each column."""
         converters: dict[str, Callable[[str], Any]] = dict.fromkeys(self._columns, float)
         for column, makers in self._makers.items():
             converters[column] = next(make for make in (int, str, float) if make in makers)
@@ -296,28 +298,15 @@ class TextFiles(RowGroupFiles):
         }
         return {each.columns[0] for each in features} - others - set(self.labels)
 
-    def _rows(
-        self,
-        lines: _Lines,
-        part: Sequence[tuple[int, bytes]],
-        first: int,
-        converters: Mapping[str, Callable[[str], Any]],
-    ) -> Rows:
+    def _rows(self, lines: _Lines, part: Part, first: int) -> Rows:
         """Rows that are all good as Arrow parses them; else one by one, to say what is wrong."""
-        rows = self._good_rows(lines, part, first, converters)
-        return rows or self._one_by_one(lines, part, first, converters)
+        return self._good_rows(lines, part, first) or self._one_by_one(lines, part, first)
 
-    def _good_rows(
-        self,
-        lines: _Lines,
-        part: Sequence[tuple[int, bytes]],
-        first: int,
-        converters: Mapping[str, Callable[[str], Any]],
-    ) -> Rows | None:
-        if self._is_mixed:
-            return None
+    def _good_rows(self, lines: _Lines, part: Part, first: int) -> Rows | None:
+        if any(len(makers) > 1 for makers in self._makers.values()):
+            return None  # a column has values of several types, and Arrow reads it as one
         data = b"".join(text for _, text in part)
-        table = parsed(data, lines.columns, lines.delimiter, converters, self._lists)
+        table = parsed(data, lines.columns, lines.delimiter, self._converters, self._lists)
         if table is None or table.num_rows != len(part):
             return None
         single = [*self.labels, *([] if self._time is None else [self._time])]
@@ -325,11 +314,6 @@ class TextFiles(RowGroupFiles):
             return None
         rows = rows_of(table, self.features, self.labels, first, self._time)
         return None if rows.bad else rows
-
-    @functools.cached_property
-    def _is_mixed(self) -> bool:
-        """True if a column has values of several types: Arrow reads it as one."""
-        return any(len(makers) > 1 for makers in self._makers.values())
 
     @functools.cached_property
     def _lists(self) -> set[str]:
@@ -341,18 +325,11 @@ class TextFiles(RowGroupFiles):
         )
         return {column for columns in groups for column in columns}
 
-    def _one_by_one(
-        self,
-        lines: _Lines,
-        part: Sequence[tuple[int, bytes]],
-        first: int,
-        converters: Mapping[str, Callable[[str], Any]],
-    ) -> Rows:
+    def _one_by_one(self, lines: _Lines, part: Part, first: int) -> Rows:
         samples, times, bad = [], [], {}
-        converters = {**converters, **dict.fromkeys(self._declared, str)}
         for row, (line, text) in enumerate(part, first):
             try:
-                sample, time = self._sample(_cells(lines, _decoded(text)), converters)
+                sample, time = self._sample(_cells(lines, _decoded(text)))
             except ValueError as error:
                 bad[row] = BadRow(row, str(error), f"line {line}")
                 sample, time = {name: [] for name in self._columns}, 0
@@ -364,14 +341,13 @@ class TextFiles(RowGroupFiles):
         row_times = None if self._time is None else batch.times
         return Rows(batch.features, batch.labels, numbers, bad, row_times)
 
-    def _sample(
-        self, cells: Mapping[str, str], converters: Mapping[str, Callable[[str], Any]]
-    ) -> tuple[Sample, int]:
+    def _sample(self, cells: Mapping[str, str]) -> tuple[Sample, int]:
         """The values of a row, and its time.
 
         Raises:
             ValueError: One cannot be used.
         """
+        converters = self._converters | dict.fromkeys(self._declared, str)
         values = {name: _values(name, cells[name], make) for name, make in converters.items()}
         sample = sample_of(self.features, self.labels, values)
         if self._time is None:
