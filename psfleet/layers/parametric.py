@@ -52,7 +52,7 @@ def fc(
         _weights(x, size, num_flatten_dims, f"{label}.w_{i}", attr)
         for i, (x, attr) in enumerate(zip(inputs, attributes, strict=True))
     ]
-    bias = _bias(size, f"{label}.b_0", bias_attr)
+    bias = _vector(size, f"{label}.b_0", bias_attr, 0.0)
     rest = [] if bias is None else [bias]
     if len(inputs) == 1:
         op = Affine(axis_of(num_flatten_dims, (*inputs[0].shape, None), "fc"), act == "relu")
@@ -76,11 +76,12 @@ def _weights(x: Variable, size: int, axes: int, name: str, argument: Attribute) 
     return leaf(make_parameter((width, size), name, attr, initializer.Xavier()))
 
 
-def _bias(size: int, name: str, argument: Attribute) -> Variable | None:
+def _vector(size: int, name: str, argument: Attribute, start: float) -> Variable | None:
+    """Weights that all start with one value; None: the argument is False."""
     attr = attribute(argument)
     if attr is None:
         return None
-    return leaf(make_parameter((size,), name, attr, initializer.Constant(0.0)))
+    return leaf(make_parameter((size,), name, attr, initializer.Constant(start)))
 
 
 @checked
@@ -150,18 +151,10 @@ def layer_norm(
             f"layer_norm of {input.name!r} {input.shape}: the extents from axis "
             f"{begin_norm_axis} on must be known"
         )
-    weights = []
-    parts = ((scale, param_attr, "w_0", 1.0), (shift, bias_attr, "b_0", 0.0))
-    for present, own, suffix, start in parts:
-        attr = attribute(own) if present else None
-        if attr is not None:
-            weights.append(
-                leaf(
-                    make_parameter((width,), f"{label}.{suffix}", attr, initializer.Constant(start))
-                )
-            )
-    has_scale = scale and attribute(param_attr) is not None
-    op = LayerNorm(begin_norm_axis, epsilon, has_scale, len(weights) > has_scale)
+    factor = _vector(width, f"{label}.w_0", param_attr if scale else False, 1.0)
+    offset = _vector(width, f"{label}.b_0", bias_attr if shift else False, 0.0)
+    weights = [each for each in (factor, offset) if each is not None]
+    op = LayerNorm(begin_norm_axis, epsilon, factor is not None, offset is not None)
     return activate(apply(op, input, *weights, name=label), act, label)
 
 
@@ -229,14 +222,16 @@ def batch_norm(
             (moving_variance_name, "w_2", 1.0),
         )
     ]
-    weights = {
-        suffix: leaf(
-            make_parameter((channels,), f"{label}.{suffix}", attr, initializer.Constant(start))
-        )
-        for own, suffix, start in ((param_attr, "w_0", 1.0), (bias_attr, "b_0", 0.0))
-        if (attr := attribute(own)) is not None
-    }
+    factor = _vector(channels, f"{label}.w_0", param_attr, 1.0)
+    offset = _vector(channels, f"{label}.b_0", bias_attr, 0.0)
+    weights = [each for each in (factor, offset) if each is not None]
     op = BatchNorm(
-        axis, momentum, epsilon, is_test, use_global_stats, "w_0" in weights, "b_0" in weights
+        axis,
+        momentum,
+        epsilon,
+        is_test,
+        use_global_stats,
+        has_scale=factor is not None,
+        has_shift=offset is not None,
     )
-    return activate(apply(op, input, *moving, *weights.values(), name=label), act, label)
+    return activate(apply(op, input, *moving, *weights, name=label), act, label)

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
 
+def _check_vectors(what: str, vectors: "Sequence[Variable]", size: int | None) -> None:
+    for each in vectors:
+        if not same(each.shape, (size,)):
+            raise ShapeError(f"{what}: {each.name!r} is {each.shape}, it must be ({size},)")
+
+
 @dataclass(frozen=True)
 class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
     """(x - mean) / sqrt(variance + epsilon) over the axes from `axis` on, then * scale + shift.
@@ -40,12 +46,7 @@ class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
         need_floats("layer_norm", *inputs)
         axis_of(self.axis, x.shape, f"layer_norm of {x.name!r}")
         width = size_of(x.shape[self.axis :])
-        for weights in inputs[1:]:
-            if not same(weights.shape, (width,)):
-                raise ShapeError(
-                    f"layer_norm of {x.name!r}: {weights.name!r} is {weights.shape}, "
-                    f"it must be ({width},)"
-                )
+        _check_vectors(f"layer_norm of {x.name!r}", inputs[1:], width)
         return x.shape, x.dtype
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
@@ -111,12 +112,7 @@ class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_sc
         x: Variable = inputs[0]
         need_floats("batch_norm", *inputs)
         channels = x.shape[axis_of(self.axis, x.shape, f"batch_norm of {x.name!r}")]
-        for weights in inputs[1:]:
-            if not same(weights.shape, (channels,)):
-                raise ShapeError(
-                    f"batch_norm of {x.name!r} {x.shape}: {weights.name!r} is {weights.shape}, "
-                    f"it must be ({channels},)"
-                )
+        _check_vectors(f"batch_norm of {x.name!r} {x.shape}", inputs[1:], channels)
         return x.shape, x.dtype
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
