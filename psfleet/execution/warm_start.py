@@ -1,7 +1,6 @@
 """Some tables of a fleet get the weights of a checkpoint; the others stay as they are."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,14 +11,6 @@ from psfleet.execution.model_files import TableNames
 from psfleet.parameters.parameter_client import step_of
 from psfleet.runtime.interface import Runtime, TableState
 from psfleet.schema.table import TableSpec
-
-
-@dataclass(frozen=True, slots=True)
-class _TablePair:
-    """A table of the fleet and the one of the checkpoint."""
-
-    own: TableSpec
-    source: TableSpec
 
 
 def warm_start(runtime: Runtime, path: str, tables: TableNames) -> None:
@@ -35,18 +26,16 @@ def warm_start(runtime: Runtime, path: str, tables: TableNames) -> None:
             changed.
     """
     snapshot = Snapshot(path)
-    names = (
-        dict(tables) if isinstance(tables, Mapping) else {name: name for name in _listed(tables)}
-    )
-    for pair in [_pair(runtime, snapshot, path, *names_) for names_ in names.items()]:
-        runtime.write_table(pair.own.key, _state(runtime, snapshot, pair))
+    if not isinstance(tables, Mapping):
+        tables = {name: name for name in ([tables] if isinstance(tables, str) else tables)}
+    for own, source in [_pair(runtime, snapshot, path, *names) for names in tables.items()]:
+        runtime.write_table(own.key, _state(runtime, snapshot, own, source))
 
 
-def _listed(tables: Iterable[str]) -> list[str]:
-    return [tables] if isinstance(tables, str) else list(tables)
-
-
-def _pair(runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str) -> _TablePair:
+def _pair(
+    runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str
+) -> tuple[TableSpec, TableSpec]:
+    """The definitions of a table of the fleet and of the one of the checkpoint."""
     mine = {spec.name: spec for spec in runtime.specs().values()}.get(own)
     if mine is None:
         raise CheckpointError(
@@ -58,14 +47,14 @@ def _pair(runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str
             f"table {source!r} of {path!r} is {theirs.kind} of shape {theirs.shape} and cannot be loaded "
             f"into table {own!r}, which is {mine.kind} of shape {mine.shape}"
         )
-    return _TablePair(mine, theirs)
+    return mine, theirs
 
 
-def _state(runtime: Runtime, snapshot: Snapshot, pair: _TablePair) -> TableState:
-    content = content_of(snapshot, pair.source)
-    arrays, step = content.arrays, step_of(runtime, pair.own.name)
-    weights, slots = arrays["value"], pair.own.rule.slots
-    if pair.own.rule.name == pair.source.rule.name and all(slot.name in arrays for slot in slots):
+def _state(runtime: Runtime, snapshot: Snapshot, own: TableSpec, source: TableSpec) -> TableState:
+    content = content_of(snapshot, source)
+    arrays, step = content.arrays, step_of(runtime, own.name)
+    weights, slots = arrays["value"], own.rule.slots
+    if own.rule.name == source.rule.name and all(slot.name in arrays for slot in slots):
         state, step = [arrays[slot.name] for slot in slots], max(step, content.step)
     else:
         state = [np.full_like(weights, slot.initial) for slot in slots]

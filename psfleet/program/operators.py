@@ -36,8 +36,7 @@ class Operators:
     def __add__(self, other: Any) -> "Variable":
         return self._binary(arithmetic.Add(), self, other)
 
-    def __radd__(self, other: Any) -> "Variable":
-        return self._binary(arithmetic.Add(), self, other)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> "Variable":
         return self._binary(arithmetic.Sub(), self, other)
@@ -50,8 +49,7 @@ class Operators:
     def __mul__(self, other: Any) -> "Variable":
         return self._binary(arithmetic.Mul(), self, other)
 
-    def __rmul__(self, other: Any) -> "Variable":
-        return self._binary(arithmetic.Mul(), self, other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> "Variable":
         return self._binary(arithmetic.Div(), self, other)

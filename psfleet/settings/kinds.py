@@ -213,21 +213,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError
     return text == "1"
 
 
-_TEXT = SettingKind("a text", str, _is_text)
-_WHOLE = SettingKind("a whole number", int, _is_whole, is_number=True)
 _PLAIN: dict[Any, SettingKind] = {
-    str: _TEXT,
-    int: _WHOLE,
+    str: SettingKind("a text", str, lambda value: isinstance(value, str)),
+    int: SettingKind("a whole number", int, _is_whole, is_number=True),
     float: SettingKind("a number", float, _is_number, is_number=True),
     bool: SettingKind(
         "true or false",

@@ -70,10 +70,6 @@ _Format = Callable[[float], str]
 _Ask = Callable[[str], dict[str, float | None]]
 
 
-def _share(value: float) -> str:
-    return f"{value:.0%}"
-
-
 def _memory(value: float) -> str:
     return f"{value / 2**20:,.0f} MiB"
 
@@ -82,10 +78,7 @@ def _traffic(value: float) -> str:
     return f"{value / 1000:,.0f} kB/s"
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}/s"
-
-
+_share: _Format = "{:.0%}".format
 _WORKERS: tuple[tuple[str, str, _Format], ...] = (
     ("step", "Step time by worker", duration),
     ("steps/s", "Steps per second", "{:,.3g}/s".format),
@@ -96,7 +89,7 @@ _WORKERS: tuple[tuple[str, str, _Format], ...] = (
     ("loss", "Loss", "{:.4g}".format),
 )
 _SERVERS: tuple[tuple[str, str, _Format], ...] = (
-    ("pushes", "Pushes per second by server", _rate),
+    ("pushes", "Pushes per second by server", "{:,.0f}/s".format),
     ("push", "Time of a push, median", duration),
     ("received", "Received by servers", _traffic),
     ("sent", "Sent by servers", _traffic),

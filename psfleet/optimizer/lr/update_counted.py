@@ -83,8 +83,7 @@ class PerUpdateSchedule(LRScheduler):
     def __add__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: a + b)
 
-    def __radd__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a + b, swap=True)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: a - b)
@@ -95,8 +94,7 @@ class PerUpdateSchedule(LRScheduler):
     def __mul__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: a * b)
 
-    def __rmul__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a * b, swap=True)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: a / b)

@@ -124,10 +124,8 @@ def _partition(
     return best[length]
 
 
-_TIMES = (
-    5,
-    20,
-)  # at least: other processes, and what is done the first time only, must not count; at most
+_TIMES = 5, 20
+"""At least: other processes, and what is done the first time only, must not count; and at most."""
 _ENOUGH = 0.5  # seconds of measuring after which the least times do
 
 
