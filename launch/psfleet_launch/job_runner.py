@@ -52,9 +52,6 @@ _REFRESH = 0.25  # seconds between two pictures of the progress
 class JobRunner:
     """Runs one job. The calling thread must be the main thread: it takes the signals.
 
-    Args:
-        engine: Has been opened.
-
     Attributes:
         ended_at: Time at which the last process of a member ended.
         counters: Counters of events of the job's processes.

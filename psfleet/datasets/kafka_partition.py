@@ -26,11 +26,6 @@ _ASK = 10.0  # seconds for the broker to answer
 class Partition:
     """Messages of one partition, by their offsets.
 
-    Args:
-        topic: Its name.
-        settings: Settings of the client.
-        number: Number of the partition.
-
     Attributes:
         next: Every message before this offset is handed out; -1: nothing is read yet.
     """

@@ -69,7 +69,6 @@ def protobuf(message: type[Message], framed: bool = False) -> Parse:
 
     Args:
         message: The class. A field that is not set is missing, unless its kind has a default.
-        framed: Messages are framed.
     """
 
     def parse(value: bytes) -> Any:

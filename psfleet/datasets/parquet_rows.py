@@ -21,7 +21,6 @@ def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
     """The files that paths and URLs name.
 
     Args:
-        paths: A path or several.
         endings: Endings of the names of files that are read of a folder; none: all but hidden ones.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
@@ -221,8 +220,6 @@ def rows_of(
 
     Args:
         table: A pyarrow.Table.
-        features: The set.
-        labels: Columns of labels.
         first: The number of the first row in the row group.
         time: The column of times; None: there is none.
     """

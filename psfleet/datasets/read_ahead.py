@@ -15,7 +15,6 @@ class Peekable(Generic[T]):
     """An iterator over a source that can show its next item.
 
     Args:
-        items: The items.
         peek: Return the next item without consuming it or running its side effects; None if unknown or
             exhausted. `next` then returns the same object, unless the source changes its course.
     """
@@ -36,11 +35,7 @@ class Peekable(Generic[T]):
 
 
 class RepeatablePeekable(Peekable[T]):
-    """A peekable iterable over a source that can be read again: each `for` loop begins anew.
-
-    Args:
-        begin: Begins to read the source.
-    """
+    """A peekable iterable over a source that can be read again: each `for` loop begins anew."""
 
     def __init__(self, begin: Callable[[], Peekable[T]]) -> None:
         self._begin = begin
@@ -62,7 +57,6 @@ class SizedPeekable(RepeatablePeekable[T]):
     """A repeatable peekable that knows its number of items.
 
     Args:
-        begin: Begins to read the source.
         count: Number of items of a loop.
     """
 

@@ -198,7 +198,6 @@ class RoundPlan:
 
         Args:
             number: From this round on `seats` share what is left.
-            seats: In order.
             closed: The last round that is closed anywhere.
             counts_in: Function that tells whether a seat is a member of a round. What those that
                 are not had in rounds between comes again.

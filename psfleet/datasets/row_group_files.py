@@ -256,7 +256,6 @@ class _ShuffledGroup:
     """The rows of a group in an epoch's order.
 
     Args:
-        places: The number of each row.
         readable: Those that are before the place in the file where it cannot be read; None: none.
     """
 

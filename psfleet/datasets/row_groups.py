@@ -91,7 +91,6 @@ class RowGroupStream:
     rows before those of the last piece begins anew.
 
     Args:
-        size: Rows of the group.
         begin: Begins to decode; what it lacks at the end cannot be read.
     """
 

@@ -91,7 +91,6 @@ class RowSequence:
         batch_size: Rows of a block.
         interleave: Row groups of a window.
         seed: Shuffles the groups, and the rows within each; None: as they are.
-        epoch: Number of the epoch.
     """
 
     def __init__(
@@ -150,8 +149,6 @@ def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[
     """The values of each column of a sample.
 
     Args:
-        features: The set.
-        labels: Names of the labels.
         values: By column a value, a list of values or None. A label has one number.
 
     Raises:

@@ -41,7 +41,6 @@ def parsed(
     """A pyarrow.Table of some columns, or None where a line may be wrong or mean something else to Python.
 
     Args:
-        data: The lines.
         names: Names of all cells of a line.
         delimiter: Between cells; "": the lines are those of libsvm.
         converters: By column int, float or str: what its values are. Empty cells are null.

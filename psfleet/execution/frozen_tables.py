@@ -17,11 +17,7 @@ Ids = NDArray[np.int64]
 
 
 class FrozenTables:
-    """Tables of a runtime as a program reads them. Implements psfleet.parameters.parameter.Binding.
-
-    Args:
-        runtime: Runtime that has the tables.
-    """
+    """Tables of a runtime as a program reads them. Implements psfleet.parameters.parameter.Binding."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime

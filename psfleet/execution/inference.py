@@ -245,7 +245,6 @@ class _Weights:
         tables: Tables in which a parameter is looked for before.
 
     Attributes:
-        unfound: Parameters that `tables` lacks.
         own: Tables with the rows of the arrays.
     """
 

@@ -49,7 +49,6 @@ def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
     """Set tables from a folder, by worker 0 while the others wait; every worker must come here.
 
     Args:
-        runtime: Runtime that has the tables.
         path: The folder.
         tables: Those that get weights, each from the one of its name or from the one that is given; None:
             every table is set, and has the definition of the folder.

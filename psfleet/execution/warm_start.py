@@ -17,7 +17,6 @@ def warm_start(runtime: Runtime, path: str, tables: TableNames) -> None:
     """Set the weights of some tables, and their optimizer state where it is of the same rule.
 
     Args:
-        runtime: Runtime that has the tables.
         path: The folder of the checkpoint.
         tables: Names of the tables.
 

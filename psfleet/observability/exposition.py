@@ -46,7 +46,6 @@ def histogram(
 
     Args:
         buckets: Upper bounds, the last `+Inf`, and how many values do not exceed each.
-        total: Sum of all values.
     """
     from prometheus_client.core import HistogramMetricFamily
 

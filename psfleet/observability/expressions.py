@@ -237,7 +237,6 @@ class Alert:
     """Alert of a panel.
 
     Attributes:
-        name: Name of the alert.
         when: Condition on the panel's query, as in `> 0.9`.
         lasts: Time for which it must hold.
         severity: `warning` or `critical`.
@@ -255,10 +254,6 @@ class Panel:
 
     Attributes:
         unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`.
-        query: Query of the figure.
-        meaning: Meaning of the figure.
-        advice: Advice for a bad figure.
-        alert: Alert on the figure.
         section: Question that it helps to answer.
     """
 

@@ -47,7 +47,6 @@ class NormHistogram:
 
     Attributes:
         counts: Numbers of squared norms less than 2**index / UNIT, and not less than half of it.
-        total: Sum of all norms.
     """
 
     UNIT = 2.0**_SCALE

@@ -22,11 +22,7 @@ class Tracing:
     OTEL_TRACES_SAMPLER which pushes are traced.
 
     Args:
-        url: URL of the collector.
         job, role, rank: Names and number of this process.
-
-    Attributes:
-        tracer: Starts spans.
     """
 
     def __init__(self, url: str, job: str, role: str, rank: int) -> None:
@@ -46,9 +42,7 @@ class Tracing:
         """Begin a server's span of a call; `child` finds it. An error inside fails it.
 
         Args:
-            method: Name of the span.
             caller: The caller's span (`traceparent`). One that cannot be read is as none.
-            attributes: Figures of the call.
         """
         parent = _W3C.extract({_FIELD: caller}, Context())
         return self.tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes)

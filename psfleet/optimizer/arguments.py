@@ -18,7 +18,6 @@ class ParameterGroup:
     """One dict of a list of groups.
 
     Attributes:
-        parameters: Parameters, as passed.
         factor: On the optimizer's learning rate.
         settings: Arguments of the optimizer's constructor that differ in this group.
     """

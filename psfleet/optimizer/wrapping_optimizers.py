@@ -24,12 +24,7 @@ COMMON = frozenset({"__class__", "_inner", "minimize"})
 
 
 class WrappingOptimizer(Optimizer):
-    """Its methods and attributes are those of the wrapped optimizer, but for the names in `own`.
-
-    Args:
-        optimizer: The wrapped one.
-        values: Values of own attributes.
-    """
+    """Its methods and attributes are those of the wrapped optimizer, but for the names in `own`."""
 
     own: ClassVar[frozenset[str]] = COMMON
 

@@ -29,7 +29,6 @@ class Backward:
     """One pass back from a loss.
 
     Attributes:
-        loss: A single value.
         gradients: By leaf variable, the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
         checkpoints: Activations between these are dropped and computed again; None: all are kept.

@@ -34,9 +34,7 @@ class Context:
 
     Attributes:
         program: The program that runs: its seed, step, memory and whether it trains.
-        record: The record.
         needs: For each input whether a gradient is wanted. None is: nothing need be saved.
-        products: Way to multiply matrices.
         saved: Values that `forward` keeps for `backward`.
     """
 

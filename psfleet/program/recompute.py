@@ -128,7 +128,6 @@ def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], lis
     """The cuts of least time within the budget.
 
     Args:
-        costs: Costs of the forward pass.
         budget: Bytes; None: what `even_cuts` need.
 
     Returns:

@@ -29,8 +29,6 @@ class Setting:
     """One setting.
 
     Attributes:
-        name: Name of the field.
-        kind: Kind of its values.
         default: MISSING: it must be given.
         help: Meaning, without a full stop.
         flag: Flag of a command; `--no-x` switches off what is on by default. Empty: none.
@@ -117,7 +115,6 @@ def setting(
         kind: If that does not follow from the annotation.
         names: Names of the setting, each recognised by its form: `--flag`, `VARIABLE`, its
             synonyms, `table.key`.
-        more: Other attributes of Setting.
     """
     variables = [name for name in names.split() if name.isupper()]
     parts = {

@@ -157,7 +157,6 @@ class SettingKind:
         text: The value as a variable says it; empty: the variable is not set.
         written: Requirement of a text; empty: as `wanted`.
         choices: All values, if they are few.
-        is_number: It takes plain numbers.
         has_unit: A file may give a text, which is parsed, in place of a number.
     """
 

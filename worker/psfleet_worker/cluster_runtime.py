@@ -62,7 +62,6 @@ class ClusterRuntime:
         environment: Seat of this worker, and endpoints of the servers.
         mode: The same for all workers; a name stands for the mode with its usual settings.
         wire: In which form gradients and values travel.
-        patience: Time limits of waits.
         meddle: Wraps sends of calls, for tests; see psfleet.faults.
 
     Attributes:

@@ -43,11 +43,8 @@ class DataClient:
     """One dataset.
 
     Args:
-        fleet: The worker's connection.
-        trainer: Runtime that pushes.
         number: Number of the dataset in this incarnation, from 1.
         size: Samples of an epoch.
-        epochs: Number of epochs.
         seed: Seed of the order of samples.
         parts: Of a source that has more and more; None: it has not.
     """

@@ -47,7 +47,6 @@ class ReaderRuntime(ReadOnlyRuntime):
 
     Args:
         environment: Endpoints of the servers, and the credentials of this process.
-        wire: In which form values travel.
 
     Attributes:
         version: Version that the last pull has read; None: there was none.

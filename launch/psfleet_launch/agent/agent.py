@@ -135,9 +135,7 @@ class Agent:
     """Runs processes of one job on this machine. The calling thread must be the main thread.
 
     Args:
-        link: Is connected.
         folder: Private; sockets, ready files, credentials and output.
-        name: Name of the machine.
         lifeline: A file descriptor whose end of file ends the agent; -1: none.
     """
 

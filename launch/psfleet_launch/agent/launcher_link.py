@@ -28,11 +28,7 @@ _FULL = 64  # messages that wait to be sent; more output stays in its files
 
 
 class LauncherLink:
-    """The connection; `fileno` becomes readable when there is something to take.
-
-    Attributes:
-        endpoint: Endpoint of the launcher.
-    """
+    """The connection; `fileno` becomes readable when there is something to take."""
 
     def __init__(self, endpoint: str, access: Access) -> None:
         self.endpoint = endpoint

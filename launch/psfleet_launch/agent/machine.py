@@ -21,7 +21,6 @@ def describe(name: str, address: str, launcher: str) -> pb.Hello:
         name: Name for people; empty: the machine's own name.
         address: Address for servers to listen on; empty: the address from which the machine reaches the
             launcher.
-        launcher: `host:port` of the launcher.
     """
     host, _, port = launcher.rpartition(":")
     hello, size = versions(), Resources.of_this_machine()

@@ -45,8 +45,6 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        name: Name of the checked property.
-        value: Its value.
         advice: Advice for a change; empty: none is needed.
         is_fatal: A job would fail.
     """
@@ -61,7 +59,6 @@ def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Find
     """Yield findings about this machine that need no job.
 
     Args:
-        engine: That a job would use.
         root: Folder with the kernel's files.
     """
     yield _versions()

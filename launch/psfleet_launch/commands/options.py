@@ -264,7 +264,6 @@ def run_command(
 
     Args:
         words: Its arguments, which it finds in its context; None: those of this process.
-        errors: Errors that are the user's.
 
     Raises:
         EOFError: It is no end of a prompt, for which click takes each: no command asks anything.

@@ -35,9 +35,7 @@ class FleetProgress:
     Attributes:
         at: Seconds of the poller's clock.
         steps: Closed rounds in sync mode, else the pushes of the fastest worker, as everywhere.
-        samples: Samples of all workers.
         loss: Mean of the workers' last losses; None: no worker has reported one.
-        rows: Rows of all sparse tables.
         bytes: Bytes of data calls, both ways.
         staleness: Staleness that 99 % of all pushes did not exceed; None: in sync mode, or no push yet.
         torn: Steps that some servers have and others have not, because a worker died between them.
@@ -57,10 +55,6 @@ class FleetProgress:
 
 def add_up(replies: "Sequence[StatusReply]", at: float) -> FleetProgress:
     """One picture from the servers' own.
-
-    Args:
-        replies: One of each server.
-        at: Time of the replies.
 
     Steps are those of the server that is furthest; samples and losses travel with a step and count once per
     worker.

@@ -50,13 +50,11 @@ class Engine(abc.ABC):
     """The processes of one job.
 
     Attributes:
-        name: Name, as for `--engine`.
         settings: Settings of the engine beside those of the job, a dataclass; see
             psfleet.settings.declaration.
         programs: Programs that it calls on the launcher's machine.
         timeouts: Time limits for starting, leaving and stopping.
         spans_machines: Servers listen on TCP, since workers run on other machines.
-        job: Job whose processes these are.
         selector: Woken by what the engine registers.
         launch: Settings of this launch, such as the machines.
     """
@@ -81,10 +79,6 @@ class Engine(abc.ABC):
         """Have a batch queue or a platform run the job; return the exit code. None: it runs here.
 
         With `launch.dry_run` nothing is handed over.
-
-        Args:
-            name: Name of the job.
-            words: The arguments of psfleet-launch.
 
         Raises:
             ConfigError: It is refused.

@@ -98,11 +98,9 @@ class Job:
     """A request that has got a name and a place.
 
     Attributes:
-        request: Request of the user.
         name: Names the folder of the logs.
         token: Unique; marks the environment of every process of the job.
         folder: Private (mode 0700): sockets and ready files. Removed at the end.
-        logs: The folder of the logs.
         credentials: The folder of each role's credentials; empty: none are needed.
         variables: Further environment variables of its processes.
         spool: Folder for the output of its processes, if that is not the folder of the logs.

@@ -83,7 +83,6 @@ class FinalSnapshot:
     """Asks server 0 for a snapshot, in a thread of its own.
 
     Args:
-        endpoint: Endpoint of server 0.
         environment: With what the launcher proves itself to the server.
 
     Attributes:

@@ -116,10 +116,8 @@ class FleetReader:
     """Reads the metrics of a job. Any thread may read.
 
     Args:
-        job: Name of the job.
         endpoints: Endpoints of its servers; the runner of the job changes them when servers start.
         environment: With what this process proves itself to the servers.
-        counters: Counters of the launcher itself.
     """
 
     def __init__(

@@ -39,11 +39,7 @@ def logged_in(frame: Mapping[str, Any]) -> str:
 
 
 class FigureEvents:
-    """Writes the answers to all panels' questions as scalars, a tag for each panel and series.
-
-    Args:
-        folder: Folder for the event file.
-    """
+    """Writes the answers to all panels' questions as scalars, a tag for each panel and series."""
 
     def __init__(self, folder: Path) -> None:
         self._file = EventFile(folder)

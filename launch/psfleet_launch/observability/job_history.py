@@ -79,11 +79,7 @@ class JobEvent:
 
 
 def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence[Member]]) -> Any:
-    """The fields of the first line.
-
-    Args:
-        machines: Members by machine.
-    """
+    """The fields of the first line."""
     request = job.request
     settings = {
         "servers": request.servers,
@@ -150,7 +146,6 @@ class JobHistory:
     A disk that is full ends the history, not the job.
 
     Args:
-        folder: Folder of the job's logs.
         fields: Fields of the first line, see `heading`.
         epoch: Seconds from 1970 to the beginning of the monotonic clock; by default of this process's.
     """

@@ -87,10 +87,8 @@ class FiredAlert:
     Attributes:
         name: Name, as in docs/alerts.yml.
         severity: `warning` or `critical`.
-        title: Title of its panel.
         when: Its condition, as in `> 0.9`.
         series: Series of the panel; empty: it has one.
-        since: From when on.
         until: Time at which it ended; None: it is in force.
     """
 

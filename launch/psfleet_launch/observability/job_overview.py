@@ -33,11 +33,8 @@ class ProcessState:
     """One process of a job, as its events show it.
 
     Attributes:
-        name: Name of the member.
         series: Its name in the figures: of a standby that has taken over that of its server.
-        words: Description of its present state.
         mood: `good`, `warn`, `bad`; empty: it is over.
-        starts: Number of its starts.
         deaths: Number of its ends with an error or by a signal.
         began: Time of its last start, in seconds since the epoch.
         is_stopped: It ended with SIGTERM.

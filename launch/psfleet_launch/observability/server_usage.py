@@ -18,11 +18,7 @@ _PAUSE = 60.0  # seconds after a request, in which what it changes can be seen
 
 
 class ServerUsageWatch:
-    """Asks as `psfleet scale` does.
-
-    Args:
-        job: Whose servers are looked at.
-    """
+    """Asks as `psfleet scale` does."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -35,10 +35,6 @@ class WatchPort:
 
     Args:
         address: `PORT` of loopback, or `HOST:PORT`; port 0 takes a free one.
-        job: The job.
-        reader: Reader of its metrics.
-        recorder: Recorder of its recent figures.
-        history: History of its events.
 
     Attributes:
         url: URL of the page, with the token if one is needed.

@@ -25,7 +25,6 @@ class PredictionJob:
     Attributes:
         model: The folder of an inference model, or MODULE:NAME of a function that makes the model.
         data: Files and folders of Parquet files, or files that `TextFiles` reads.
-        target: The folder of the predictions.
         features: A TOML or JSON file, or MODULE:NAME of a FeatureSet; "": those of the model's folder.
         checkpoint: The snapshot that has the weights; "": the inference model has them.
         columns: Columns of the files that come with the predictions.

@@ -40,7 +40,6 @@ def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
     Args:
         name: Name of the input, for messages.
         counts: Count of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
-        shape: Shape of the ids.
 
     Raises:
         ShapeError: They are for neither.

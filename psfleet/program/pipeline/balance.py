@@ -89,9 +89,7 @@ def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int
     """Edges of least crossing among those whose heaviest part is within reach of the least.
 
     Args:
-        weights: Weight of each operation.
         crossing: Before each operation, and at the end, how much crosses an edge there.
-        count: Number of parts.
 
     Returns:
         0 < ... < len(weights): `count` parts lie between them.

@@ -33,7 +33,6 @@ class ChunkPlan:
             it) and what may be released when.
         early: Records that compute ids of its lookups: every piece runs them for itself.
         lookups: Its sparse parameters with the variables of their ids.
-        dense: Leaves of its dense parameters.
         takes: By variable of another piece that it computes with, that piece.
         gives: By own variable that others compute with, those pieces.
         next_user: By variable, the piece that the gradient so far comes from.

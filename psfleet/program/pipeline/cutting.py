@@ -31,12 +31,7 @@ from psfleet.stages.schedule import Schedule, make_schedule
 
 @dataclass
 class PartitionedPlan:
-    """A plan cut for a number of stages.
-
-    Attributes:
-        parts: One for each chunk.
-        per_stage: Chunks of each stage.
-    """
+    """A plan cut for a number of stages."""
 
     parts: list[ChunkPlan]
     per_stage: int
@@ -47,7 +42,6 @@ class PipelineSpec:
     """Settings of a program's run as a pipeline; attached to its backward pass.
 
     Attributes:
-        schedule: Kind of schedule.
         stages: Number of chunks to make if no cuts are given, divided by `chunks`.
         micro_batches: Number of parts into which a batch is cut.
         chunks: Chunks of each stage if no cuts are given.
@@ -123,7 +117,6 @@ def cores_of(place: StagePosition, start: int, width: int, available: Sequence[i
         place: Place of the process; those of worker 1 come after all of worker 0.
         start: The first process's first core, counted among the available ones. Behind the last
             core it begins anew, so that some are shared.
-        width: Cores of each process.
     """
     first = start + (place.worker * place.processes + place.process) * width
     return sorted({available[(first + i) % len(available)] for i in range(width)})

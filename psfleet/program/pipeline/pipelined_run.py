@@ -43,9 +43,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     """One step.
 
     Args:
-        program: The program.
         plan: Plan of this step's results; its one backward pass wants a pipeline.
-        feeds: Feeds of the whole batch.
         place, links, number: As for PipelineEngine.
         meter: Meter as the Executor's.
 

@@ -101,9 +101,7 @@ def study(program: Program, plan: ExecutionPlan, feeds: Mapping[Variable, Array]
     """The report on a training step that could be run now; nothing is updated.
 
     Args:
-        program: The program.
         plan: Plan of the step. Without a pipeline it is reported as one stage and one micro-batch.
-        feeds: Feeds of the batch.
     """
     backward = plan.backwards[0].backward
     if backward.pipeline is None:

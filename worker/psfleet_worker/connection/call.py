@@ -22,16 +22,13 @@ class Call:
     """A call to one server, from its message to its end. See ServerRequest for one with tensors.
 
     Attributes:
-        client: Makes it.
         method: "Service/Method".
-        message: The message.
         seconds: Time for the server to reply.
         outage: Time for which the server may be out of reach.
         is_inline: The message holds all tensors.
         is_small: Message and reply fit into the buffers of a socket, and a caller is about to wait.
         sent: It has left, and its answer is still to be read from this.
         is_busy: A thread sends it or reads its answer; no other thread does.
-        failure: Error of its first attempt.
         ended: It has a reply or an error.
         awaited: Conditions of the waiting threads; one returns True if its thread needs no more.
         span: Its span, if it is traced; it ends with the call.
@@ -77,7 +74,6 @@ class Call:
         """Let another thread go on with the call.
 
         Args:
-            connection: It has just left.
             failure: Its first attempt has ended with this; None: its answer is still to be read.
         """
         with self.client.changed:

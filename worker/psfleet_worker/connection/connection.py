@@ -62,15 +62,11 @@ class FleetConnection:
     """Calls to the servers of a fleet, as one worker's machines ask for them.
 
     Attributes:
-        session: This incarnation of the worker.
-        stream: Its pushes and pulls.
         access: Credentials of this process for TCP.
         correction: Correction of pushes that arrive late, by the servers.
         heartbeats: Liveness signals, from `start` to `close`.
-        times: Durations of this worker's steps.
         lane_memory: Bytes of pushes under way at most, unless there is only one.
         lock: Held while a state machine takes a step.
-        process: The process that has connected.
         metrics: Metrics of this worker; heartbeats carry them to server 0 on request.
         clients, lanes: By server; the lists stay the same when the number of servers changes.
         on_move: Called after the number of servers has changed, with nothing under way.

@@ -236,10 +236,7 @@ class ServerRequest(Call):
 
         Args:
             content: Content of the segment; VALUES have no ids.
-            spec: Specification of its table.
             count: Number of its ids, or values.
-            width: Values beside each.
-            learning_rate: Learning rate of a gradient.
             shape: The shape of the values that are asked for; None: none are.
         """
         key = content, spec.key, count, width, learning_rate, shape, self._form

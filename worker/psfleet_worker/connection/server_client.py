@@ -42,14 +42,12 @@ class ServerClient:
     Args:
         index: Index of the server, for messages.
         endpoint: Endpoint at which it listens.
-        patience: Time limits of waits.
         changed: Notified when a call ends; the same for all servers that are waited for together.
         meddle: Wraps the function that makes one attempt, for tests (psfleet.faults).
         access: With what this process proves itself over TCP.
         transport: "grpcio" or "http2", see PSFLEET_TRANSPORT.
 
     Attributes:
-        endpoint: Endpoint at which it listens.
         retries: Attempts beyond the first of each call, for displays.
         open_calls: Number of calls that have not ended.
         unread: Call that has left without the thread, which has not heard of it.
@@ -102,7 +100,6 @@ class ServerClient:
 
         Args:
             method: "Service/Method".
-            message: The message.
             seconds: Time for the server to reply; None: `patience.reply`.
             outage: Time for which it may be out of reach; None: `patience.outage`.
             small: Message and reply are a few kilobytes, and a caller is about to wait for the reply.

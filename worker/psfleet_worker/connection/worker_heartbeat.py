@@ -21,7 +21,6 @@ class WorkerHeartbeat:
 
     Args:
         send: Makes one attempt: the request's bytes and the seconds it may take.
-        request: Returns the current heartbeat message.
         every: Seconds between two heartbeats.
 
     Attributes:

@@ -79,7 +79,6 @@ class HotIds:
     """Samples the newest batch of each table. Costs the training nothing: it takes what is there.
 
     Args:
-        worker: Its index.
         batches: The newest batch of each table by its name: int64 [n], with repeats.
     """
 

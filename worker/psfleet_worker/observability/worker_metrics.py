@@ -21,7 +21,6 @@ class WorkerMetrics:
     """Collects the metrics of a worker.
 
     Args:
-        times: Durations of its steps.
         retries: Number of attempts beyond the first of each call.
 
     Attributes:

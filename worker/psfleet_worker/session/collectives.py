@@ -20,8 +20,6 @@ class Collectives:
     """The collectives of one incarnation.
 
     Args:
-        session: The incarnation.
-        stream: Its pushes.
         position: Position of the incarnation in its data: leases used up, and samples of the next one.
     """
 

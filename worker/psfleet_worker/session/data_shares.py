@@ -33,9 +33,6 @@ Ranges = tuple[Range, ...]
 class WorkerData:
     """Datasets of one incarnation of a worker.
 
-    Args:
-        session: The incarnation.
-
     Attributes:
         count: Number of datasets so far, with the present one.
         position: Position that the next push reports to servers: leases used up, and samples of the next one.
@@ -72,7 +69,6 @@ class WorkerData:
             batch: Samples of a step.
             merged: Steps of one push.
             process: Stage of the worker that this process is; the first one takes leases for all.
-            processes: Number of stages.
         """
         self.count += 1
         self._process, self._processes = process, processes

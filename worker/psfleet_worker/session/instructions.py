@@ -31,7 +31,6 @@ class SeatGranted:
     """The worker has its seat.
 
     Attributes:
-        incarnation: Number of this incarnation.
         first: Sync mode: the round from which on it counts.
         view: The last one that is decided.
         completed: Collectives that are over.
@@ -66,7 +65,6 @@ class JoinCollective:
     """Come to a collective of all workers, and wait for them. Answered with CollectiveResult.
 
     Attributes:
-        number: Number of the collective.
         mode: Reduction of the values; "switch": all go on in another mode.
         value: Value of the worker; None: it is a barrier.
         change: Number of the mode switch that it would be for this incarnation.
@@ -190,7 +188,6 @@ class CutStream:
     """Send the mark to all servers.
 
     Attributes:
-        cut: The mark.
         addressed: By server the last push up to it that was sent there; empty: all were sent to all.
     """
 

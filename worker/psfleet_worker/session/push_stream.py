@@ -42,9 +42,6 @@ class Stream:
     from lost ones. Server 0 learns which servers get it, in case that this incarnation ends between two
     servers.
 
-    Args:
-        session: The incarnation.
-
     Attributes:
         open: The round that is pushed and not committed; 0: none.
         cut: The last snapshot that is marked, and the last push in it.

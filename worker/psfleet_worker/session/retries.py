@@ -89,7 +89,6 @@ class Retries:
 
         Args:
             inline: The request holds its tensors already.
-            closing: The connection is being closed.
         """
         match error:
             case LaneLost() if not inline:

@@ -28,7 +28,6 @@ class Session:
     """A worker's incarnation: registered with server 0, joined on every server.
 
     Args:
-        worker: Its seat.
         mode: In which the script begins.
         patience: Seconds that servers may be in different modes or rounds.
 

@@ -35,12 +35,10 @@ class TableReader:
     """Asks servers for definitions and contents.
 
     Args:
-        clients: The servers.
         who: Name of the reading process, for messages.
 
     Attributes:
         specs: The definitions, by key, of the tables that are known; UnknownTable for others.
-        spec: Returns one of them.
     """
 
     def __init__(self, clients: Sequence[ServerClient], who: str) -> None:

@@ -21,11 +21,7 @@ Floats = NDArray[np.float32]
 
 
 class WorkerTables(TableReader):
-    """Whole tables on the servers. Earlier pushes must have reached the servers; see Stream.flush.
-
-    Args:
-        fleet: This worker's connection.
-    """
+    """Whole tables on the servers. Earlier pushes must have reached the servers; see Stream.flush."""
 
     def __init__(self, fleet: FleetConnection) -> None:
         super().__init__(fleet.clients, f"worker {fleet.worker}")

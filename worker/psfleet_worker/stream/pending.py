@@ -40,9 +40,7 @@ class FleetPull:
     Args:
         requests: One per server; those that are called have begun.
         servers: The servers that are called; the push before the pull may be in the calls.
-        split_reads: The reads.
         masks: Mask of the servers that have a part, for each read.
-        spec_of: The definition of a table.
         settle: Waits for all pushes; raises what a server has refused one with.
 
     Attributes:
@@ -123,12 +121,7 @@ class FleetPull:
 
 
 class FleetPush:
-    """A push under way or about to leave: a request for each server, and whether it goes there.
-
-    Attributes:
-        bytes: Bytes of all its tensors.
-        calls: The requests that have left.
-    """
+    """A push under way or about to leave: a request for each server, and whether it goes there."""
 
     def __init__(
         self,
@@ -185,7 +178,6 @@ class PushQueue:
     """The pushes of one worker.
 
     Args:
-        clients: The servers.
         most: Bytes under way at most, unless there is only one push.
 
     Attributes:
@@ -221,7 +213,6 @@ class PushQueue:
         """Send a push after those before it.
 
         Args:
-            requests: One for each server.
             goes_to: For each server whether it is sent there.
             linger: It waits a moment for company.
             is_held: Servers hold it for a round.

@@ -15,9 +15,6 @@ from psfleet_worker.connection.request import ServerRequest
 class PushTrace:
     """The spans of one push. A span that is current in the script is the parent of them all.
 
-    Args:
-        tracing: Makes them.
-
     Attributes:
         calls: Number of calls that carry the push and have not ended.
     """

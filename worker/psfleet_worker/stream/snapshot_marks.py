@@ -26,9 +26,6 @@ _PAUSE = 0.05
 class SnapshotMarks:
     """The marks of one worker's incarnation.
 
-    Args:
-        fleet: Its connection.
-
     Attributes:
         state_at: Returns the worker's state as of its push of this number (JSON); below 0: a list of [number,
             state] for its last ones; empty: nothing.

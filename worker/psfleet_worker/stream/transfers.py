@@ -50,8 +50,6 @@ class Transfers:
     has refused, as for want of memory, is raised once, and everything else goes on.
 
     Args:
-        fleet: This worker's connection.
-        spec_of: The definition of a table.
         wire: In which form gradients and values travel.
         begin_trace: Begins the spans of a push; None: pushes are not traced.
 
@@ -171,8 +169,6 @@ class Transfers:
 
         Args:
             program: Program of the stream, or of one of the state machines on top of it.
-            split_reads: Reads of the caller, split by server.
-            lay: Lays out the caller's gradients.
             timeout: Time limit of each wait for other workers, in seconds.
 
         Raises:

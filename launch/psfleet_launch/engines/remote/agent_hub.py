@@ -31,11 +31,7 @@ _GRACE = 1.0  # seconds for streams to end
 class AgentConnection:
     """One agent as the launcher hears it.
 
-    Args:
-        peer: Peer of the connection, as gRPC names it.
-
     Attributes:
-        hello: Its description of its machine.
         ended: It is gone, or is not to be heard any more.
         is_cut_off: Its machine cannot be reached, as far as `look` has seen.
     """
@@ -103,7 +99,6 @@ class AgentHub(LauncherServicer):
     """Takes the calls of agents.
 
     Args:
-        access: Credentials of the control connection.
         wake: Called from other threads when there is something to take.
     """
 

@@ -21,7 +21,6 @@ def agent_command(endpoint: str, python: str = "") -> list[str]:
     """The command of an agent that reads its credentials from standard input.
 
     Args:
-        endpoint: Endpoint of the launcher.
         python: On the machine of the agent; empty: at the path of this one's.
     """
     return [python or sys.executable, *_AGENT, "--join", endpoint]
@@ -31,8 +30,6 @@ class AgentStarter:
     """The command while it runs.
 
     Args:
-        command: Command to run.
-        invitation: The credentials of agents.
         output: The file that takes what the command and its agents write.
         token: Token of the job, so that the guard finds the command.
     """

@@ -64,7 +64,6 @@ class BatchQueue(ABC):
     Attributes:
         label: Word for a job at the beginning of messages.
         prefix: Prefix of the names of files that belong to the queue.
-        suffix: Suffix of the script's name.
     """
 
     label: ClassVar[str]
@@ -85,8 +84,6 @@ class BatchQueue(ABC):
         The queue announces the time limit: by SIGUSR1, `settings.stop_before` ahead.
 
         Args:
-            settings: Those of the job's engine.
-            words: The arguments of psfleet-launch.
             needs: Resources that each node must have; none that the queue is to decide.
             output: The files of its standard output and standard error.
         """
@@ -115,12 +112,7 @@ class BatchQueue(ABC):
 class BatchJob:
     """A job that was submitted.
 
-    Args:
-        queue: Takes it.
-        folder: Holds what it writes.
-
     Attributes:
-        id: The queue's number.
         output: The files of its standard output and standard error.
     """
 

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class JobOpening:
-    """The job as sent to agents, and their replies.
-
-    Attributes:
-        replies: By name of the machine.
-    """
+    """The job as sent to agents, and their replies."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -102,11 +98,7 @@ class ConnectionChecks:
         self._checks: dict[str, _Check] = {}  # by endpoint
 
     def begin(self, ready: ServerReady, host: str, machines: Iterable[str]) -> bool:
-        """A server listens; whether these machines must connect to it before it counts as ready.
-
-        Args:
-            host: Its machine.
-        """
+        """A server listens; whether these machines must connect to it before it counts as ready."""
         if ready.member.rank in self._ranks:
             return False
         self._ranks.add(ready.member.rank)

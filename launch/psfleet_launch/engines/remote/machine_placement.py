@@ -21,7 +21,6 @@ class MachinePlacement:
     """The machines of a job and what each runs.
 
     Args:
-        machines: Their names, in order.
         sizes: Resources of the machines; one that is not there may be of any size.
 
     Attributes:

@@ -73,12 +73,7 @@ class _Actor:
 
 
 class _Driver:
-    """The program: has the actors placed, and holds them until its standard input ends.
-
-    Args:
-        wanted: Specification that RayEngine.start_agents has written.
-        invitation: The credentials of agents.
-    """
+    """The program: has the actors placed, and holds them until its standard input ends."""
 
     def __init__(self, request: dict[str, Any], invitation: bytes) -> None:
         self._wanted = request

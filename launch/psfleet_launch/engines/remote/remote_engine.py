@@ -107,7 +107,6 @@ class RemoteEngine(Engine):
         """Have an agent started on every machine.
 
         Args:
-            endpoint: Endpoint of the launcher.
             invitation: Parameters that an agent needs besides; secret. Empty: it has them already.
         """
 
