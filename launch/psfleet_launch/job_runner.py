@@ -54,7 +54,6 @@ class JobRunner:
 
     Attributes:
         ended_at: Time at which the last process of a member ended.
-        counters: Counters of events of the job's processes.
         takers: Are given all that happens and is done, with the time of the monotonic clock.
         on_training: Is called when the workers have been started.
         endpoints: Endpoints of the servers, in order of rank, as far as they are known.

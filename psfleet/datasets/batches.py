@@ -84,7 +84,6 @@ class Batches(Sequence[Any]):
             ahead.close()
 
     def _range(self, number: int) -> tuple[int, int]:
-        """The positions of a batch."""
         epoch, place = divmod(number, self._each)
         low = place * self._batch_size
         start = epoch * self._size

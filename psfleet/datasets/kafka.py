@@ -170,7 +170,6 @@ class KafkaTopic:
 
     @property
     def _numbers(self) -> list[int]:
-        """The partitions of the present section."""
         newest = max(self._start)
         return [*self._start, *range(newest + 1, self._parts.count if self._parts else 0)]
 
@@ -207,7 +206,6 @@ class KafkaTopic:
         return functools.partial(batch_of, self.features, self.labels, samples, times)
 
     def _places(self, low: int, high: int, block: int) -> Iterator[Place]:
-        """The offsets at these positions."""
         for rows in self._ranges(low, high, block):
             partition = self._numbers[rows.group]
             first = self._first.get(partition, 0)

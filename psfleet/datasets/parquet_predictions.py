@@ -190,7 +190,6 @@ def _parts(files: RowGroupFiles, part_rows: int) -> Iterator[_PredictionPart]:
 
 
 def _named(predictions: Any) -> dict[str, Any]:
-    """The predictions as arrays by column."""
     columns = predictions if isinstance(predictions, dict) else {"prediction": predictions}
     return {name: np.asarray(values) for name, values in columns.items()}
 

@@ -221,7 +221,6 @@ def rows_of(
     Args:
         table: A pyarrow.Table.
         first: The number of the first row in the row group.
-        time: The column of times; None: there is none.
     """
     numbers = np.arange(first, first + table.num_rows, dtype=np.int64)
     bad = _BadRows(first)

@@ -54,11 +54,7 @@ class RepeatablePeekable(Peekable[T]):
 
 
 class SizedPeekable(RepeatablePeekable[T]):
-    """A repeatable peekable that knows its number of items.
-
-    Args:
-        count: Number of items of a loop.
-    """
+    """A repeatable peekable that knows its number of items."""
 
     def __init__(self, begin: Callable[[], Peekable[T]], count: Callable[[], int]) -> None:
         super().__init__(begin)

@@ -41,7 +41,6 @@ def parsed(
     """A pyarrow.Table of some columns, or None where a line may be wrong or mean something else to Python.
 
     Args:
-        names: Names of all cells of a line.
         delimiter: Between cells; "": the lines are those of libsvm.
         converters: By column int, float or str: what its values are. Empty cells are null.
         lists: Columns that always have lists; others have them where a cell has a `|`.
@@ -65,7 +64,6 @@ def parsed(
 
 
 def _parsed_cells(data: bytes, names: Sequence[str], delimiter: str, columns: Sequence[str]) -> Any:
-    """The texts in these columns."""
     return pcsv.read_csv(
         pa.BufferReader(data),
         pcsv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
@@ -215,7 +213,6 @@ class TextFiles(RowGroupFiles):
             self._say(f"{what}; it is skipped")
 
     def _divided(self, file: str, content: Any, delimiter: str) -> Iterator[RowGroup]:
-        """The row groups of a file."""
         columns: tuple[str, ...] = (self._header or ()) if delimiter else _LIBSVM
         begin, first, rows, number, at = 0, 1, 0, 0, 0
         for line, text in enumerate(content, 1):
@@ -316,7 +313,6 @@ class TextFiles(RowGroupFiles):
 
     @functools.cached_property
     def _lists(self) -> set[str]:
-        """The columns that always have lists."""
         groups = (
             feature.columns
             for feature in self.features.given.values()

@@ -241,11 +241,7 @@ class _Weights:
     """The values of a program's leaves.
 
     Args:
-        arrays: Arrays as in the file of the weights.
         tables: Tables in which a parameter is looked for before.
-
-    Attributes:
-        own: Tables with the rows of the arrays.
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], tables: FrozenTables | None) -> None:

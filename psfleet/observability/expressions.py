@@ -254,7 +254,6 @@ class Panel:
 
     Attributes:
         unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`.
-        section: Question that it helps to answer.
     """
 
     title: str

@@ -18,7 +18,6 @@ class LatencyHistogram:
     Attributes:
         counts: Numbers of durations less than 2**index ns, and not less than half of it.
         total: Sum of all durations in ns.
-        name: Name of the call, for the log.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * 64)

@@ -26,7 +26,6 @@ class StatefulOptimizer(ABC):
 
     Args:
         name: For messages.
-        rate: The learning rate, or its schedule.
         multi_precision: True if the state has float32 masters.
     """
 

@@ -252,11 +252,7 @@ def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable
 
 
 def check_outside(owner: str, optimizer: Any) -> None:
-    """Refuse an optimizer whose rule alone does not do all that it promises.
-
-    Args:
-        owner: Name of its owner, for messages.
-    """
+    """Refuse an optimizer whose rule alone does not do all that it promises."""
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"the optimizer of {owner} is {optimizer!r}; it must be one of psfleet.optimizer"

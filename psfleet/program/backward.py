@@ -161,7 +161,6 @@ def known_variable(entry: Any, what: str) -> Variable:
 
     Args:
         entry: Or a parameter, for the variable that stands for it.
-        what: Purpose of the variable, for messages.
     """
     program = default_main_program()
     if isinstance(entry, Variable):
@@ -197,7 +196,6 @@ def known_names(
     """The names of variables, parameters or names; a name must be one of the `vocabulary`.
 
     Args:
-        owner: Name of the entries, for messages.
         vocabulary: None: the names of the default program.
 
     Raises:

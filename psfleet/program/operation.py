@@ -35,7 +35,6 @@ class Context:
     Attributes:
         program: The program that runs: its seed, step, memory and whether it trains.
         needs: For each input whether a gradient is wanted. None is: nothing need be saved.
-        saved: Values that `forward` keeps for `backward`.
     """
 
     __slots__ = ("needs", "products", "program", "record", "saved")

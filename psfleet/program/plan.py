@@ -51,12 +51,10 @@ class ExecutionPlan:
     """The pruned program.
 
     Attributes:
-        feeds: Data variables that must be fed.
         constants: Leaves with a value of their own.
         early: Records that compute ids of lookups without any parameter: run first, so that all
             rows can be fetched in one call.
         lookups: Those in sparse parameters whose ids are early.
-        forward: The other records before the backward passes.
         late: Records that compute with gradients.
         needs: Over all backward passes, which inputs of a record get a gradient.
         releases: By record, variables whose value is not needed after it.

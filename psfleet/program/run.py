@@ -106,8 +106,6 @@ class ProgramRun:
     """The state of one run.
 
     Attributes:
-        values: Values of the variables that are still needed.
-        contexts: Contexts that forwards have left for backwards.
         inputs: Feeds, constants and parameters: values that are not the run's own.
     """
 

@@ -61,13 +61,11 @@ class ClusterRuntime:
     Args:
         environment: Seat of this worker, and endpoints of the servers.
         mode: The same for all workers; a name stands for the mode with its usual settings.
-        wire: In which form gradients and values travel.
         meddle: Wraps sends of calls, for tests; see psfleet.faults.
 
     Attributes:
         wire: The argument, or its default.
         counters: Count what this worker's pushes take along.
-        pools: Reads and gradients may have bags.
     """
 
     pools = True

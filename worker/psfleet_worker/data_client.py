@@ -45,7 +45,6 @@ class DataClient:
     Args:
         number: Number of the dataset in this incarnation, from 1.
         size: Samples of an epoch.
-        seed: Seed of the order of samples.
         parts: Of a source that has more and more; None: it has not.
     """
 

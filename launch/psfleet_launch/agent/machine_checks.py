@@ -246,8 +246,6 @@ class PeerCheck:
 
     Args:
         hosts: All machines, this one too; the same on each.
-        port: Port on which every machine listens.
-        seconds: Time limit for the other machines.
 
     Raises:
         ConfigError: A host has no address, none of them is this machine, or the port is taken.

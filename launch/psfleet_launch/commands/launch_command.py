@@ -215,7 +215,6 @@ def _resumed(request: JobRequest, name: str, logs: Path) -> JobRequest:
 
 
 def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
-    """Print a line for each machine."""
     with selectors.DefaultSelector() as selector:
         job = Job(request, name, "", Path(), launch.log_dir / name)
         engine = load_engine(launch.engine)(job, selector, launch)

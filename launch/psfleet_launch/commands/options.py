@@ -190,8 +190,6 @@ class GroupedCommand(click.Command):
     Args:
         settings: Those of its options, whose keys in job files say where they belong.
         more: Returns further settings, which become options where a command line may mean one of them.
-        tables: Table of each option that has no key.
-        examples: Command lines, each with what it does.
     """
 
     def __init__(

@@ -158,9 +158,6 @@ class Tracebacks:
 
     The last traceback is held until something follows it: the one that ends the process is shown by the
     report of the job.
-
-    Args:
-        script: Script whose last frame is named.
     """
 
     def __init__(self, script: str) -> None:

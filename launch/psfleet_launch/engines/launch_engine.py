@@ -53,10 +53,8 @@ class Engine(abc.ABC):
         settings: Settings of the engine beside those of the job, a dataclass; see
             psfleet.settings.declaration.
         programs: Programs that it calls on the launcher's machine.
-        timeouts: Time limits for starting, leaving and stopping.
         spans_machines: Servers listen on TCP, since workers run on other machines.
         selector: Woken by what the engine registers.
-        launch: Settings of this launch, such as the machines.
     """
 
     name: ClassVar[str]

@@ -76,7 +76,6 @@ class SshEngine(RemoteEngine):
         return hosts
 
     def _listed(self) -> list[str]:
-        """The hosts of the hostfile."""
         if not self._said.hostfile:
             return []
         try:

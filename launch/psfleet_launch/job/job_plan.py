@@ -68,7 +68,6 @@ class Told:
     """Start parameters of a member, besides those that follow from the job.
 
     Attributes:
-        endpoints: Endpoints of all servers, in order of rank.
         resume: The snapshot from which it starts; empty: none.
         follows: It is a standby.
         takes_commands: It reads orders on its standard input.

@@ -188,7 +188,6 @@ class Recorder:
     """A thread that asks all questions again and again.
 
     Args:
-        read: Reads the metrics of the job.
         listeners: Get each frame, in the thread.
     """
 

@@ -106,7 +106,6 @@ class PastJob:
     """The history of a job, as far as it is written.
 
     Attributes:
-        heading: The fields of the first line.
         frames: Answers to the panels' questions, oldest first.
         dropped: Events that the history was too small for.
     """
@@ -286,7 +285,6 @@ def read_history(folder: Path) -> PastJob:
 
 
 def _add(job: PastJob, document: Any) -> None:
-    """Take one line."""
     kind, content = (
         next(iter(document.items())) if isinstance(document, dict) and document else ("", None)
     )

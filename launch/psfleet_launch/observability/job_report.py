@@ -150,7 +150,6 @@ def slow_processes(job: PastJob) -> Iterator[tuple[str, ...]]:
 
 
 def _means(frames: Iterable[dict[str, float | None]]) -> dict[str, float]:
-    """The mean of each series."""
     values: dict[str, list[float]] = {}
     for frame in frames:
         for name, value in frame.items():

@@ -38,7 +38,6 @@ def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
     """Shows or clicks of each id, float32 in the shape of the ids.
 
     Args:
-        name: Name of the input, for messages.
         counts: Count of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
 
     Raises:

@@ -17,7 +17,6 @@ class Timeline:
     """Start and end of all work of a schedule.
 
     Attributes:
-        spans: Begin and end of each action.
         busy: Seconds that each stage works.
         length: Seconds from the first begin to the last end.
     """

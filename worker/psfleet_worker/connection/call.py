@@ -29,7 +29,6 @@ class Call:
         is_small: Message and reply fit into the buffers of a socket, and a caller is about to wait.
         sent: It has left, and its answer is still to be read from this.
         is_busy: A thread sends it or reads its answer; no other thread does.
-        ended: It has a reply or an error.
         awaited: Conditions of the waiting threads; one returns True if its thread needs no more.
         span: Its span, if it is traced; it ends with the call.
     """

@@ -62,7 +62,6 @@ class FleetConnection:
     """Calls to the servers of a fleet, as one worker's machines ask for them.
 
     Attributes:
-        access: Credentials of this process for TCP.
         correction: Correction of pushes that arrive late, by the servers.
         heartbeats: Liveness signals, from `start` to `close`.
         lane_memory: Bytes of pushes under way at most, unless there is only one.

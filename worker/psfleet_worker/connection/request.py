@@ -39,11 +39,9 @@ class ServerRequest(Call):
     Args:
         header: Header with the worker and the sequence; the request adds the segments.
         memory: The memory that is shared with the server, if any.
-        form: The form in which values are asked for.
 
     Attributes:
         bytes: Bytes of all tensors that go to the server.
-        reads: Number of reads in the request.
         held: The memory that is shared with the server, if any.
         trace: The trace of the push that it carries, if that is traced.
         view: View of the members at the server when it answered.
@@ -236,7 +234,6 @@ class ServerRequest(Call):
 
         Args:
             content: Content of the segment; VALUES have no ids.
-            count: Number of its ids, or values.
             shape: The shape of the values that are asked for; None: none are.
         """
         key = content, spec.key, count, width, learning_rate, shape, self._form

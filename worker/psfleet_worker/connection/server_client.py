@@ -40,16 +40,13 @@ class ServerClient:
     """Calls to one server.
 
     Args:
-        index: Index of the server, for messages.
         endpoint: Endpoint at which it listens.
         changed: Notified when a call ends; the same for all servers that are waited for together.
         meddle: Wraps the function that makes one attempt, for tests (psfleet.faults).
-        access: With what this process proves itself over TCP.
         transport: "grpcio" or "http2", see PSFLEET_TRANSPORT.
 
     Attributes:
         retries: Attempts beyond the first of each call, for displays.
-        open_calls: Number of calls that have not ended.
         unread: Call that has left without the thread, which has not heard of it.
     """
 

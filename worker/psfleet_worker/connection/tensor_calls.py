@@ -26,9 +26,7 @@ class TensorCalls:
     """Calls to one server. Where it offers nothing, or cannot be reached there, calls go as others do.
 
     Args:
-        name: Name of the server, for messages.
         endpoint: Returns its present endpoint for all methods.
-        access: With what this process proves itself over TCP.
         ask: Asks where the server listens (`Shard/Transport`) over the other transport, within so many
             seconds; raises PsfleetError.
 

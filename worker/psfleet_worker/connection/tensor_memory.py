@@ -193,7 +193,6 @@ class WorkerMemory:
 
     Args:
         most: Bytes that it and the one before it take, unless four steps of this worker need more.
-        servers: Number of servers that share it.
     """
 
     def __init__(self, most: int, servers: int = 1) -> None:
@@ -284,7 +283,6 @@ class PlacedSegment:
         segment: Field of the header, encoded.
         ids: The part of its bytes that is for ids.
         values: The part that is for values, of their shape.
-        arrays: All its bytes, for a message.
         reply: Array for the values of a read; None: it is no read, or they come in the message.
         reply_bytes: Bytes of these values.
         bytes: Bytes of the arrays.

@@ -24,7 +24,6 @@ class WorkerHeartbeat:
         every: Seconds between two heartbeats.
 
     Attributes:
-        listeners: Listeners to the replies, called in order.
         fenced: Reason for the end of this incarnation, once the coordinator has sent it; heartbeats stop.
     """
 

@@ -62,7 +62,6 @@ class Retries:
     """The attempts at one call. What ends it is raised.
 
     Args:
-        seconds: Time for the server to reply.
         outage: Time for which it may be out of reach.
         patience: Time limits for a server that is not ready, or has no room.
         now: Time of the first attempt, in seconds.
@@ -85,11 +84,7 @@ class Retries:
         self._full: float | None = None  # since when it has had no room
 
     def after(self, error: PsfleetError, now: float, *, inline: bool, closing: bool) -> NextAttempt:
-        """Decide on the next attempt after one that ended with this error at this time.
-
-        Args:
-            inline: The request holds its tensors already.
-        """
+        """Decide on the next attempt after one that ended with this error at this time."""
         match error:
             case LaneLost() if not inline:
                 return NextAttempt()

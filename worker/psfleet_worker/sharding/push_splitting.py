@@ -58,7 +58,6 @@ def add_gradients(
 
     Args:
         requests: One per server.
-        compressor: Knows the form in which gradients travel.
         look: Gets names of tables, values and ids, to see whether they are finite; rows when they are
             summed, for there are fewer then.
 

@@ -17,11 +17,7 @@ from psfleet_worker.sharding.paging import join_pages, page_size
 
 
 class _Specs(dict[int, TableSpec]):
-    """Definitions of tables by key.
-
-    Args:
-        who: Name of the reading process, for messages.
-    """
+    """Definitions of tables by key."""
 
     def __init__(self, who: str) -> None:
         super().__init__()
@@ -33,9 +29,6 @@ class _Specs(dict[int, TableSpec]):
 
 class TableReader:
     """Asks servers for definitions and contents.
-
-    Args:
-        who: Name of the reading process, for messages.
 
     Attributes:
         specs: The definitions, by key, of the tables that are known; UnknownTable for others.

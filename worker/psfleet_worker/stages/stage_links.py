@@ -32,7 +32,6 @@ class StageLinks:
         place: Position of this stage, and the endpoints of all stages.
         queue_size: Messages to, or from, another stage that may wait.
         patience: Seconds to wait for another stage before giving up.
-        access: Credentials of the stages over TCP.
     """
 
     def __init__(

@@ -45,7 +45,6 @@ class FleetPull:
 
     Attributes:
         view: The newest view of the fleet that the answers tell of, once they are here.
-        joined: The values, once they are joined.
     """
 
     def __init__(

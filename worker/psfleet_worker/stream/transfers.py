@@ -50,11 +50,7 @@ class Transfers:
     has refused, as for want of memory, is raised once, and everything else goes on.
 
     Args:
-        wire: In which form gradients and values travel.
         begin_trace: Begins the spans of a push; None: pushes are not traced.
-
-    Attributes:
-        watch: Looks for values that are not finite.
     """
 
     def __init__(

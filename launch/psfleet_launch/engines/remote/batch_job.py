@@ -221,11 +221,7 @@ _ITS_OWN_END = ("COMPLETED", "FAILED")
 
 
 class SlurmQueue(BatchQueue):
-    """The batch queue of Slurm.
-
-    Args:
-        options: Arguments of the user for sbatch.
-    """
+    """The batch queue of Slurm."""
 
     label = "Slurm job"
     prefix = "slurm"

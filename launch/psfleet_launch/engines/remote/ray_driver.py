@@ -157,7 +157,6 @@ class _Driver:
             )
 
     def _started(self, group: Any) -> dict[Any, str]:
-        """The agents, each with its name."""
         ray = _ray()
         strategy = importlib.import_module("ray.util.scheduling_strategies")
         made = ray.remote(_Actor)

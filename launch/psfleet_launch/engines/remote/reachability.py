@@ -40,7 +40,6 @@ class Reachability:
         """It is `at`, in seconds of any clock; return whether to send the machine something now.
 
         Args:
-            last_message: Time of its agent's last message.
             unanswered: Seconds for which its kernel has acknowledged nothing though there is something to
                 acknowledge; 0: there is nothing, or it is not known.
         """

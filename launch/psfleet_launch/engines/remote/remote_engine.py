@@ -236,7 +236,6 @@ class RemoteEngine(Engine):
         self.agents[name].send(pb.LauncherMessage(spawn=spawn))
 
     def _place(self, member: Member, told: Told) -> str:
-        """The machine for a new process."""
         assert self._places is not None
         if not self.agents:
             raise ConfigError(f"no machine is left for {member}")
