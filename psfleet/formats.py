@@ -202,14 +202,15 @@ SCALE = "scale.json"
 SCALE_READY = "scale.ready"
 """The servers that the job is to have, which have started, for server 0."""
 
-SCALE_TAKEN = "scale.taken"
-"""The same file once server 0 has begun to carry it out."""
+SCALE_PROMISED = "scale.promised"
+"""Reply of server 0 to that: all servers hold their part once it is decided, or why they do not."""
 
 SCALED = "scale.done"
-"""Outcome of the last request: the servers that the job has now, or why it has the same as before."""
+"""Outcome of the last request, as the launcher decides: the servers of the job, or why they are as before."""
 
 _SCALE = Format("request of servers")
 _SCALE_READY = Format("servers to move to")
+_SCALE_PROMISED = Format("promise of servers")
 _SCALED = Format("servers moved to")
 
 
@@ -234,15 +235,33 @@ def write_scale_ready(folder: Path, number: int, endpoints: Sequence[str]) -> No
     _SCALE_READY.write(folder / SCALE_READY, number=number, endpoints=[*endpoints])
 
 
-def read_scale_ready(folder: Path, name: str = SCALE_READY) -> tuple[int, tuple[str, ...]]:
-    """Number and servers of the last request whose servers have started; `name`: SCALE_TAKEN, if it is begun.
+def read_scale_ready(folder: Path) -> tuple[int, tuple[str, ...]]:
+    """Number and servers of the last request whose servers have started.
 
     Raises:
         FileNotFoundError: There is none.
         FrameError: It is damaged or of another version.
     """
-    number, endpoints = _SCALE_READY.read(folder / name, number=int, endpoints=list)
+    number, endpoints = _SCALE_READY.read(folder / SCALE_READY, number=int, endpoints=list)
     return number, tuple(map(str, endpoints))
+
+
+def write_promise(folder: Path, number: int, why: str = "") -> None:
+    """All servers promise to hold their part of this request; `why`: they do not."""
+    _SCALE_PROMISED.write(folder / SCALE_PROMISED, number=number, why=why)
+
+
+def read_promise(folder: Path) -> tuple[int, str]:
+    """Number of the last request that servers have promised, and why they have not; (0, ""): there is none.
+
+    Raises:
+        FrameError: The file is damaged or of another version.
+    """
+    try:
+        number, why = _SCALE_PROMISED.read(folder / SCALE_PROMISED, number=int, why=str)
+    except FileNotFoundError:
+        return 0, ""
+    return number, why
 
 
 @dataclass(frozen=True)

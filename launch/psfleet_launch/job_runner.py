@@ -39,7 +39,7 @@ from psfleet_launch.supervision.job_events import (
     StopRequested,
 )
 from psfleet_launch.supervision.job_phases import Phase
-from psfleet_launch.supervision.scaling_requests import ScalingRequests
+from psfleet_launch.supervision.scaling_requests import ScalingRequests, ScalingStep
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 from psfleet_launch.supervision.supervisor import Supervisor
 
@@ -114,10 +114,7 @@ class JobRunner:
     def _step(self) -> None:
         seconds = max(0.0, self._supervisor.deadline - time.monotonic())
         self._wait(min(_REFRESH, self._engine.pause, seconds))
-        events = self._happened()
-        if events and self._supervisor.phase is Phase.TRAINING:
-            self._scale()  # what has happened may be to servers that the job has by now, or has no more
-        for event in [*events, ClockTick()]:
+        for event in [*self._happened(), ClockTick()]:
             self._perform(self._supervisor.handle(event, time.monotonic()))
         if self._supervisor.phase is Phase.TRAINING:
             self._scale()
@@ -274,12 +271,6 @@ class JobRunner:
         request = self._job.request
         if not 1 <= servers <= MOST_SERVERS:
             return f"{servers} servers are wanted; ask for 1 to {MOST_SERVERS}"
-        if self._engine.spans_machines and (request.keeps_log or request.replicas):
-            what = "have standbys" if request.replicas else "keep logs"
-            return (
-                f"its servers {what} on several machines; end the job with SIGUSR1 and start it with "
-                f"--servers {servers} --resume"
-            )
         if request.port and request.port + servers > 65536:
             return f"--port is {request.port}, and {servers} servers from there on have no ports"
         return ""
@@ -296,15 +287,25 @@ class JobRunner:
         """Do what there is to be done for another number of servers."""
         if self._leaving:  # the end of one would be taken for that of a new one in its place
             return
+        if not self._scaling.under_way and not self._supervisor.primaries <= self._answering:
+            return  # it is not known yet where they are
         try:
             if line := self._usage.ask():
                 self._say(line)
-            step = self._scaling.step(self.endpoints)
+            self._take_step(self._scaling.step(self.endpoints))
         except OSError as error:
             self._screen.say(
                 f"the request for another number of servers cannot be answered: {error}"
             )
-            return
+
+    def _keep_servers(self, member: Member) -> None:
+        """Give up what is not decided: this process takes a server's place, and holds its rows of before."""
+        if member.role == "server" and self._scaling.under_way:
+            why = f"{member.seat} has a new process; ask once more"
+            with contextlib.suppress(OSError):  # it is written later
+                self._take_step(self._scaling.give_up(why, self.endpoints))
+
+    def _take_step(self, step: ScalingStep) -> None:
         if self._chaos is not None:
             self._chaos.follow(step)
         for member in step.start:
@@ -312,19 +313,29 @@ class JobRunner:
             takes = self._supervisor.standbys is not None
             self._engine.spawn(member, Told(endpoints, takes_commands=takes))
         if step.servers is not None:
-            self._leaving |= {*self._supervisor.servers} - {*step.servers}
             self.endpoints[:] = step.endpoints
-            self._perform(self._supervisor.rescale(step.servers))
+            self._rescale(step.servers)
             self._publish()
             self._screen.follow(self.endpoints)
             self._usage.follow(self.endpoints)
         self._leaving |= {*step.end}
+        for member in step.given_up:
+            self._engine.forget(member)
         for member in step.end:
             self._engine.send(member, signal.SIGTERM)
         if step.said:
+            self._engine.share()
             self._say(step.said)
-        for event in step.events:
-            self._perform(self._supervisor.handle(event, time.monotonic()))
+
+    def _rescale(self, servers: tuple[Member, ...]) -> None:
+        """The job has these servers from now on."""
+        supervisor = self._supervisor
+        primaries, members = supervisor.primaries, {*supervisor.servers, *supervisor.alive}
+        actions = supervisor.rescale(servers)
+        self._leaving |= primaries - supervisor.primaries
+        for member in members - {*servers} - supervisor.alive:
+            self._engine.forget(member)
+        self._perform(actions)
 
     def _say(self, line: str) -> None:
         said = Said(None, line)
@@ -347,6 +358,8 @@ class JobRunner:
         if self._supervisor.generation > self._generation:
             self._go_back()
         for member in members:
+            if not self._follows(member):
+                self._keep_servers(member)
             if member in self._supervisor.restarted and member in self._codes:
                 self._screen.say(self._restart(member))
             self.ended_at.pop(member, None)
@@ -358,15 +371,19 @@ class JobRunner:
             self.on_training()
 
     def _told(self, member: Member) -> Told:
-        standbys = self._supervisor.standbys
         return Told(
             self.endpoints,
             self._resume,
-            follows=standbys is not None and standbys.follows(member),
-            takes_commands=standbys is not None and member.role == "server",
+            follows=self._follows(member),
+            takes_commands=self._supervisor.standbys is not None and member.role == "server",
         )
 
+    def _follows(self, member: Member) -> bool:
+        standbys = self._supervisor.standbys
+        return standbys is not None and standbys.follows(member)
+
     def _promote(self, promote: PromoteStandby) -> None:
+        self._keep_servers(promote.member)
         self._answering.discard(promote.member)
         self._engine.expect(promote.member)
         self._engine.command(promote.member, f"promote {promote.term}")

@@ -16,9 +16,19 @@ from types import TracebackType
 from typing import Any, Literal
 
 from psfleet.errors import ServerUnavailable, UsageError
-from psfleet.formats import SCALE_READY, read_ready, read_scaled, write_scale_ready
+from psfleet.formats import (
+    SCALE_READY,
+    Scaled,
+    read_promise,
+    read_ready,
+    read_scaled,
+    write_scale_ready,
+    write_scaled,
+    write_unscaled,
+)
 from psfleet.mode_runtimes.switch import connect
 from psfleet.platform.sockets import make_private_folder
+from psfleet.platform.threads import ServiceThread
 from psfleet.runtime.interface import Runtime
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.strategy import Settings
@@ -28,6 +38,8 @@ from psfleet.wire.connections.certificates import make_credentials
 __all__ = ["LocalFleet"]
 
 _LOOK = 0.01  # seconds between looks for a ready file
+_DECIDES = 0.005  # and for what servers promise
+_DECISION = 10.0  # seconds for that to be read
 _SERVERS = "psfleet.server"  # logger of all servers of this process
 
 
@@ -106,6 +118,7 @@ class LocalFleet:
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[Any] = []
         self._move = 0
+        self._launcher: ServiceThread | None = None
         self._spawning = threading.Lock()
         self._known: tuple[str, ...] = ()  # endpoints of new servers too
         self._folder = Path()
@@ -219,14 +232,35 @@ class LocalFleet:
         more_endpoints = tuple(self._endpoint(index) for index in more)
         self._known = (*self.endpoints, *more_endpoints)
         write_scale_ready(self._folder, self._move, self._known[:servers])
+        self._launcher = ServiceThread(self._decide_move, "decision", (self._known[:servers],))
+        self._launcher.start()
         deadline = time.monotonic() + self.start_within
         while (self._folder / SCALE_READY).exists():  # until rows are sent ahead
             if time.monotonic() > deadline:
                 raise ServerUnavailable(f"server 0 has sent no rows: {self.log(0)}")
             time.sleep(_LOOK)
 
+    def _decide_move(self, endpoints: tuple[str, ...]) -> None:
+        """Decide the last request as a launcher would, once servers promise to carry it out, or do not."""
+        while self._end is not None and self._end.alive:
+            with self._spawning:
+                if read_scaled(self._folder).number == self._move:
+                    return
+                number, why = read_promise(self._folder)
+                if number == self._move and why:
+                    self._keep_servers(why)
+                elif number == self._move:
+                    write_scaled(self._folder, Scaled(number, endpoints, number))
+            time.sleep(_DECIDES)
+
+    def _keep_servers(self, why: str) -> None:
+        if read_scaled(self._folder).number < self._move:
+            write_unscaled(self._folder, self._move, self.endpoints, why)
+
     def settle(self) -> str:
         """End the servers that are not in the fleet after a move; why there was none, or nothing."""
+        if self._launcher is not None:
+            self._launcher.join(_DECISION)  # it may be about to write that there is none
         decision = read_scaled(self._folder)
         if decision.number != self._move:
             raise UsageError("no move is over; let all workers come to a collective")
@@ -253,6 +287,7 @@ class LocalFleet:
             there = max(self.servers, len(read_scaled(self._folder).endpoints))
             for index, process in enumerate(self.processes[:there]):
                 if process.poll() == -signal.SIGKILL:
+                    self._keep_servers(f"server {index} has a new process")
                     self.deaths.append(self._deadly.pop(index, "killed"))
                     self.processes[index] = self.spawn(index)
                     self.restarts += 1

@@ -98,7 +98,8 @@ class Server:
         self.announce: Callable[[str], object] = _log.info
         self._access = Access.of(environment)
         self._load_path = load_path
-        self._tell = (liveness or LivenessPipe()).tell
+        pipe = liveness or LivenessPipe()
+        self._tell, self._wake_launcher = pipe.tell, pipe.signal
         self._lingers = self._stopped = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
@@ -329,6 +330,7 @@ class Server:
             job_folder(self.environment) if folder else None,
             lambda: self.views.endpoints,
             self._moved,
+            self._wake_launcher,
         )
 
     def _moved(self, endpoints: Sequence[str]) -> None:

@@ -55,10 +55,13 @@ class LivenessPipe:
                 os.write(self._pipe, line)
 
     def _run(self) -> None:
-        while self._write_signal() and not self._over.wait(_EVERY):
+        while self.signal() and not self._over.wait(_EVERY):
             pass
 
-    def _write_signal(self) -> bool:
+    def signal(self) -> bool:
+        """Write one signal, which wakes the reader; return whether there is one."""
+        if not self._pipe:
+            return False
         try:
             os.write(self._pipe, _SIGNAL)
         except (

@@ -1,75 +1,181 @@
-"""psfleet scale on several machines, of which that of server 0 has a folder of logs of its own."""
+"""Another number of servers on several machines, with folders of logs of their own."""
 
 import os
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
-from psfleet.formats import SCALE_TAKEN, SCALED, Scaled, write_scale, write_scaled
+from psfleet.formats import (
+    SCALED,
+    Scaled,
+    read_promise,
+    read_scale,
+    read_scaled,
+    write_promise,
+    write_scale,
+    write_scaled,
+)
 from psfleet.wire.v1.agent_pb2 import JobFile
 from psfleet_launch.commands.psfleet_cli import main
-from psfleet_launch.engines.remote.job_files import JobFiles
+from psfleet_launch.engines.remote.job_files import JobFiles, LauncherFiles
 from tests.agents.conftest import JOIN, JOINED, TWO, Site
-from tests.launch.conftest import ROOT, digest
+from tests.launch.conftest import ROOT, Launcher, digest
 
 SCRIPT = str(ROOT / "tests" / "launch" / "scaling.py")
+DIGESTS = {
+    1: "866b1daa760d7548f4c68bd0963f4a9e5dde7e2b7d87cd480412e6ffbf707cb9",
+    2: "dc116c065a37e434cecf8ca0ba140b34c643374c5aa16c479a6f41b67ef8cd22",
+}
+"""Of `scaling.py 12` in a job of two servers, by its number of workers."""
+
+
+ONE = ("--servers", "2", "--workers", "1", "--no-progress", "--job", "j")
+_ALONE = (
+    "umask 077 && exec 3<{0}/j/agent.json && mount -t tmpfs none {0} && mkdir {0}/j && "
+    'cat <&3 >{0}/j/agent.json && exec "$@"'
+)
+
+
+def test_every_engine(site: Site, tmp_path: Path) -> None:
+    """A job of two servers gets three of them and ends with the bits of one that keeps its two."""
+    job = site.launch(*TWO, SCRIPT, "12", str(tmp_path), "3")
+    job.until(lambda: "servers   3 from now on" in site.said(), "three servers")
+    (tmp_path / "go").touch()
+    out, _ = site.ends_with(0, job)
+    assert (tmp_path / "servers.1").read_text() == "3"
+    assert digest(out) == DIGESTS[2]
+
+
+def joined(site: Site, tmp_path: Path, *words: str, asks: str = "", **crashes: str) -> Launcher:
+    """A job of agents alpha, beta and gamma, each with a folder of logs of its own, at a first barrier.
+
+    Args:
+        asks: For how many servers the script asks.
+        crashes: Where a server that an agent has started dies, by the name of the agent.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("a folder of one machine needs root, for a file system of its own")
+    job = site.start(*JOIN, "--agents", "3", *ONE, *words, SCRIPT, "12", str(tmp_path), asks)
+    for number, name in enumerate(("alpha", "beta", "gamma"), 2):
+        own = _ALONE.format(tmp_path / "psfleet-logs")
+        alone = ("unshare", "--mount", "sh", "-c", own, "sh")
+        point = {"PSFLEET_CRASH": crashes[name]} if name in crashes else {}
+        site.join(job, name, f"127.0.0.{number}", *alone, **point)
+    ended = job.process.poll
+    job.until(lambda: (tmp_path / "runs.0").exists() or ended() is not None, "a first barrier")
+    return job
+
+
+def scaled(tmp_path: Path, servers: int, within: int = 120) -> bool:
+    """Whether the job has so many servers within some seconds after a request."""
+    words = ("--wait", str(within), "--log-dir", str(tmp_path / "psfleet-logs"))
+    return main(["scale", "j", "--servers", str(servers), *words]) == 0
+
+
+def ends_alike(site: Site, tmp_path: Path, job: Launcher, servers: int) -> str:
+    """Let it train to its end, with so many servers and the bits of a job that keeps two; all it said."""
+    (tmp_path / "go").touch()
+    out, err = site.ends_with(0, job)
+    assert (tmp_path / "servers.0").read_text() == str(servers)
+    assert digest(out) == DIGESTS[1]
+    return err
 
 
 @JOINED
 @pytest.mark.timeout(500)
-def test_servers_on_other_machines(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A job of agents gets more and fewer servers, though its launcher and server 0 share no folder, and ends
-    with the bits of one that keeps its two; a script's request reaches the launcher too."""
-    if os.geteuid() != 0:
-        pytest.skip("a folder of one machine needs root, for a file system of its own")
-    logs = tmp_path / "psfleet-logs"
-    invitation = logs / "j" / "agent.json"
-    words = f"exec 3<{invitation} && mount -t tmpfs none {logs} && mkdir {logs}/j && umask 077 && "
-    words += f'cat <&3 >{invitation} && exec "$@"'
-    alone = ("unshare", "--mount", "sh", "-c", words, "sh")
-    job = site.start(*JOIN, "--agents", "2", *TWO, "--job", "j", SCRIPT, "12", str(tmp_path), "3")
-    site.join(job, "alpha", "127.0.0.2", *alone)
-    site.join(job, "beta", "127.0.0.3")
+def test_servers_on_other_machines(site: Site, tmp_path: Path) -> None:
+    """Servers come and go as a script asks and the command, though no two machines share a folder."""
+    job = joined(site, tmp_path, asks="3")
     job.until(lambda: "servers   3 from now on" in site.said(), "what the script asks for")
     for servers in (1, 4):
-        assert (
-            main(["scale", "j", "--servers", str(servers), "--wait", "120", "--log-dir", str(logs)])
-            == 0
-        )
-        assert capsys.readouterr().out == f"job j has {servers} servers\n"
+        assert scaled(tmp_path, servers)
         assert job.pid_of("server", servers - 1)
-    (tmp_path / "go").touch()
-    code, out, err = site.ends(job)
-    assert code == 0, err
-    assert (tmp_path / "servers.1").read_text() == "4"
-    plain = site.start(*TWO, SCRIPT, "12", str(tmp_path), "")
-    code, same, err = site.ends(plain)
-    assert code == 0, err
-    assert digest(same) == digest(out)
+    ends_alike(site, tmp_path, job, 4)
+
+
+@JOINED
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    ("host", "point", "moves"),
+    [("alpha", "promised", False), ("alpha", "decided", True), ("beta", "adopted", True)],
+)
+def test_logs_on_their_machines(
+    site: Site, tmp_path: Path, host: str, point: str, moves: bool
+) -> None:
+    """A server that is killed goes on from the log that counts: before the decision from its old one, and
+    after it from the new one, though the decision was made on another machine."""
+    job = joined(site, tmp_path, "--durability", "log", **{host: f"{point}:1"})
+    assert scaled(tmp_path, 3) is moves
+    job.until(lambda: "it goes on from its log" in site.said(), "a restart")
+    if moves:
+        assert scaled(tmp_path, 2)
+    said = ends_alike(site, tmp_path, job, 2)
+    assert said.count("it goes on from its log") == 1 + moves
+
+
+@JOINED
+@pytest.mark.timeout(500)
+def test_machines_that_are_lost(site: Site, tmp_path: Path) -> None:
+    """A machine that is lost while rows are on their way gives the move up, and one that is lost once they
+    have moved changes nothing: standbys on other machines go on."""
+    job = joined(site, tmp_path, "--replicas", "1")
+    for rank in (0, 1):
+        job.until_logged(f"serverlog.{rank}.copy.1", f"standby 1 of server {rank} ready")
+    (tmp_path / "hold").touch()
+    job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
+    assert not scaled(tmp_path, 3, within=0)
+    job.until_logged("serverlog.0", "rows are copied for 3 servers")
+    os.kill(site.agent_pid(job, "alpha"), signal.SIGKILL)
+    job.until_logged("serverlog.0.copy.1", "took over")
+    assert "the number of servers stays as it is: server 0 has a new process" in site.said()
+    (tmp_path / "hold").unlink()
+    assert scaled(tmp_path, 3)
+    job.until(lambda: "ready again" in site.said().partition("from now on")[2], "new standbys")
+    os.kill(site.agent_pid(job, "beta"), signal.SIGKILL)
+    said = ends_alike(site, tmp_path, job, 3)
+    assert "server 1 ended" in said or "server 2 ended" in said
 
 
 def test_files_of_a_job_go_both_ways(tmp_path: Path) -> None:
-    """What one side writes the other one gets once, and never back; other names and shared folders are left
-    alone, what an earlier job has left is removed, and a file that cannot be written ends nothing."""
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for folder in (ours, theirs):
+    """What the launcher or a server writes every other machine gets once, in time for what it starts later,
+    and never back. What an earlier job has left is removed; other names are left alone, and a file
+    that cannot be written yet is written as soon as it can."""
+    folders = [tmp_path / name for name in ("launcher", "alpha", "beta")]
+    for folder in folders:
         folder.mkdir()
-    write_scaled(theirs, Scaled(9, ("unix:/gone",), 9))
-    sides = JobFiles(ours), JobFiles(theirs)
-    (theirs / SCALE_TAKEN).touch()
-    sides[1].clear()
-    assert not [*theirs.iterdir(), *sides[1].changed()]
-    write_scale(ours, 4)
-    for file in sides[0].changed():
-        sides[1].take(file)
-    assert not [*sides[0].changed(), *sides[1].changed()]
-    write_scaled(theirs, Scaled(1, ("unix:/a",), 1))
-    [outcome] = sides[1].changed()
-    sides[0].take(outcome)
-    assert (ours / SCALED).read_text() == (theirs / SCALED).read_text()
-    JobFiles(tmp_path / "none").take(outcome)
-    sides[0].take(JobFile(name="../escape", content=b"x"))
+    write_scaled(folders[1], Scaled(9, ("unix:/gone",), 9))
+    launcher = LauncherFiles(folders[0])
+    machines = {folder.name: JobFiles(folder) for folder in folders[1:]}
+    launcher.add(machines)
+
+    def pass_on() -> None:
+        for name, machine in machines.items():
+            for file in machine.changed(machine.present()):
+                launcher.take(name, file)
+        for name, file in launcher.changed():
+            machines[name].take(file)
+
+    machines["alpha"].clear()
+    assert not [*folders[1].iterdir()]
+    write_scale(folders[1], 4)
+    write_promise(folders[2], 7)
+    pass_on()
+    assert {read_scale(folder) for folder in folders} == {(1, 4)}
+    assert read_promise(folders[0]) == (7, "")
+    assert read_promise(folders[1]) == (0, "")
+    shutil.rmtree(folders[2])
+    write_scaled(folders[0], decided := Scaled(1, ("unix:/a",), 1))
+    pass_on()
+    assert machines["beta"].late
+    assert read_scaled(folders[1]) == decided
+    folders[2].mkdir()
+    pass_on()
+    assert read_scaled(folders[2]) == decided
+    assert not machines["beta"].late
+    assert not [*launcher.changed()]
+    launcher.take("alpha", JobFile(name="../escape", content=b"x"))
+    launcher.take("alpha", JobFile(name=SCALED, content=b"x"))
     assert not (tmp_path / "escape").exists()
-    assert not [*JobFiles(ours, is_shared=True).changed()]
+    assert read_scaled(folders[0]) == decided

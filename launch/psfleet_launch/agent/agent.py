@@ -147,7 +147,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._engine: AgentEngine | None = None
         self._tails: OutputTails | None = None
-        self._files = JobFiles(folder)
+        self._files: JobFiles | None = None
         self._asked = ""
         self._refused = ""
 
@@ -210,10 +210,15 @@ class Agent:
                 self._link.send(message_of(event, self._engine.job.shown))
         if not self._link.is_full:
             self._send(self._tails.fresh())
-            self._send(pb.AgentMessage(job_file=file) for file in self._files.changed())
+            self._send(self._changed_files())
         for end in [event for event in events if isinstance(event, ProcessExited)]:
             self._send(self._tails.rest(end.member))
             self._link.send(pb.AgentMessage(exited=self._engine.exit_message(end)))
+
+    def _changed_files(self) -> Iterator[pb.AgentMessage]:
+        if self._files is not None:
+            for file in self._files.changed(self._files.present()):
+                yield pb.AgentMessage(job_file=file)
 
     def _last_words(self) -> list[Event | Shown]:
         """Return the shown member's output that was not read yet."""
@@ -255,6 +260,7 @@ class Agent:
             case "expect":
                 engine.expect(member_of(message.expect))
             case "job_file":
+                assert self._files is not None, "a file for a folder that is the launcher's"
                 self._files.take(message.job_file)
             case "die":
                 engine.sweep()
@@ -279,9 +285,11 @@ class Agent:
             return pb.Opened(error=str(error))
         except OSError as error:
             return pb.Opened(error=f"folder {error.filename!r} cannot be used ({error.strerror})")
-        self._files = JobFiles(job.logs, (job.logs / message.probe).exists())
+        if (job.logs / message.probe).exists():
+            return pb.Opened(has_shared_logs=True)
+        self._files = JobFiles(job.logs)
         self._files.clear()
-        return pb.Opened(has_shared_logs=self._files.is_shared)
+        return pb.Opened()
 
     def _job(self, message: pb.OpenJob) -> Job:
         logs, spool = Path(message.logs), self._folder / "output"
@@ -309,6 +317,11 @@ class Agent:
             message.listen,
         )
         assert self._tails is not None
+        if self._files is not None and self._files.late:
+            self._asked = (
+                f"no room is left in {str(engine.job.logs)!r} for what its processes must know"
+            )
+            return
         engine.spawn(member, parameters)
         self._tails.follow(member)
 
@@ -336,6 +349,8 @@ class Agent:
     def _close(self) -> None:
         if self._engine is not None:
             self._engine.close()
+            if self._files is not None:
+                self._files.clear()
             with contextlib.suppress(OSError):  # it holds a server's log, or is the launcher's
                 self._engine.job.logs.rmdir()
         self._selector.close()

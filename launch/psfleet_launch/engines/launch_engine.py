@@ -132,6 +132,14 @@ class Engine(abc.ABC):
     def expect(self, member: Member) -> None:
         """Forget that a server was ready: what it writes from now on counts, as after a takeover."""
 
+    @abc.abstractmethod
+    def forget(self, member: Member) -> None:
+        """The job has this member no more; it may still run, and another one may get its seat later."""
+
+    @abc.abstractmethod
+    def share(self) -> None:
+        """Let all machines have what was written for servers in the folder of the job's logs."""
+
     def kill_machine(self, member: Member) -> None:
         """Let the machine of a member be lost with all that it runs; only where `placement` names several."""
         raise AssertionError(f"engine {self.name} has one machine")

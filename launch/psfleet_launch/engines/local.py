@@ -119,6 +119,12 @@ class LocalEngine(Engine):
         self.job.ready_file(member).unlink(missing_ok=True)
         self._awaited.add(member)
 
+    def forget(self, member: Member) -> None:
+        """Nothing: its seat has no place."""
+
+    def share(self) -> None:
+        """Nothing: all processes have this folder."""
+
     def sweep(self) -> None:
         guard.sweep(self.job.token)
         for process in self._processes.values():

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psfleet.errors import ConfigError
-from psfleet.formats import DONE, MOVED, REQUEST, SCALE, SCALE_READY, SCALE_TAKEN, SCALED, SERVERS
+from psfleet.formats import (
+    DONE,
+    MOVED,
+    REQUEST,
+    SCALE,
+    SCALE_PROMISED,
+    SCALE_READY,
+    SCALED,
+    SERVERS,
+)
 from psfleet.platform.sockets import make_private_folder
 
 HISTORY = "history.jsonl"
@@ -21,7 +30,7 @@ REPORT = "report.html"
 _OWN = (
     *("serverlog.*", "workerlog.*", "server.*.log", "standby.*/server.*.log", "watch-ca.pem"),
     *(HISTORY, f".{HISTORY}.*", REPORT, SERVERS, MOVED),
-    *(REQUEST, DONE, SCALE, SCALE_READY, SCALE_TAKEN, SCALED),
+    *(REQUEST, DONE, SCALE, SCALE_READY, SCALE_PROMISED, SCALED),
 )
 """Files of a job in the folder of its logs."""
 

@@ -1,21 +1,26 @@
-"""Another number of servers for a running job: starts the new ones, and follows what server 0 decides.
+"""Another number of servers for a running job: starts the new ones, and decides.
 
 A request is a file in the folder of the job's logs. When the new servers are ready, another file tells
-server 0 where they are. It moves the rows at the workers' next collective and writes down the outcome: until
-then a new server is none of the job's, and its death gives the move up.
+server 0 where they are. It moves the rows at the workers' next collective, has every server promise to hold
+its part, and says so. Then the launcher decides, who starts every process: none that comes later goes on with
+rows of before, and a move in which one has taken a server's place is given up. Until then a
+new server is none of the job's, and its death gives the move up.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.errors import FrameError
 from psfleet.formats import (
+    SCALE_PROMISED,
     SCALE_READY,
-    SCALE_TAKEN,
+    Scaled,
+    read_promise,
     read_scale,
     read_scaled,
     write_scale_ready,
+    write_scaled,
     write_unscaled,
 )
 from psfleet_launch.job.job_plan import Member
@@ -28,18 +33,18 @@ class ScalingStep:
 
     Attributes:
         start: New servers, and where all servers are going to be, as far as that is known.
-        end: Servers that the job has no more, or never had.
+        given_up: New servers that are never going to be the job's.
+        end: Those of them that run.
         servers: The job has these servers from now on; None: it has what it had.
         endpoints: Where those are.
-        events: Happened to new servers before they were the job's.
         said: A line for the user.
     """
 
     start: tuple[Member, ...] = ()
+    given_up: tuple[Member, ...] = ()
     end: tuple[Member, ...] = ()
     servers: tuple[Member, ...] | None = None
     endpoints: tuple[str, ...] = ()
-    events: list[Event] = field(default_factory=list)
     said: str = ""
 
 
@@ -63,9 +68,10 @@ class ScalingRequests:
         self._asked = asked
         self._number = 0  # of the last request that was begun
         self.under_way = False
-        self._told = False  # server 0 knows where the new servers are
+        self._told: tuple[str, ...] = ()  # where they are going to be, as server 0 knows
+        self._why = ""  # it is given up
         self._new: dict[Member, str] = {}  # where they are; empty: not ready
-        self._ended: dict[Member, ProcessExited] = {}
+        self._ended: set[Member] = set()
 
     def is_new(self, member: Member) -> bool:
         """Return whether the member is a new server that is none of the job's yet."""
@@ -93,15 +99,24 @@ class ScalingRequests:
             case ServerReady(member, endpoint):
                 self._new[member] = endpoint
             case ProcessExited(member):
-                self._ended[member] = event
+                self._ended.add(member)
 
     def step(self, present: Sequence[str]) -> ScalingStep:
         """Look at the files, for a job whose servers are there."""
         if not self.under_way:
             return self._begin(present)
+        if self._why:
+            return self.give_up(self._why, present)
         if not self._told:
             return self._wait_for_servers(present)
-        return self._wait_for_decision()
+        return self._wait_for_promise(present)
+
+    def give_up(self, why: str, present: Sequence[str]) -> ScalingStep:
+        """Let the job keep its servers, unless another number of them is decided."""
+        if not self.under_way:
+            return ScalingStep()
+        self._why = why  # also where it cannot be written yet
+        return self._over(self._refused(why, present))
 
     def _begin(self, present: Sequence[str]) -> ScalingStep:
         number, servers = read_scale(self._folder)
@@ -125,43 +140,50 @@ class ScalingRequests:
 
     def _tell(self, endpoints: Sequence[str]) -> None:
         write_scale_ready(self._folder, self._number, endpoints)
-        self._told = True
+        self._told = tuple(endpoints)
 
     def _wait_for_servers(self, present: Sequence[str]) -> ScalingStep:
         if self._ended:
-            member, *_ = self._ended
-            why = f"{member} ended before it was ready; look at its log"
-            return self._over(self._refused(why, present))
+            return self.give_up(
+                f"{min(self._ended)} ended before it was ready; look at its log", present
+            )
         if all(self._new.values()):
             self._tell([*present, *self._new.values()])
         return ScalingStep()
 
-    def _wait_for_decision(self) -> ScalingStep:
+    def _wait_for_promise(self, present: Sequence[str]) -> ScalingStep:
         try:
-            decision = read_scaled(self._folder)
+            number, why = read_promise(self._folder)
         except FrameError as error:
-            return self._over(ScalingStep(said=str(error)))
-        if decision.number != self._number:
-            return ScalingStep()
-        if decision.why:
-            return self._over(
-                ScalingStep(said=f"the number of servers stays as it is: {decision.why}")
+            return self.give_up(str(error), present)
+        if number == self._number and why:
+            return self.give_up(why, present)
+        if self._ended:
+            return self.give_up(
+                f"{min(self._ended)} ended before rows had moved; look at its log", present
             )
-        endpoints = decision.endpoints
+        return self._decide() if number == self._number else ScalingStep()
+
+    def _decide(self) -> ScalingStep:
+        endpoints, number = self._told, self._number
+        try:
+            write_scaled(self._folder, Scaled(number, endpoints, number))
+        except OSError:
+            if read_scaled(self._folder).generation != number:  # it may be there all the same
+                raise
         servers = tuple(Member("server", rank) for rank in range(len(endpoints)))
-        step = ScalingStep(
-            servers=servers,
-            endpoints=endpoints,
-            events=[*self._ended.values()],
-            said=f"servers   {len(endpoints)} from now on",
-        )
         self._new = {}
-        return self._over(step)
+        return self._over(
+            ScalingStep(
+                servers=servers, endpoints=endpoints, said=f"servers   {len(endpoints)} from now on"
+            )
+        )
 
     def _over(self, step: ScalingStep) -> ScalingStep:
+        step.given_up = tuple(self._new)
         step.end = tuple(member for member in self._new if member not in self._ended)
-        self.under_way = self._told = False
-        self._new, self._ended = {}, {}
-        for name in (SCALE_READY, SCALE_TAKEN):
+        self.under_way, self._told, self._why = False, (), ""
+        self._new, self._ended = {}, set()
+        for name in (SCALE_READY, SCALE_PROMISED):
             (self._folder / name).unlink(missing_ok=True)
         return step

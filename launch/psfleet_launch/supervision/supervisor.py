@@ -129,6 +129,11 @@ class Supervisor:
         ends: list[Action] = [SendSignal(leavers, signal.SIGTERM)] if leavers else []
         return [*ends, *released, *self._start(tuple(started))]
 
+    @property
+    def primaries(self) -> set[Member]:
+        """The servers, of each the process that answers for it."""
+        return set(self.standbys.primary.values() if self.standbys else self.servers)
+
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
         assert self.awaited <= self.alive

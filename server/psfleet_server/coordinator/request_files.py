@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from psfleet.errors import ConfigError, FrameError
+from psfleet.errors import ConfigError
 from psfleet.formats import (
     REQUEST,
     SCALE_READY,
-    SCALE_TAKEN,
     read_request,
     read_scale_ready,
     write_reply,
@@ -92,25 +91,10 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
         super().__init__(folder, SCALE_READY, _scale_request, "the servers that were started are")
 
     def take(self) -> None:
-        """The request is under way; a later process gives it up."""
+        """The request is under way."""
         if self._folder is not None:
             with contextlib.suppress(FileNotFoundError):  # the launcher has given it up
-                (self._folder / SCALE_READY).replace(self._folder / SCALE_TAKEN)
-
-    def interrupted(self, done: int) -> ScaleRequest | None:
-        """The request that an earlier process has begun, or was to begin, and not decided.
-
-        Args:
-            done: Number of the last request that was decided.
-        """
-        if self._folder is None:
-            return None
-        for name in (SCALE_READY, SCALE_TAKEN):
-            with contextlib.suppress(OSError, FrameError):
-                request = ScaleRequest(*read_scale_ready(self._folder, name))
-                if request.number > done:
-                    return request
-        return None
+                (self._folder / SCALE_READY).unlink()
 
     def ask(self, servers: int) -> None:
         """Ask the launcher for another number of servers.

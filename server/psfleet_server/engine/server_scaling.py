@@ -1,9 +1,9 @@
-"""The hands of server 0 for another number of servers: moves the rows, decides, and tells everybody.
+"""The hands of server 0 for another number of servers: moves the rows, has it decided, and tells everybody.
 
-Rows are sent ahead while training goes on, and then at the next collective those that have changed. Until the
-decision any error gives the move up, and the fleet goes on with the servers that it has. The
-decision is the file that the launcher reads: from then on the new servers are the fleet's, and each is told
-until it has answered. All workers wait at a collective meanwhile.
+Rows are sent ahead while training goes on, and then at the next collective those that have changed. When all
+servers have promised to hold their part, the launcher decides. Until then any error gives the move up,
+and the fleet goes on with the servers that it has; afterwards the new servers are the fleet's, and each is
+told until it has answered. All workers wait at a collective meanwhile.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from psfleet.errors import FrameError, PsfleetError, ServerUnavailable, UsageError
+from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
 from psfleet.faults import CrashFaults
-from psfleet.formats import Scaled, read_scaled, write_scaled, write_unscaled
+from psfleet.formats import Scaled, read_scaled, write_promise
 from psfleet.platform.atomic_files import reason
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
@@ -35,6 +35,7 @@ _REPLY = 10.0  # seconds for a server to answer a call without rows
 _MOVED = 600.0  # seconds for a server to send its rows
 _PAUSE = 0.05
 _LOOK = 0.2  # seconds between two looks for a request
+_WAIT = 0.005  # and for the launcher's decision
 _ROUNDS = 6  # of rows that are sent ahead: all, those that changed meanwhile, those that changed during that
 _FEW = 1 << 14  # rows for which no further round is worth its while
 _GAIN = 0.8  # nor if so much is left of the round before: rows change as fast as they are sent
@@ -50,6 +51,7 @@ class ServerScaling:
         folder: The job's folder; None: nobody asks for another number of servers.
         present: Returns where the servers are now.
         moved: Called with the endpoints of the new servers, once they are in force.
+        poke: Wakes the launcher.
     """
 
     def __init__(
@@ -59,16 +61,18 @@ class ServerScaling:
         folder: Path | None,
         present: Callable[[], Sequence[str]],
         moved: Callable[[Sequence[str]], None],
+        poke: Callable[[], object] = lambda: None,
     ) -> None:
         self._host = host
         self._access = access
         self._folder = folder
         self._present = present
         self._moved = moved
+        self._poke = poke
         self._ahead: ScaleRequest | None = None  # whose rows are sent ahead
         self._boots: dict[int, int] = {}  # of the processes that have them
         self._decided: ScaleRequest | None = None  # by an earlier process
-        self._interrupted: ScaleRequest | None = None  # begun by an earlier process
+        self._interrupted: ScaleRequest | None = None  # given up, perhaps with an earlier process
         self._crashes = CrashFaults.wanted()
         self._followed = 0.0  # when they were sent last
         self._sent = 0  # rows of the last round
@@ -90,7 +94,8 @@ class ServerScaling:
             generation: Number of the move with whose log this process has started; 0: of none.
         """
         last = Scaled() if self._folder is None else read_scaled(self._folder)
-        self._interrupted = self._host.scale_file.interrupted(last.number)
+        if last.number > last.generation:  # whoever took part may not know
+            self._interrupted = ScaleRequest(last.number, ())
         scaling.done = last.number
         if generation:
             self._decided = ScaleRequest(generation, tuple(endpoints))
@@ -144,7 +149,6 @@ class ServerScaling:
             if interrupted is not None:
                 why = UsageError("server 0 has started again while rows moved; ask once more")
                 self._give_up(interrupted, self._peers(interrupted, opened), why)
-                self._host.scale_file.take()
         self._host.meet(lambda c: c.scaled((), {}))
 
     def _peers(self, request: ScaleRequest, opened: contextlib.ExitStack) -> list[Peer]:
@@ -255,17 +259,29 @@ class ServerScaling:
         self._crashes.reach("promised")
 
     def _decide(self, request: ScaleRequest) -> None:
-        if self._folder is None:
+        """Have the launcher decide: it alone knows whose process no other one has replaced.
+
+        Raises:
+            UsageError: The move is given up.
+        """
+        folder, number = self._folder, request.number
+        if folder is None:
             raise UsageError("the job has no folder for the decision")
-        number = request.number
         try:
-            write_scaled(self._folder, Scaled(number, request.endpoints, number))
+            write_promise(folder, number)
         except OSError as error:
-            if read_scaled(self._folder).generation != number:  # it may be there all the same
-                raise UsageError(f"the decision cannot be written: {reason(error)}") from None
+            raise UsageError(f"what servers promise cannot be written: {reason(error)}") from None
+        self._poke()
+        while (decision := read_scaled(folder)).number < number:
+            if self._over.wait(_WAIT):
+                raise UsageError("server 0 ends")
+        if decision.generation < number:
+            raise UsageError(decision.why)
         self._crashes.reach("decided")
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
+        if self._over.is_set():  # it may be decided by now; a later process hears of it
+            return
         _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")
         present = self._present()
         revives = self._host.journal is not None or self._host.feed.enabled
@@ -276,8 +292,9 @@ class ServerScaling:
             else:
                 self._tell_once(server, peer, request.number)
         if self._folder is not None:
-            with contextlib.suppress(OSError, FrameError):
-                write_unscaled(self._folder, request.number, present, str(error))
+            with contextlib.suppress(OSError):
+                write_promise(self._folder, request.number, str(error))
+            self._poke()
 
     def _abandon(self) -> None:
         """Tell those once more that may still refuse what changes their rows."""

@@ -173,8 +173,6 @@ class ScaledFleet(Fleet):
             self.counts["given up"] += 1
         for member in step.end:
             self._end(self._arriving.pop(member.rank))
-        for event in step.events:
-            self.ended = self.ended or f"{event} was a server of the job"
 
     def _begin(self, rank: int) -> None:
         place = self._arriving[rank] = Place(f"S{rank}", False)

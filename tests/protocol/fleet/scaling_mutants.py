@@ -55,7 +55,7 @@ def _know_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DealtShard, "become", lambda dealt, state: None)
 
 
-@without("S5: every reply tells where the servers are", "async groups moves@37")
+@without("S5: every reply tells where the servers are", "async groups moves@1")
 def _forget_where(patch: pytest.MonkeyPatch) -> None:
     end = Scaling.end
 
@@ -83,8 +83,8 @@ def _go_on_with_half(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServerScaling, "_move", careless)
 
 
-@without("S7: server 0 writes down what is decided", "sync moves@1")
-def _decide_in_silence(patch: pytest.MonkeyPatch) -> None:
+@without("S7: the launcher decides", "sync moves@1")
+def _decide_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServerScaling, "_decide", lambda scaling, request: None)
 
 

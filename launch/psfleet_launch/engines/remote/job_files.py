@@ -1,51 +1,103 @@
-"""Requests to a running job, where the launcher and server 0 have folders of logs of their own."""
+"""Requests to a running job, where the launcher and servers have folders of logs of their own."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from psfleet.formats import DONE, REQUEST, SCALE, SCALE_READY, SCALE_TAKEN, SCALED
+from psfleet.formats import DONE, REQUEST, SCALE, SCALE_PROMISED, SCALE_READY, SCALED
 from psfleet.platform.atomic_files import let_appear
 from psfleet.wire.v1 import agent_pb2 as pb
 
-_NAMES = (REQUEST, DONE, SCALE, SCALE_READY, SCALED)
-_ALL = (*_NAMES, SCALE_TAKEN)  # the last one is server 0's own
+_TO_SERVERS = (REQUEST, SCALE, SCALE_READY, SCALED)
+"""What the launcher writes, or a user on its machine."""
+
+_TO_LAUNCHER = (REQUEST, SCALE, DONE, SCALE_PROMISED)
+"""What servers write, or a user on their machine."""
 
 
 class JobFiles:
-    """Keeps these files alike in two folders: what one side writes the other one gets.
+    """Keeps files alike in the folders of two machines: what one side writes the other one gets.
 
     Args:
         folder: Of the job's logs, on this machine.
+        goes: Names of the files that go there.
+        comes: Names of the files that come from there.
 
     Attributes:
-        is_shared: Both sides have the same folder, so that there is nothing to do.
+        late: What has come and cannot be written yet, as on a full disk.
     """
 
-    def __init__(self, folder: Path, is_shared: bool = False) -> None:
+    def __init__(
+        self, folder: Path, goes: Sequence[str] = _TO_LAUNCHER, comes: Sequence[str] = _TO_SERVERS
+    ) -> None:
+        self.late: dict[str, bytes] = {}
         self._folder = folder
+        self._goes, self._comes = goes, comes
         self._seen: dict[str, bytes] = {}
-        self.is_shared = is_shared
 
     def clear(self) -> None:
-        """Remove those of an earlier job."""
-        for name in () if self.is_shared else _ALL:
+        """Remove all of them, those of an earlier job too."""
+        for name in {*self._goes, *self._comes}:
             (self._folder / name).unlink(missing_ok=True)
 
-    def changed(self) -> Iterator[pb.JobFile]:
-        """Yield the files that are to be sent."""
-        for name in () if self.is_shared else _NAMES:
-            try:
-                content = (self._folder / name).read_bytes()
-            except OSError:  # it is not there
-                continue
-            if content != self._seen.get(name):
+    def present(self) -> dict[str, bytes]:
+        """What the files say that may go there."""
+        found = {}
+        for name in self._goes:
+            with contextlib.suppress(OSError):  # it is not there
+                found[name] = (self._folder / name).read_bytes()
+        return found
+
+    def changed(self, present: Mapping[str, bytes]) -> Iterator[pb.JobFile]:
+        """Yield the files that are to be sent, of those that are present."""
+        self._write()
+        for name, content in present.items():
+            if name not in self.late and content != self._seen.get(name):
                 self._seen[name] = content
                 yield pb.JobFile(name=name, content=content)
 
     def take(self, file: pb.JobFile) -> None:
-        """Write a file that the other side has sent. On a full disk it is lost; one may ask again."""
-        if file.name in _NAMES and not self.is_shared:
-            self._seen[file.name] = file.content
-            with contextlib.suppress(OSError):  # which is no reason to end a job
-                let_appear(self._folder / file.name, lambda draft: draft.write_bytes(file.content))
+        """Write a file that the other side has sent, now or as soon as that is possible."""
+        if file.name in self._comes:
+            self._seen[file.name] = self.late[file.name] = file.content
+            self._write()
+
+    def _write(self) -> None:
+        for name, content in [*self.late.items()]:
+            with contextlib.suppress(OSError):
+                let_appear(self._folder / name, partial(_fill, content))
+                del self.late[name]
+
+
+def _fill(content: bytes, draft: Path) -> None:
+    draft.write_bytes(content)
+
+
+class LauncherFiles:
+    """The same on the launcher's side, for all machines that have a folder of their own.
+
+    Args:
+        folder: Of the job's logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._machines: dict[str, JobFiles] = {}
+
+    def add(self, machines: Iterable[str]) -> None:
+        """These machines have folders of their own."""
+        for machine in machines:
+            self._machines[machine] = JobFiles(self._folder, _TO_SERVERS, _TO_LAUNCHER)
+
+    def changed(self) -> Iterator[tuple[str, pb.JobFile]]:
+        """Yield the files that are to be sent to a machine."""
+        present: dict[str, bytes] | None = None
+        for machine, files in self._machines.items():
+            present = files.present() if present is None else present  # once for all
+            for file in files.changed(present):
+                yield machine, file
+
+    def take(self, machine: str, file: pb.JobFile) -> None:
+        """See JobFiles.take."""
+        self._machines[machine].take(file)

@@ -66,8 +66,7 @@ class JobOpening:
         for name, reply in self.replies.items():
             if reply.error:
                 raise ConfigError(f"host {name}: {reply.error}")
-        alone = [name for name, reply in self.replies.items() if not reply.has_shared_logs]
-        request = self._job.request
+        alone, request = self.without_shared_logs, self._job.request
         if alone and request.keeps_snapshots and url_of(request.snapshot_store) is None:
             raise ConfigError(
                 f"host {alone[0]}: {str(self._job.logs.absolute())!r} is not the launcher's folder there, "
@@ -75,10 +74,22 @@ class JobOpening:
                 "with --snapshot-store"
             )
 
+    def check_log(self, member: Member) -> None:
+        """Refuse to start a server on another machine without the log that it had.
+
+        Raises:
+            ConfigError: It has none there.
+        """
+        if self._job.request.keeps_log and self.without_shared_logs:
+            raise ConfigError(
+                f"{member} cannot start on another machine, where its log is not; with --log-dir in a folder "
+                "that all machines share it could"
+            )
+
     @property
-    def has_shared_logs(self) -> bool:
-        """The folder of logs is the same on all machines."""
-        return all(reply.has_shared_logs for reply in self.replies.values())
+    def without_shared_logs(self) -> list[str]:
+        """The machines whose folder of logs is not the launcher's."""
+        return [name for name, reply in self.replies.items() if not reply.has_shared_logs]
 
 
 @dataclass

@@ -77,6 +77,10 @@ class MachinePlacement:
             self._put([server])
         return self._where[server]
 
+    def remove(self, member: Member) -> None:
+        """The job has this member no more."""
+        self._where.pop(member, None)
+
     def put_standby(self, standby: Member, allowed: Collection[str]) -> str:
         """Place a standby on the allowed machine that has the fewest servers."""
         machines = [machine for machine in self._machines if machine in allowed]
@@ -160,11 +164,16 @@ class ServerLocations:
             return replace(told, endpoint=before), False
         self.lost.discard(rank)
         self._now[rank], self._holder[rank] = endpoint, told.member
-        if endpoint == before:
-            return told, False
-        self.moved.pop(endpoint, None)  # it may have been there earlier
-        self.moved[before] = endpoint
-        return told, True
+        was_left = self.moved.pop(endpoint, None)  # a server may have been there earlier
+        if endpoint != before:
+            self.moved[before] = endpoint
+        return told, endpoint != before or was_left is not None
+
+    def forget(self, rank: int) -> None:
+        """The job has this server no more; another one may get its rank."""
+        self.lost.discard(rank)
+        self._now.pop(rank, None)
+        self._holder.pop(rank, None)
 
     def lose(self, members: Iterable[Member]) -> None:
         """These members' machine is lost; a server that another machine has taken over is not."""

@@ -30,7 +30,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     version_mismatch,
 )
 from psfleet_launch.engines.remote.agent_starter import AgentStarter
-from psfleet_launch.engines.remote.job_files import JobFiles
+from psfleet_launch.engines.remote.job_files import LauncherFiles
 from psfleet_launch.engines.remote.job_opening import ConnectionChecks, JobOpening
 from psfleet_launch.engines.remote.machine_placement import (
     MachinePlacement,
@@ -81,7 +81,7 @@ class RemoteEngine(Engine):
         self._unplaced: dict[Member, Told] = {}
         self._locations = ServerLocations()
         self._checks = ConnectionChecks()
-        self._files = JobFiles(job.logs)
+        self._files = LauncherFiles(job.logs)
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
         self._opening = JobOpening(job)
@@ -175,7 +175,7 @@ class RemoteEngine(Engine):
                 replies = self._opening.replies
                 self._await(lambda: len(replies) == len(self.agents), "answers of all agents")
             self._opening.check()
-            self._files.is_shared = self._opening.has_shared_logs
+            self._files.add(self._opening.without_shared_logs)
 
     def default_address(self) -> str:
         """This machine's address, where the user names none."""
@@ -225,6 +225,7 @@ class RemoteEngine(Engine):
             self._events.append(ProcessExited(member, 1, cause=str(error)))
             return
         self._running[member] = self._hosts[member] = name
+        self.share()  # a process knows what was decided before it was started
         spawn = pb.Spawn(
             member=member_message(member),
             endpoints=self._reachable(told.endpoints),
@@ -241,7 +242,8 @@ class RemoteEngine(Engine):
             raise ConfigError(f"no machine is left for {member}")
         if told.follows:
             return self._places.put_standby(member, self._free_for(member))
-        self._check_log(member)
+        if member.role == "server" and member.rank in self._locations.lost:
+            self._opening.check_log(member)
         # A standby that had taken over has no place of its own once its machine is lost.
         return self._places[member if member in self._places else member.seat]
 
@@ -249,19 +251,6 @@ class RemoteEngine(Engine):
         """The machines that can take a standby: others than its server's, which can be reached."""
         away = {name for name, agent in self.agents.items() if agent.is_cut_off}
         return set(self.agents) - self._running.of_server(standby) - away
-
-    def _check_log(self, member: Member) -> None:
-        """Refuse to start a server without the log that it had on another machine.
-
-        Raises:
-            ConfigError: It has none here.
-        """
-        has_moved = member.role == "server" and member.rank in self._locations.lost
-        if has_moved and self.job.request.keeps_log and not self._opening.has_shared_logs:
-            raise ConfigError(
-                f"{member} cannot start on another machine, where its log is not; with --log-dir in a folder "
-                "that all machines share it could"
-            )
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
         """Return the endpoints, new ones for servers that have moved and are not ready yet."""
@@ -275,11 +264,23 @@ class RemoteEngine(Engine):
         self._tell(member, pb.LauncherMessage(signal=sent))
 
     def command(self, member: Member, line: str) -> None:
+        self.share()
         command = pb.ServerCommand(member=member_message(member), line=line)
         self._tell(member, pb.LauncherMessage(command=command))
 
     def expect(self, member: Member) -> None:
         self._tell(member, pb.LauncherMessage(expect=member_message(member)))
+
+    def forget(self, member: Member) -> None:
+        assert self._places is not None
+        self._places.remove(member)
+        if member == member.seat:
+            self._locations.forget(member.rank)
+
+    def share(self) -> None:
+        for name, file in self._files.changed():
+            if name in self.agents:
+                self.agents[name].send(pb.LauncherMessage(job_file=file))
 
     def kill_machine(self, member: Member) -> None:
         self._tell(member, pb.LauncherMessage(die=True))
@@ -311,8 +312,7 @@ class RemoteEngine(Engine):
                 self._events.append(self._cut_off(agent.name))
         for member in list(filter(self._free_for, self._unplaced)):
             self.spawn(member, self._unplaced.pop(member))
-        for file in self._files.changed():
-            self._tell(Member("server", 0), pb.LauncherMessage(job_file=file))
+        self.share()
         events, self._events = self._events, []
         return events
 
@@ -342,7 +342,7 @@ class RemoteEngine(Engine):
             case "leaving":
                 self._lose(agent, message.leaving)
             case "job_file":
-                self._files.take(message.job_file)
+                self._files.take(agent.name, message.job_file)
             case _:
                 event = event_of(message)
                 assert event is not None
