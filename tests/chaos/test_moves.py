@@ -58,7 +58,10 @@ class Mover:
         return servers
 
     def _kill(self) -> None:
-        self._fleet.kill(self._dice.randrange(len(self._fleet.processes)))
+        count = len(self._fleet.processes)
+        ready = [server for server in range(count) if self._fleet.ready_file(server).exists()]
+        if ready:  # a new one that dies before that has no part in a move
+            self._fleet.kill(self._dice.choice(ready))
 
     def is_done(self) -> bool:
         """Return whether the servers that were asked for are there, now that workers have met."""
