@@ -150,13 +150,17 @@ class Following:
     def _count(self, pushes: Sequence[Mapping[int, tuple[int, int]]]) -> int:
         """The number of all pushes; it also counts those of incarnations that are over since the last cut."""
         before = self.cut.pushes if self.cut is not None else ()
+        if before and len(before) != len(pushes):  # each server of another number was as server 0
+            moved = before[:1] * len(pushes)
+            self._ended += _total(before) - _total(moved)
+            before = moved
         self._ended += sum(
             last
-            for old, new in zip(before, pushes, strict=False)  # another job has other servers
+            for old, new in zip(before, pushes, strict=False)  # none is before the first cut
             for worker, (incarnation, last) in old.items()
             if worker not in new or new[worker][0] != incarnation
         )
-        return self._ended + sum(last for each in pushes for _, last in each.values())
+        return self._ended + _total(pushes)
 
     def _aim(self, closed: int, pause: float) -> None:
         """Choose the round of the next cut: one that no server has closed when the request comes.
@@ -215,3 +219,7 @@ def _are_one_cut(replies: Sequence[ChangesReply]) -> bool:
     modes = {reply.has_rounds for reply in replies}
     rounds = {reply.round for reply in replies}
     return len(modes) == 1 and (False in modes or len(rounds) == 1)
+
+
+def _total(pushes: Sequence[Mapping[int, tuple[int, int]]]) -> int:
+    return sum(last for each in pushes for _, last in each.values())

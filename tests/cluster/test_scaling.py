@@ -354,7 +354,8 @@ def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:
 
 def test_readers_and_followers(tmp_path: Path) -> None:
     """A reader that knows the old number of servers is refused rather than given rows of other ids, and reads
-    when it connects again; a follower finds the new servers by itself."""
+    when it connects again; a follower finds the new servers by itself, and the number of its cut does not
+    fall with their number."""
     ids, ones = np.arange(200), np.ones((200, 1), np.float32)
     with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "async")
@@ -374,6 +375,17 @@ def test_readers_and_followers(tmp_path: Path) -> None:
             with psfleet.connect(job=tmp_path) as again:
                 assert np.array_equal(again.sparse_table("counts").pull(ids), 2 * ones)
             until(lambda: np.array_equal(followed.pull(ids), 2 * ones), lambda: "rows of the move")
+            before = follower.cut
+            assert before is not None
+            meet(runtime, fleet, 1)
+            write_running_job(tmp_path, Environment(servers=fleet.endpoints))
+            runtime.push([Gradient(COUNTS.key, -ones, ids, 1.0)])
+            runtime.flush()
+            until(
+                lambda: np.array_equal(followed.pull(ids), 3 * ones), lambda: "rows of one server"
+            )
+            assert follower.cut is not None
+            assert follower.cut.number > before.number
         runtime.close()
 
 
