@@ -149,6 +149,7 @@ class Server:
         environment = self.environment
         if environment.ready_file:
             write_ready(Path(environment.ready_file), environment.rank, self.endpoint, os.getpid())
+            self._wake_launcher()  # it looks for the file then
         self.announce(
             f"{who} ready at {self.endpoint} (process {os.getpid()})"
             + (f", back after {self.recovered} records of its log" if self.recovered else "")

@@ -29,9 +29,6 @@ from psfleet_launch.supervision.job_events import (
     causes_first,
 )
 
-_LOOK = 0.02
-"""Seconds between looks for ready files; everything else wakes the selector by itself."""
-
 
 class LocalEngine(Engine):
     """Processes of this machine, which die with the launcher."""
@@ -146,7 +143,7 @@ class LocalEngine(Engine):
 
     @property
     def pause(self) -> float:
-        return _LOOK if self._awaited else float("inf")
+        return float("inf")  # who writes a ready file says so on the liveness pipe
 
     def events(self) -> list[Event | Shown]:
         exits = [
