@@ -4,6 +4,7 @@ The page of a job and Prometheus therefore show the same figures; a test asks bo
 """
 
 import abc
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,8 @@ class _Single(Expression):
     def _aggregated(self, look: Look) -> Series:
         groups: dict[tuple[str, ...], list[float]] = {}
         for labels, value in look.select(self.metric, self.where):
-            groups.setdefault(tuple(labels.get(name, "") for name in self.by), []).append(value)
+            key = tuple(map(labels.get, self.by, itertools.repeat("")))
+            groups.setdefault(key, []).append(value)
         return {key: AGGREGATES[self.aggregate](values) for key, values in groups.items()}
 
 
