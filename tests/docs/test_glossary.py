@@ -5,7 +5,6 @@ import importlib
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -57,6 +56,21 @@ def terms() -> list[Term]:
 
 
 @cache
+def defined(path: Path) -> list[tuple[str, bool]]:
+    """Names of classes, functions, parameters, variables and attributes of a module; whether of a class."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ClassDef(name=name):
+                names.append((name, True))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                names.append((name, False))
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.append((name, False))
+    return names
+
+
+@cache
 def classes() -> list[tuple[str, str]]:
     """Every shipped class: its file and its name without a leading underscore."""
     names = []
@@ -65,11 +79,7 @@ def classes() -> list[tuple[str, str]]:
             if path.stem.endswith(("_pb2", "_pb2_grpc")):
                 continue
             name = str(path.relative_to(ROOT))
-            names += [
-                (name, node.name.lstrip("_"))
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.ClassDef)
-            ]
+            names += [(name, each.lstrip("_")) for each, is_class in defined(path) if is_class]
     return names
 
 
@@ -77,22 +87,6 @@ def test_the_glossary_is_read() -> None:
     """The table is found, and no term is defined twice."""
     assert len(terms()) >= 50
     assert [name for name, n in Counter(term.name for term in terms()).items() if n > 1] == []
-
-
-def defined(tree: ast.AST) -> Iterator[str]:
-    """Names of classes, functions, parameters, variables and attributes that a module defines."""
-    for node in ast.walk(tree):
-        match node:
-            case (
-                ast.ClassDef(name=name)
-                | ast.FunctionDef(name=name)
-                | ast.AsyncFunctionDef(name=name)
-            ):
-                yield name
-            case ast.arg(arg=name):
-                yield name
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                yield name
 
 
 def exists(code: str) -> bool:
@@ -131,7 +125,7 @@ def test_no_name_has_a_banned_word() -> None:
         (str(path.relative_to(ROOT)), name)
         for path in paths
         if not path.stem.endswith(("_pb2", "_pb2_grpc"))
-        for name in defined(ast.parse(path.read_text()))
+        for name, _ in defined(path)
     } | {
         (str(path.relative_to(ROOT)), "".join(match.groups("")))
         for path in sorted((ROOT / "protos").rglob("*.proto"))
