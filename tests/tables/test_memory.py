@@ -33,6 +33,7 @@ from psfleet_server.engine.memory_budget import table_limit
 
 MIB = 1 << 20
 BATCH = 8192
+WIDE, FEW = 300, 1024  # of what fills a server: it is about bytes, and few rows are soon pushed
 
 
 def spec_of(dim: int, entry: Entry | None = None, name: str = "rows") -> TableSpec:
@@ -222,18 +223,18 @@ def test_a_server_stays_below_its_memory(mode: str, monkeypatch: pytest.MonkeyPa
     with LocalFleet(servers=1, workers=1) as fleet:
         runtime = fleet.connect(0, mode)
         try:
-            fills = runtime.create(spec_of(32, name="fills"))
-            spills = runtime.create(spec_of(32, CapacityEntry(), name="spills"))
+            fills = runtime.create(spec_of(WIDE, name="fills"))
+            spills = runtime.create(spec_of(WIDE, CapacityEntry(), name="spills"))
             send_many(runtime, fills, range(5))
             send_many(runtime, spills, range(60))
             runtime.flush()
-            assert rows(runtime, fills) == 5 * BATCH
-            assert 10 * BATCH < rows(runtime, spills) < 60 * BATCH
+            assert rows(runtime, fills) == 5 * FEW
+            assert 10 * FEW < rows(runtime, spills) < 60 * FEW
             # In sync mode the push that waits for its round may be what there is no room for.
-            refusals = r"'fills' was asked to add 8192 rows|the pushes of round \d+ take"
+            refusals = r"'fills' was asked to add 1024 rows|the pushes of round \d+ take"
             with pytest.raises(UsageError, match=refusals):
                 send_many(runtime, fills, range(1000))
-            assert rows(runtime, fills) % BATCH == 0
+            assert rows(runtime, fills) % FEW == 0
             assert peak(fleet.processes[0].pid) <= 420 * MIB
         finally:
             runtime.close()
@@ -245,9 +246,9 @@ def fill_in_turn(runtime: Runtime, keys: list[int]) -> None:
 
 
 def send_many(runtime: Runtime, key: int, numbers: range) -> None:
-    values = np.ones((BATCH, 32), np.float32)
+    values = np.ones((FEW, WIDE), np.float32)
     for number in numbers:
-        ids = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.int64)
+        ids = np.arange(number * FEW, (number + 1) * FEW, dtype=np.int64)
         runtime.push([Gradient(key, values, ids, 0.1)]).wait()
 
 
@@ -294,7 +295,7 @@ def test_what_a_server_has_saved_it_can_load(
     monkeypatch.setenv("PSFLEET_MEMORY", "300M")
     with LocalFleet(servers, workers=1) as fleet:
         runtime = fleet.connect(0, mode)
-        keys = [runtime.create(spec_of(32, name=name)) for name in "ab"]
+        keys = [runtime.create(spec_of(WIDE, name=name)) for name in "ab"]
         with pytest.raises(UsageError, match="was asked to add"):
             fill_in_turn(runtime, keys)
         states = [rows(runtime, key) for key in keys]
