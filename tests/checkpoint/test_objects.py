@@ -153,11 +153,11 @@ with psfleet.connect() as ps:
 """
 
 
-def launched(folder: Path, place: str, *options: str) -> str:
-    """What a job of two servers prints in the end; it awaits a whole snapshot in the place halfway."""
+def launched(folder: Path, servers: int, place: str, *options: str) -> str:
+    """What a job prints in the end; it awaits a whole snapshot in the place halfway."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    job = ["--servers", "2", "--workers", "1", "--sync", "--log-dir", str(folder / "logs")]
+    job = ["--servers", str(servers), "--workers", "1", "--sync", "--log-dir", str(folder / "logs")]
     command = [sys.executable, "-m", "psfleet_launch", *job, *options, str(script), place]
     process = ended(command, env={**os.environ, "PYTHONWARNINGS": "default"})
     assert process.returncode == 0, process.stderr
@@ -166,18 +166,19 @@ def launched(folder: Path, place: str, *options: str) -> str:
 
 
 def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
-    """A job keeps its last snapshots at a URL; one that resumes there ends as one that went on.
+    """A job keeps its last snapshots at a URL; one that resumes there, on fewer servers, ends as one that
+    went on.
 
     The end of a job may leave a part of the snapshot under way, and the oldest that this was to replace.
     """
     store = (f"{bucket}/jobs/taste", "--job", "taste", "--snapshot-store", f"{bucket}/jobs")
-    whole = launched(tmp_path, *store, "--snapshot-every", "1 rounds")
+    whole = launched(tmp_path, 2, *store, "--snapshot-every", "1 rounds")
     kept = [*filter(object_store.is_whole, own_snapshots(f"{bucket}/jobs/taste"))]
     assert 1 <= len(kept) <= 4
     assert own_snapshots(str(tmp_path / "logs" / "taste" / "snapshots")) == []
     assert latest_snapshot(f"{bucket}/jobs/taste") == kept[-1]
     assert check_snapshot(f"{bucket}/jobs/taste") == kept[-1]
-    resumed = launched(tmp_path, *store, "--resume", f"{bucket}/jobs/taste")
+    resumed = launched(tmp_path, 1, *store, "--resume", f"{bucket}/jobs/taste")
     assert own_snapshots(f"{bucket}/jobs/taste") == kept
     assert resumed == whole
     job_snapshots.clear(f"{bucket}/jobs/taste", "")
