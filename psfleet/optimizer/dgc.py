@@ -18,7 +18,7 @@ from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.parameters.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
-from psfleet.validation.annotations import NonNegative, checked
+from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, checked
 
 Floats = NDArray[np.float32]
 _ELEMENT_BYTES, _VALUE_BYTES = 8, 4
@@ -60,12 +60,12 @@ class DGCMomentum(Optimizer):
         self,
         learning_rate: Rate,
         momentum: float,
-        rampup_begin_step: int,
-        rampup_step: int = 1,
+        rampup_begin_step: NonNegativeInt,
+        rampup_step: PositiveInt = 1,
         sparsity: Sequence[float] = (0.999,),
         use_nesterov: bool = False,
         local_grad_clip_norm: NonNegative | None = None,
-        num_trainers: int | None = None,
+        num_trainers: PositiveInt | None = None,
         weight_decay: WeightDecay | float | None = None,
         name: str | None = None,
         parameters: Iterable[Any] | None = None,
@@ -73,7 +73,10 @@ class DGCMomentum(Optimizer):
         **older: Unpack[LegacyArguments],
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
-        _check(rampup_begin_step, rampup_step, sparsity, num_trainers)
+        if not sparsity or not all(0 <= share < 1 for share in sparsity):
+            raise ConfigError(
+                f"DGCMomentum: sparsity is {sparsity!r}, it must be a list of numbers in [0, 1)"
+            )
         self._rule = rules.DGCMomentum(momentum, rampup_begin_step, use_nesterov)
         self._plain = rules.Momentum(momentum, use_nesterov)
         self._begin, self._length = rampup_begin_step, rampup_step
@@ -224,16 +227,3 @@ def _small(sizes: Mapping[str, int], sparsity: float) -> set[str]:
             break
         names.add(name)
     return names
-
-
-def _check(begin: int, length: int, sparsity: Sequence[float], trainers: int | None) -> None:
-    if begin < 0:
-        raise ConfigError(f"DGCMomentum: rampup_begin_step is {begin!r}, it must be at least 0")
-    if length < 1:
-        raise ConfigError(f"DGCMomentum: rampup_step is {length!r}, it must be at least 1")
-    if not isinstance(sparsity, Sequence) or not sparsity or not all(0 <= s < 1 for s in sparsity):
-        raise ConfigError(
-            f"DGCMomentum: sparsity is {sparsity!r}, it must be a list of numbers in [0, 1)"
-        )
-    if trainers is not None and trainers < 1:
-        raise ConfigError(f"DGCMomentum: num_trainers is {trainers!r}, it must be at least 1")
