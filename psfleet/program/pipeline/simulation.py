@@ -1,5 +1,6 @@
 """Simulation of a schedule: its timeline, bubble, memory and picture, without running it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ def simulate(schedule: Schedule, costs: Costs = EQUAL, queue_size: int = 30) -> 
     places = [0] * len(schedule.stages)
     clocks = [0.0] * len(schedule.stages)
     busy = [0.0] * len(schedule.stages)
-    waiting: dict[tuple[Work, int], int] = {}
+    waiting: Counter[tuple[Work, int]] = Counter()
     goes_on = True
     while goes_on:
         goes_on = False
@@ -78,15 +79,18 @@ def simulate(schedule: Schedule, costs: Costs = EQUAL, queue_size: int = 30) -> 
             while places[stage] < len(actions):
                 action = actions[places[stage]]
                 needs = list(schedule.needs(action))
-                if any(n not in spans for n in needs) or not _has_room(
-                    schedule, action, waiting, queue_size
-                ):
+                after = _next_chunk(schedule, action)
+                is_full = after is not None and waiting[action.work, after] >= queue_size
+                if is_full or any(n not in spans for n in needs):
                     break
                 begin = max([clocks[stage], *(spans[n][1] for n in needs)])
                 spans[action] = begin, begin + price(action)
                 clocks[stage] = spans[action][1]
                 busy[stage] += price(action)
-                _account(schedule, action, waiting)
+                if waiting[action.work, action.chunk]:
+                    waiting[action.work, action.chunk] -= 1
+                if after is not None:
+                    waiting[action.work, after] += 1
                 places[stage] += 1
                 goes_on = True
     stuck = [
@@ -110,22 +114,6 @@ def _next_chunk(schedule: Schedule, action: Action) -> int | None:
     return after if 0 <= after < schedule.chunks else None
 
 
-def _has_room(
-    schedule: Schedule, action: Action, waiting: dict[tuple[Work, int], int], queue_size: int
-) -> bool:
-    after = _next_chunk(schedule, action)
-    return after is None or waiting.get((action.work, after), 0) < queue_size
-
-
-def _account(schedule: Schedule, action: Action, waiting: dict[tuple[Work, int], int]) -> None:
-    key = (action.work, action.chunk)
-    if waiting.get(key, 0):
-        waiting[key] -= 1
-    after = _next_chunk(schedule, action)
-    if after is not None:
-        waiting[action.work, after] = waiting.get((action.work, after), 0) + 1
-
-
 def live_micro_batches(schedule: Schedule, stage: int) -> int:
     """The most forwards of a stage, over its chunks, whose activations are kept at once."""
     live = peak = 0
@@ -136,12 +124,12 @@ def live_micro_batches(schedule: Schedule, stage: int) -> int:
     return peak
 
 
-def picture(schedule: Schedule, costs: Costs = EQUAL, width: int = 100) -> str:
+def picture(schedule: Schedule) -> str:
     """One line per stage over time: `F` forward, `B` backward, `I` and `W` its two halves, `.` idle.
 
-    A cell is the shortest action; the digits are micro-batches. Lines are cut at `width`.
+    A cell is the shortest action; the digits are micro-batches. Lines are cut at 100 characters.
     """
-    timeline = simulate(schedule, costs)
+    timeline = simulate(schedule)
     cell = min(end - begin for begin, end in timeline.spans.values()) or 1.0
     size = 1 + len(str(schedule.micro_batches - 1))
     lines = []
@@ -152,5 +140,5 @@ def picture(schedule: Schedule, costs: Costs = EQUAL, width: int = 100) -> str:
             name = f"{action.work.value}{action.micro:0{size - 1}d}"
             cells[begin:end] = [name] + ["-" * size] * (end - begin - 1)
         text = " ".join(cells)
-        lines.append(f"stage {stage}  {text if len(text) <= width else text[: width - 3] + '...'}")
+        lines.append(f"stage {stage}  {text if len(text) <= 100 else text[:97] + '...'}")
     return "\n".join(lines)
