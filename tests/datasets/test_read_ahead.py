@@ -1,5 +1,6 @@
 """Batches that are read ahead: guessed right or wrong, they are those that were asked for."""
 
+import contextlib
 from collections.abc import Callable
 
 from psfleet.datasets.read_ahead import ReadAhead, probable
@@ -22,11 +23,8 @@ def test_wrong_guesses() -> None:
     lows = [0, 20, 40, 60, 10, 15, 20, 25, 95, 100, 200, 220, 7]
     asked: list[Ranges] = [((low, low + 5),) for low in lows]
     asked[6:6] = [((3, 5), (8, 9))]
-    ahead = ReadAhead(prepare, 100, 3)
-    try:
+    with contextlib.closing(ReadAhead(prepare, 100, 3)) as ahead:
         assert [ahead.take(ranges) for ranges in asked] == asked
-    finally:
-        ahead.close()
     assert reported == asked
 
 

@@ -1,5 +1,6 @@
 """Changed requests to every method: see tests.fuzz.frames for the promise. FUZZ_FRAMES asks for more."""
 
+import contextlib
 import importlib
 import os
 from pathlib import Path
@@ -42,12 +43,9 @@ def promised() -> set[str]:
 def test_every_method_is_attacked() -> None:
     """Each that the protocol has is answered here, and has a request from which the changed ones are
     made, a new one too."""
-    ground = Ground(shard_pb2.MODE_SYNC)
-    try:
+    with contextlib.closing(Ground(shard_pb2.MODE_SYNC)) as ground:
         assert set(ground.methods) == promised()
         assert ground.unknown() == set()
-    finally:
-        ground.close()
 
 
 @pytest.mark.timeout(24 * 3600 if FRAMES > 10_000 else 180)
@@ -66,10 +64,7 @@ def test_no_request_brings_a_server_down(working_folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_hypothesis_finds_nothing_either(entropy: bytes, mode: int) -> None:
     """The same with hypothesis choosing, so that a failure comes back small and is remembered."""
-    ground = Ground(mode)
-    try:
+    with contextlib.closing(Ground(mode)) as ground:
         dice, tally, before = Fed(entropy), Tally(), None
         for _ in range(20):
             before = attack(ground, dice, tally, before or ground.state())
-    finally:
-        ground.close()

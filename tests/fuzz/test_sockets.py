@@ -1,5 +1,6 @@
 """Garbage at the doors of a real server, with TLS and without: it stays up, and small."""
 
+import contextlib
 import random
 import socket
 import ssl
@@ -102,9 +103,6 @@ def test_changed_requests_over_the_wire(
 
 def test_it_trains_on(fleet: LocalFleet) -> None:
     """After all that the server is as good as new."""
-    runtime = fleet.connect(0, "async")
-    try:
+    with contextlib.closing(fleet.connect(0, "async")) as runtime:
         TrainingWorkload(3).run(runtime)
-    finally:
-        runtime.close()
     assert fleet.wait() == [0]

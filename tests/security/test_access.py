@@ -171,11 +171,8 @@ def test_a_stranger_costs_no_memory(fleet: LocalFleet, folder: Path) -> None:
 
 def test_who_belongs_there_trains_on(fleet: LocalFleet) -> None:
     """After all those refusals the server works, and is as it was."""
-    runtime = fleet.connect(0, "async")
-    try:
+    with contextlib.closing(fleet.connect(0, "async")) as runtime:
         TrainingWorkload(3).run(runtime)
-    finally:
-        runtime.close()
 
 
 def serving(credentials: Path | None, folder: Path) -> Server:

@@ -1,5 +1,6 @@
 """The prediction service: real sockets, gRPC and HTTP."""
 
+import contextlib
 import http.client
 import json
 import shutil
@@ -36,16 +37,15 @@ def server(trained: tuple[Path, Any]) -> Iterator[serving.Server]:
 
 def asked(server: serving.Server, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     """Status and document of an HTTP request."""
-    connection = http.client.HTTPConnection(server.http_address, timeout=60)
-    try:
+    with contextlib.closing(
+        http.client.HTTPConnection(server.http_address, timeout=60)
+    ) as connection:
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, content)
         reply = connection.getresponse()
         text = reply.read()
         is_json = reply.headers["content-type"] == "application/json"
         return reply.status, json.loads(text) if is_json else text
-    finally:
-        connection.close()
 
 
 def test_http(server: serving.Server, trained: tuple[Path, Any]) -> None:

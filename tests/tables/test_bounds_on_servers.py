@@ -144,11 +144,8 @@ def test_rounds_are_bit_identical_on_any_number_of_servers(servers: int) -> None
     with LocalFleet(servers=servers, workers=2, in_process=True) as local:
 
         def run(worker: int) -> None:
-            runtime = local.connect(worker, "sync")
-            try:
+            with contextlib.closing(local.connect(worker, "sync")) as runtime:
                 actual[worker] = train(runtime, worker, EXACT)
-            finally:
-                runtime.close()
 
         in_threads([partial(run, worker) for worker in range(2)])
     assert actual[0] == expected
@@ -191,15 +188,14 @@ def test_a_full_table_comes_back_whole_on_other_servers(
     """All its rows, although hashing gives some server more than its part; pushes then keep the limit."""
     spec = spec_of(CapacityEntry(rows=1000, full=full))
     ids = np.arange(1000)
-    with LocalFleet(servers=1, workers=1, in_process=True) as local:
-        saved = local.connect(0, "async")
-        try:
-            saved.create(spec)
-            saved.push([Gradient(spec.key, np.ones((1000, 4), np.float32), ids, 0.1)])
-            saved.save(str(tmp_path / "model"))
-            before = saved.read_table(spec.key)
-        finally:
-            saved.close()
+    with (
+        LocalFleet(servers=1, workers=1, in_process=True) as local,
+        contextlib.closing(local.connect(0, "async")) as saved,
+    ):
+        saved.create(spec)
+        saved.push([Gradient(spec.key, np.ones((1000, 4), np.float32), ids, 0.1)])
+        saved.save(str(tmp_path / "model"))
+        before = saved.read_table(spec.key)
     with LocalFleet(servers=2, workers=1, resume=str(tmp_path / "model"), in_process=True) as local:
         runtime = local.connect(0, "async")
         try:
@@ -236,22 +232,21 @@ def count(runtime: Runtime) -> int:
 def test_rows_expire_by_the_servers_clock() -> None:
     """Rows that nobody pushes are gone after their seconds; rows that are pushed stay."""
     entry = TTLEntry(seconds=0.5)
-    with LocalFleet(servers=1, workers=1, in_process=True) as local:
-        runtime = local.connect(0, "async")
-        try:
-            key = runtime.create(spec_of(entry))
-            runtime.push([Gradient(key, np.ones((50, 4), np.float32), np.arange(50), 0.1)]).wait()
-            assert count(runtime) == 50
-            one = Gradient(key, np.ones((1, 4), np.float32), np.array([7]), 0.1)
+    with (
+        LocalFleet(servers=1, workers=1, in_process=True) as local,
+        contextlib.closing(local.connect(0, "async")) as runtime,
+    ):
+        key = runtime.create(spec_of(entry))
+        runtime.push([Gradient(key, np.ones((50, 4), np.float32), np.arange(50), 0.1)]).wait()
+        assert count(runtime) == 50
+        one = Gradient(key, np.ones((1, 4), np.float32), np.array([7]), 0.1)
 
-            def is_alone() -> bool:
-                runtime.push([one]).wait()
-                return count(runtime) == 1
+        def is_alone() -> bool:
+            runtime.push([one]).wait()
+            return count(runtime) == 1
 
-            until(is_alone, "end of the other rows", every=0.05)
-            assert runtime.read_table(key).ids == np.array([7])
-        finally:
-            runtime.close()
+        until(is_alone, "end of the other rows", every=0.05)
+        assert runtime.read_table(key).ids == np.array([7])
 
 
 def test_an_embedded_table_expires_by_the_clock_it_is_given() -> None:

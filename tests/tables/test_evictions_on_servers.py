@@ -1,5 +1,6 @@
 """Eviction policies of a user and streams of evicted ids on real servers, over deaths and takeovers."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -91,16 +92,14 @@ def content(runtime: Runtime, spec: TableSpec) -> list[bytes]:
 
 def undisturbed(spec: TableSpec) -> tuple[Events, list[bytes]]:
     """The events and rows of training without a fault."""
-    with LocalFleet(servers=2, workers=1, in_process=True) as local:
-        runtime = local.connect(0, "async")
-        try:
-            runtime.create(spec)
-            for step in range(STEPS):
-                push(runtime, spec, step)
-            events = read_all(EvictionReader(runtime, spec)), content(runtime, spec)
-        finally:
-            runtime.close()
-    return events
+    with (
+        LocalFleet(servers=2, workers=1, in_process=True) as local,
+        contextlib.closing(local.connect(0, "async")) as runtime,
+    ):
+        runtime.create(spec)
+        for step in range(STEPS):
+            push(runtime, spec, step)
+        return read_all(EvictionReader(runtime, spec)), content(runtime, spec)
 
 
 def test_a_server_that_dies_evicts_the_same_rows_again(module: str) -> None:
@@ -109,23 +108,19 @@ def test_a_server_that_dies_evicts_the_same_rows_again(module: str) -> None:
     expected, rows = undisturbed(spec)
     events: Events = []
     local = LocalFleet(servers=2, workers=1, durability="log", rules=[module])
-    with local, local.reviving():
-        runtime = local.connect(0, "async")
-        try:
-            runtime.create(spec)
-            reader = EvictionReader(runtime, spec)
-            for step in range(STEPS):
-                push(runtime, spec, step)
-                if step == 15:
-                    runtime.save("")
-                if step in (25, 40):
-                    events += read_all(reader)
-                    local.kill(step % 2)
-            events += read_all(reader)
-            assert content(runtime, spec) == rows
-            again = read_all(EvictionReader(runtime, spec))
-        finally:
-            runtime.close()
+    with local, local.reviving(), contextlib.closing(local.connect(0, "async")) as runtime:
+        runtime.create(spec)
+        reader = EvictionReader(runtime, spec)
+        for step in range(STEPS):
+            push(runtime, spec, step)
+            if step == 15:
+                runtime.save("")
+            if step in (25, 40):
+                events += read_all(reader)
+                local.kill(step % 2)
+        events += read_all(reader)
+        assert content(runtime, spec) == rows
+        again = read_all(EvictionReader(runtime, spec))
     assert local.restarts == 2
     assert len(expected) > 100
     assert sorted(events) == sorted(again) == sorted(expected)
@@ -143,21 +138,21 @@ def test_a_standby_goes_on_with_the_stream() -> None:
     spec = spec_of("lfu")
     expected, rows = undisturbed(spec)
     events: Events = []
-    with Pairs(servers=2, workers=1) as pairs, pairs.deciding():
-        runtime = pairs.connect(0, "async")
-        try:
-            runtime.create(spec)
-            reader = EvictionReader(runtime, spec)
-            for step in range(STEPS):
-                push(runtime, spec, step)
-                if step in (20, 40):  # the second standby begins with a copy of the first
-                    pairs.await_standbys()
-                    events += read_all(reader)
-                    lose_primary(pairs, 1)
-            events += read_all(reader)
-            assert content(runtime, spec) == rows
-        finally:
-            runtime.close()
+    with (
+        Pairs(servers=2, workers=1) as pairs,
+        pairs.deciding(),
+        contextlib.closing(pairs.connect(0, "async")) as runtime,
+    ):
+        runtime.create(spec)
+        reader = EvictionReader(runtime, spec)
+        for step in range(STEPS):
+            push(runtime, spec, step)
+            if step in (20, 40):  # the second standby begins with a copy of the first
+                pairs.await_standbys()
+                events += read_all(reader)
+                lose_primary(pairs, 1)
+        events += read_all(reader)
+        assert content(runtime, spec) == rows
     assert pairs.takeovers == 2
     assert sorted(events) == sorted(expected)
 
@@ -169,8 +164,7 @@ def of_rounds(servers: int) -> tuple[list[int], list[bytes], int]:
     rounds: list[tuple[list[int], list[bytes], int]] = []
 
     def run(worker: int, local: LocalFleet) -> None:
-        runtime = local.connect(worker, "sync")
-        try:
+        with contextlib.closing(local.connect(worker, "sync")) as runtime:
             runtime.create(spec)
             for step in range(12):
                 push(runtime, spec, step, worker)
@@ -180,8 +174,6 @@ def of_rounds(servers: int) -> tuple[list[int], list[bytes], int]:
                 ids = sorted(id_ for id_, *_ in read_all(EvictionReader(runtime, spec)))
                 rounds.append((ids, content(runtime, spec), gone))
             runtime.barrier()
-        finally:
-            runtime.close()
 
     with LocalFleet(servers=servers, workers=2, in_process=True) as local:
         in_threads([partial(run, worker, local) for worker in range(2)])
