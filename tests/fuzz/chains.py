@@ -6,8 +6,6 @@ dies while it writes: then the server is as after the last record that is whole.
 """
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from psfleet.checkpoint import (
-    MANIFEST,
     CutPosition,
     Manifest,
     SnapshotDraft,
@@ -36,7 +33,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import ServerLog, records
 from psfleet_server.durability.records import server_state
 from psfleet_server.durability.recovery import Journal, take
-from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log
+from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log, seal_manifest
 from tests.fuzz.frames import Broken
 from tests.server.seating import register
 
@@ -106,18 +103,7 @@ def reseal_snapshots(folder: Path) -> None:
     """Give every manifest the checksums of the files that are there, and of the manifest before it."""
     for number in range(int(TIP) + 1):
         with contextlib.suppress(Exception):  # where nothing fits, nothing need be made to fit
-            where = folder / str(number)
-            document = json.loads((where / MANIFEST).read_bytes())
-            for entry in document["files"]:
-                data = (where / str(entry["file"])).read_bytes()
-                entry["bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
-            if document["base"]:
-                before = (where / document["base"]["path"] / MANIFEST).read_bytes()
-                document["base"]["sha256"] = hashlib.sha256(before).hexdigest()
-            document.pop("sha256", None)
-            body = json.dumps(document, indent=1, sort_keys=True)
-            document["sha256"] = hashlib.sha256(body.encode()).hexdigest()
-            (where / MANIFEST).write_text(json.dumps(document, indent=1, sort_keys=True))
+            seal_manifest(folder / str(number))
 
 
 def _reads_the_same(good: Path) -> Callable[[Path], None]:

@@ -160,17 +160,25 @@ def _load_checkpoint(folder: Path) -> None:
         raise
 
 
+def seal_manifest(folder: Path) -> None:
+    """Give a manifest the lengths and checksums of the files there, and of the manifest before it."""
+    where = folder / MANIFEST
+    said = json.loads(where.read_bytes())
+    for entry in said["files"]:
+        data = (folder / str(entry["file"])).read_bytes()
+        entry["bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
+    if said.get("base"):
+        before = (folder / said["base"]["path"] / MANIFEST).read_bytes()
+        said["base"]["sha256"] = hashlib.sha256(before).hexdigest()
+    said.pop("sha256", None)
+    body = json.dumps(said, indent=1, sort_keys=True)
+    said["sha256"] = hashlib.sha256(body.encode()).hexdigest()
+    where.write_text(json.dumps(said, indent=1, sort_keys=True))
+
+
 def _reseal_checkpoint(folder: Path) -> None:
-    """Give the manifest the lengths and checksums of the files that are there."""
     with contextlib.suppress(Exception):  # where nothing fits, nothing need be made to fit
-        said = json.loads((folder / MANIFEST).read_bytes())
-        for entry in said["files"]:
-            data = (folder / str(entry["file"])).read_bytes()
-            entry["bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
-        said.pop("sha256", None)
-        body = json.dumps(said, indent=1, sort_keys=True)
-        said["sha256"] = hashlib.sha256(body.encode()).hexdigest()
-        (folder / MANIFEST).write_text(json.dumps(said, indent=1, sort_keys=True))
+        seal_manifest(folder)
 
 
 def _kept(path: Path) -> tuple[ServerLog, Shard, Coordinator]:
