@@ -77,8 +77,7 @@ def opened(path: str) -> socket.socket:
 @contextlib.contextmanager
 def connected(path: str, metadata: tuple[tuple[str, str], ...] = ()) -> Iterator[Http2Client]:
     """A client of the server."""
-    client = Http2Client(lambda: PlainTransport(opened(path)), "test", False, 1 << 28, metadata)
-    try:
+    with contextlib.closing(
+        Http2Client(lambda: PlainTransport(opened(path)), "test", False, 1 << 28, metadata)
+    ) as client:
         yield client
-    finally:
-        client.close()

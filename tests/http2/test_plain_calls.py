@@ -112,24 +112,16 @@ def test_a_frame_that_lies_ends_the_connection(tmp_path: Path) -> None:
         assert client.ends()
 
 
-def test_a_message_that_lies_ends_its_call(tmp_path: Path) -> None:
-    """It says that it is shorter than its frame; other calls go on."""
+@pytest.mark.parametrize(
+    ("length", "words"), [(-1, b"a message of 7 bytes has more"), (1, b"ended without its message")]
+)
+def test_a_message_that_lies_ends_its_call(tmp_path: Path, length: int, words: bytes) -> None:
+    """It says that it is shorter, or longer, than its frame; other calls go on."""
     with calling(tmp_path) as client:
         client.send(call(1))
         client.hear(reply(1))
-        client.send(call(3, length=-1), call(5))
-        client.hear(b"a message of 7 bytes has more")
-        client.hear(reply(5))
-
-
-def test_a_call_without_its_message_is_refused(tmp_path: Path) -> None:
-    """Its message says that it is longer than its frame, which ends the call."""
-    with calling(tmp_path) as client:
-        client.send(call(1))
-        client.hear(reply(1))
-        client.send(call(3, length=1))
-        client.hear(b"ended without its message")
-        client.send(call(5))
+        client.send(call(3, length=length), call(5))
+        client.hear(words)
         client.hear(reply(5))
 
 

@@ -33,11 +33,10 @@ class _Server:
 @contextlib.contextmanager
 def calls_to(server: _Server) -> Iterator[TensorCalls]:
     """A worker's calls to it."""
-    calls = TensorCalls("server 0", lambda: server.endpoint, Access(), server.ask)
-    try:
+    with contextlib.closing(
+        TensorCalls("server 0", lambda: server.endpoint, Access(), server.ask)
+    ) as calls:
         yield calls
-    finally:
-        calls.close()
 
 
 def test_a_server_that_has_moved_is_asked_anew(tmp_path: Path) -> None:

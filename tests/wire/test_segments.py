@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError, PsfleetError, UnknownTable
+from psfleet.kernels.initial_values import STREAM_FROM
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
@@ -231,3 +232,19 @@ def test_segments_of_a_lane_lie_where_they_say() -> None:
             setattr(bad.segments[0], name, value)
         with pytest.raises(FrameError, match="announces"):
             segments.read_gradients(bad, memory, spec_of)
+
+
+def test_large_arrays_give_the_same_message() -> None:
+    """A large array, which is written past the caches, among small, odd, empty and two-dimensional ones: the
+    bytes that joining gives."""
+    values = np.random.default_rng(0).standard_normal(STREAM_FROM // 4 + 1).astype(np.float32)
+    ids, rows = np.arange(7), values[:10].reshape(5, 2)
+    slices = [
+        OutgoingSegment(Segment(table=1, count=3), (ids, values)),
+        OutgoingSegment(Segment(table=2)),
+        OutgoingSegment(Segment(table=3), (rows[:, :1],)),
+        OutgoingSegment(Segment(table=4), (values[:0],)),
+    ]
+    header = Header(worker=1, segments=[part.segment for part in slices])
+    parts = [ids.tobytes(), values.tobytes(), bytes(4), rows[:, :1].tobytes(), bytes(4)]
+    assert segments.message(Header(worker=1), slices) == frame.encode(header, parts)
