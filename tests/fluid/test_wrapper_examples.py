@@ -12,7 +12,6 @@ import pytest
 
 import psfleet.fluid as fluid
 from psfleet import fleet
-from psfleet.errors import ConfigError, UsageError
 
 
 def gen_data() -> Any:
@@ -129,25 +128,3 @@ def test_pipeline_optimizer(tmp_path: Path) -> None:
         (1, True, True),
         (0, False, True),
     ]
-
-
-def test_wrappers_without_cuts_are_refused() -> None:
-    """Each by what is wrong with it."""
-    x = fluid.layers.data("x", [3])
-    hidden = fluid.layers.fc(x, 2)
-    loss = fluid.layers.mean(hidden)
-    other = fluid.layers.fc(x, 2, name="other")
-    sgd = fluid.optimizer.SGD(0.1)
-    with pytest.raises(UsageError, match="has no checkpoints; call _set_checkpoints first"):
-        fluid.optimizer.RecomputeOptimizer(sgd).minimize(loss)
-    with pytest.raises(ConfigError, match="2 cuts make 3 sections, but place_list has 1"):
-        fluid.optimizer.PipelineOptimizer(sgd, [[hidden], [loss]], place_list=[fluid.CPUPlace()])
-    with pytest.raises(ConfigError, match="queue_size is 0"):
-        fluid.optimizer.PipelineOptimizer(sgd, [[loss]], queue_size=0)
-    for cuts, says in (
-        ([[hidden]], "must end with the loss"),
-        ([[other], [loss]], r"cut 0 has 'other\.tmp_0'"),
-        ([[hidden], [hidden], [loss]], "is behind an earlier cut"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            fluid.optimizer.PipelineOptimizer(sgd, cuts).minimize(loss)

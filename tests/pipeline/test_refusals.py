@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from psfleet.optimizer import SGD, PipelineOptimizer
+from psfleet import layers
+from psfleet.optimizer import SGD, PipelineOptimizer, RecomputeOptimizer
 from psfleet.program.backward import append_backward
 from psfleet.program.pipeline.cutting import PipelineSpec, split
 from psfleet.program.program import default_main_program
@@ -34,6 +35,11 @@ process(STAGE_COPIES="one")  # 'one'; it must be whole numbers
 PipelineOptimizer(SGD(0.1), queue_size="2")  # queue_size is '2', it must be a whole number above 0
 PipelineOptimizer(SGD(0.1), concurrency_list=[1, 0, 1])  # concurrency_list is [1, 0, 1], it must be a list, each a whole number above 0
 PipelineOptimizer(SGD(0.1), concurrency_list=[1, "2", 1])  # concurrency_list is [1, '2', 1], it must be a list, each a whole
+cut(lambda hidden, loss: [[hidden]])  # UsageError: ...must end with the loss
+cut(lambda hidden, loss: [[fc(loss, 1, name="other")], [loss]])  # UsageError: ...cut 0 has 'other.tmp_0'
+cut(lambda hidden, loss: [[hidden], [hidden], [loss]])  # UsageError: ...is behind an earlier cut
+cut(lambda hidden, loss: [[hidden], [loss]], place_list=[None])  # ConfigError: ...2 cuts make 3 sections, but place_list has 1
+RecomputeOptimizer(SGD(0.1)).minimize(3)  # UsageError: ...has no checkpoints; call _set_checkpoints first
 cut(lambda hidden, loss: "first")  # cut_list is 'first', it must be a list
 cut(lambda hidden, loss: [[3], [loss]])  # UsageError: ...cut 0: 3 is neither a variable nor the name
 cut(lambda hidden, loss: [["third"], [loss]])  # UsageError: ...cut 0: 'third' is not in the program
@@ -70,6 +76,8 @@ def test_settings() -> None:
             "strategy": strategy,
             "process": process,
             "PipelineOptimizer": PipelineOptimizer,
+            "RecomputeOptimizer": RecomputeOptimizer,
+            "fc": layers.fc,
             "SGD": SGD,
             "cut": cut,
         },

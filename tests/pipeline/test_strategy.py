@@ -43,12 +43,14 @@ def test_cuts_of_the_script_stay(recompute: dict[str, Any]) -> None:
     assert (backward.checkpoints is None) == (not recompute)
 
 
-def cut(cuts: Callable[[Variable, Variable], Any]) -> list[int]:
+def cut(cuts: Callable[[Variable, Variable], Any], **options: Any) -> list[int]:
     """How many records the forward pieces of a two-layer network have."""
     with own_programs():
         hidden = layers.fc(layers.data("x", [None, 2]), 3, act="tanh", name="first")
         loss = layers.mean(layers.fc(hidden, 1, name="second"))
-        cut_optimizer = optimizer.PipelineOptimizer(optimizer.SGD(0.1), cuts(hidden, loss))
+        cut_optimizer = optimizer.PipelineOptimizer(
+            optimizer.SGD(0.1), cuts(hidden, loss), **options
+        )
         cut_optimizer.minimize(loss)
         return [len(section.records) for section in cut_optimizer.sections if section.forward]
 
