@@ -273,19 +273,6 @@ def test_empty_rows_are_a_step() -> None:
         assert e.numpy().tolist() == np.ones((3, 2)).tolist()
 
 
-def test_steps_count_in_programs() -> None:
-    """A decay function of the older face falls with each run of the program."""
-    with program_guard(Program(), Program()):
-        loss, _ = model()
-        opt = SGD(lr.piecewise_decay([1, 2], [0.3, 0.2, 0.1]))
-        opt.minimize(loss)
-        seen = []
-        for _ in range(3):
-            seen.append(opt.get_lr())
-            Executor().run(feed=FEED)
-    assert seen == [0.3, 0.2, 0.1]
-
-
 def test_a_run_starts_from_the_fleet_s_value() -> None:
     """A program's first run uses what the tables hold (a loaded checkpoint), not its own start."""
     with program_guard(Program(), Program()):

@@ -230,14 +230,3 @@ def test_sparse_embedding_gradient_holds_the_rows_of_the_output() -> None:
     np.testing.assert_array_equal(table.grad.ids, [4, 1, 1])
     np.testing.assert_array_equal(table.grad.rows, weights.reshape(-1, 2)[:3])
     assert not out.numpy()[1, 1].any()
-
-
-def test_sparse_gradients_of_two_lookups_are_joined() -> None:
-    """A table looked up twice gets the rows of both."""
-    table = Parameter("table", shape=(5, 2), sparse=True)
-    embed = ops.embedding.Embedding()
-    total = apply(embed, np.array([1, 2]), table) + apply(embed, np.array([2, 4]), table)
-    layers.reduce_sum(total).backward()
-    assert isinstance(table.grad, SparseGrad)
-    assert sorted(table.grad.ids) == [1, 2, 2, 4]
-    assert (table.grad.rows == 1).all()

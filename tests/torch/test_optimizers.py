@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 import psfleet.torch as pst
@@ -35,37 +34,6 @@ def test_one_push_and_one_pull(model: str) -> None:
     fused = [("push", dense + tables), ("pull", dense + tables)]
     assert runtime.calls == [("pull", 1)] * tables + 3 * fused + [fused[0], last]
     runtime.close()
-
-
-def test_schedulers() -> None:
-    """torch's schedulers set the rate, made before or after the conversion, one for each group."""
-    torch.manual_seed(1)
-    plain = DeepFM()
-    twin = copy.deepcopy(plain)
-    data = list(batches(40))
-
-    def follow(model: Any, optimizers: Any, schedulers: Any) -> list[float]:
-        losses = []
-        for batch in data:
-            losses += curve(model, optimizers, [batch])
-            for scheduler in schedulers:
-                scheduler.step()
-        return losses
-
-    own = OPTIMIZERS["adam"](plain)
-    expected = follow(
-        plain,
-        own,
-        [lr_scheduler.StepLR(own[0], 10, 0.3), lr_scheduler.CosineAnnealingLR(own[1], 40)],
-    )
-    moved, opt = pst.convert(twin, OPTIMIZERS["adam"](twin))
-    halves = [
-        lambda epoch: 0.3 ** (epoch // 10),
-        lambda epoch: (1 + np.cos(np.pi * epoch / 40)) / 2,
-    ]
-    actual = follow(moved, [opt], [lr_scheduler.LambdaLR(opt, halves)])
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    assert opt.param_groups[0]["lr"] == pytest.approx(0.01 * 0.3**4)
 
 
 def test_closure_and_hooks() -> None:

@@ -41,6 +41,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, 0.01),
     "tensor rate": lambda p: torch.optim.Adam(p, torch.tensor(0.01), foreach=False),
     "momentum": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
+    "groups": lambda p: torch.optim.Adam(
+        [{"params": [each], "lr": 0.01 * number} for number, each in enumerate(p, 1)]
+    ),
     "fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
 }
 
@@ -66,11 +69,13 @@ def test_all_classes_are_here() -> None:
 
 PAIRS = [(name, *pair) for name in SCHEDULERS for pair in (("adam", False), ("momentum", True))]
 PAIRS += [("StepLR", "tensor rate", True), ("OneCycleLR", "fused", False)]
+PAIRS += [("StepLR", "groups", True), ("CosineAnnealingLR", "groups", False)]
 
 
 @pytest.mark.parametrize(("scheduler", "optimizer", "before"), PAIRS)
 def test_rates_are_torchs(scheduler: str, optimizer: str, before: bool) -> None:
-    """Losses are plain torch's, whether the scheduler was made before or after the conversion."""
+    """Losses are plain torch's, whether the scheduler was made before or after the conversion; each group has
+    its rate."""
     make, schedule = OPTIMIZERS[optimizer], SCHEDULERS[scheduler]
     plain = net()
     own = make(plain.parameters())

@@ -11,14 +11,9 @@ from torch import nn
 import psfleet.torch as pst
 from psfleet import fleet as fleet_api
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.runtime.interface import Gradient
-from psfleet.strategy import LocalSGDSettings
-from psfleet.testing.local_fleet import LocalFleet
-from tests.leaks import nothing_left
 from tests.runtimes import CountingRuntime
 from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, under
-from tests.trainings import in_threads
 
 
 @pytest.mark.parametrize("average", [True, False])
@@ -140,31 +135,6 @@ def test_recompute(settings: dict[str, Any]) -> None:
             assert model.eval()(batch) == copy.deepcopy(model)(batch)
     assert gradients[0] == (gradients[1][0], 5)
     assert gradients[1][1] == 10
-
-
-def test_localsgd() -> None:
-    """Dense weights are averaged over two workers every two steps, and are equal after a barrier."""
-    torch.manual_seed(4)
-    start = DeepFM()
-    states: list[Any] = [{}, {}]
-    apart: list[Any] = [None, None]
-
-    with nothing_left(), LocalFleet(1, 2, in_process=True) as fleet:
-
-        def work(worker: int) -> None:
-            runtime = LocalSGDRuntime(fleet.connect(worker, "sync"), LocalSGDSettings(k_steps=2))
-            model = copy.deepcopy(start)
-            model, opt = pst.convert(model, OPTIMIZERS["sgd"](model), runtime=runtime)
-            curve(model, [opt], batches(6, worker))
-            apart[worker] = model.get_parameter("mlp.0.weight").detach().clone()
-            runtime.barrier()
-            opt.refresh()
-            states[worker] = model.state_dict()
-            runtime.close()
-
-        in_threads([lambda: work(0), lambda: work(1)])
-    assert not torch.equal(*apart)
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 def test_barrier_brings_what_others_have_changed(fleet: EmbeddedRuntime) -> None:
