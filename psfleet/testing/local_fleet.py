@@ -235,10 +235,15 @@ class LocalFleet:
         self._launcher = ServiceThread(self._decide_move, "decision", (self._known[:servers],))
         self._launcher.start()
         deadline = time.monotonic() + self.start_within
-        while (self._folder / SCALE_READY).exists():  # until rows are sent ahead
+        while self._awaits_rows():
             if time.monotonic() > deadline:
                 raise ServerUnavailable(f"server 0 has sent no rows: {self.log(0)}")
             time.sleep(_LOOK)
+
+    def _awaits_rows(self) -> bool:
+        """Return whether the last request is neither taken by server 0 nor given up."""
+        is_open = read_scaled(self._folder).number < self._move
+        return is_open and (self._folder / SCALE_READY).exists()
 
     def _decide_move(self, endpoints: tuple[str, ...]) -> None:
         """Decide the last request as a launcher would, once servers promise to carry it out, or do not."""

@@ -10,6 +10,7 @@ from psfleet.runtime.interface import Gradient, TableState
 from psfleet.testing.local_fleet import LocalFleet
 from tests.cluster.test_scaling import COUNTS, assert_same, meet, train
 from tests.pools import started_pool
+from tests.waiting import until
 
 MOVES = (3, 1, 2)
 
@@ -111,6 +112,26 @@ def test_each_push_counts_once() -> None:
         assert fleet.deaths == ["prepared:1", "decided:2"]
         assert fleet.servers == 1
     assert np.all(counts.values[0] == 2 * each * 4)
+
+
+def test_server_0_that_is_killed_while_new_servers_start() -> None:
+    """The request is given up before server 0 hears of it; the fleet can be asked again."""
+
+    class Unlucky(LocalFleet):
+        def _endpoint(self, index: int) -> str:
+            if index == 2 and not self.restarts:
+                self.kill(0)
+                until(lambda: self.restarts, lambda: self.log(0))
+            return super()._endpoint(index)
+
+    with Unlucky(2, 1, durability="log") as fleet, fleet.reviving():
+        runtime = fleet.connect(0, "async")
+        runtime.create(COUNTS)
+        fleet.scale(3)
+        runtime.barrier()
+        assert "server 0" in fleet.settle()
+        meet(runtime, fleet, 3)
+        runtime.close()
 
 
 def test_snapshots_shorten_the_log_after_a_move(tmp_path: Path) -> None:
