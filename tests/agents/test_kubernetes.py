@@ -18,6 +18,8 @@ from tests.agents.jobset_schema import JOBSET
 from tests.agents.machines import NETWORK, Lab
 from tests.agents.test_lost_machines import ALONE
 from tests.agents.test_pages import job_file
+from tests.agents.test_scaling import DIGESTS
+from tests.agents.test_scaling import SCRIPT as SCALING
 from tests.launch.conftest import ROOT, _environment, digest
 
 VERSION = "1.33"
@@ -277,6 +279,22 @@ def test_the_pods_of_a_job_train(site: Site, machines: Lab) -> None:
     assert "server 1 cannot be reached; server 1 copy 1 takes over" in err
     assert digest(out) == ALONE
     assert [agent.wait(60) for agent in site.agents] == [0, -9, 0]
+
+
+@JOINED
+def test_pods_get_more_servers(site: Site, machines: Lab) -> None:
+    """A job with logs and standbys gets a third server, as a script asks; it keeps the bits of one of two."""
+    script = (SCALING, "12", str(site.folder), "3")
+    pods = Pods(site, machines, render(site.folder / "files", *KEPT, script=script))
+    for number in range(3):
+        pods.start_agent(number)
+    launcher = pods.start_launcher()
+    launcher.until(lambda: (site.folder / "runs.0").exists(), "a first barrier")
+    launcher.until(lambda: "servers   3 from now on" in site.said(), "three servers")
+    (site.folder / "go").touch()
+    out, _ = site.ends_with(0, launcher)
+    assert (site.folder / "servers.0").read_text() == "3"
+    assert digest(out) == DIGESTS[1]
 
 
 @JOINED

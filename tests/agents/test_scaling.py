@@ -41,6 +41,7 @@ _ALONE = (
 def test_every_engine(site: Site, tmp_path: Path) -> None:
     """A job of two servers gets three of them and ends with the bits of one that keeps its two."""
     job = site.launch(*TWO, SCRIPT, "12", str(tmp_path), "3")
+    job.until(lambda: (tmp_path / "runs.1").exists(), "a first barrier")
     job.until(lambda: "servers   3 from now on" in site.said(), "three servers")
     (tmp_path / "go").touch()
     out, _ = site.ends_with(0, job)
