@@ -11,6 +11,7 @@ from psfleet.shard.server_group import dense_ranges, located_as, placed
 from psfleet.wire import segments
 from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import ServerClient
@@ -68,10 +69,9 @@ class WorkerTables(TableReader):
         """Replace the whole content of a table."""
         for parts in split_state(self.spec(table), state, len(self._fleet.clients)):
             self._writes += 1
-            header = self._fleet.header(sequence=self._writes)
             wait_all(
                 [
-                    client.start("Shard/WriteState", segments.message(header, [part]))
+                    client.start("Shard/WriteState", segments.message(self._header(), [part]))
                     for client, part in zip(self._fleet.clients, parts, strict=True)
                 ]
             )
@@ -109,3 +109,7 @@ class WorkerTables(TableReader):
         )
         for spec in specs:  # a table that was there before has stayed where it was
             self.open(spec.name)
+
+    def _header(self) -> Header:
+        """A header of its own for each message, which adds its segments to it."""
+        return self._fleet.header(sequence=self._writes)
