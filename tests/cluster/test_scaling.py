@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet.errors import ProtocolError, ServerUnavailable
-from psfleet.formats import write_running_job
+from psfleet.formats import write_running_job, write_scale_ready
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
@@ -22,6 +22,8 @@ from psfleet.strategy import Settings
 from psfleet.tables import disk_file, disk_rows
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
+from psfleet_server.coordinator.request_files import ScaleRequestFile
+from psfleet_server.coordinator.scaling import ScaleRequest
 from psfleet_server.rpc.peer import Peer
 from tests.pools import started_pool
 from tests.waiting import until
@@ -387,6 +389,16 @@ def test_readers_and_followers(tmp_path: Path) -> None:
             assert follower.cut is not None
             assert follower.cut.number > before.number
         runtime.close()
+
+
+def test_a_request_is_not_taken_for_another(tmp_path: Path) -> None:
+    """Server 0 that gives a request up late leaves the file of the next one alone."""
+    file = ScaleRequestFile(tmp_path)
+    write_scale_ready(tmp_path, 5, ["unix:/0"])
+    file.take(4)
+    assert file.look() == ScaleRequest(5, ("unix:/0",))
+    file.take(5)
+    assert file.look() is None
 
 
 def test_a_server_that_misses_the_end_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, FrameError
 from psfleet.formats import (
     REQUEST,
     SCALE_READY,
@@ -90,11 +90,12 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
     def __init__(self, folder: Path | None) -> None:
         super().__init__(folder, SCALE_READY, _scale_request, "the servers that were started are")
 
-    def take(self) -> None:
-        """The request is under way."""
+    def take(self, number: int) -> None:
+        """Rows of this request are sent, or it is given up; a later one that is there already stays."""
         if self._folder is not None:
-            with contextlib.suppress(FileNotFoundError):  # the launcher has given it up
-                (self._folder / SCALE_READY).unlink()
+            with contextlib.suppress(OSError, FrameError):  # the launcher has given it up
+                if read_scale_ready(self._folder)[0] == number:
+                    (self._folder / SCALE_READY).unlink()
 
     def ask(self, servers: int) -> None:
         """Ask the launcher for another number of servers.

@@ -185,7 +185,7 @@ class ServerScaling:
                 self._ahead, self._followed = request, time.monotonic()
                 with self._host.lock:
                     scaling.request = request
-        self._host.scale_file.take()
+        self._host.scale_file.take(request.number)
 
     def _follow(self, request: ScaleRequest, scaling: Scaling) -> None:
         """Have what has changed taken again now and then, until the workers meet.
