@@ -14,6 +14,11 @@ def own_name(number: int) -> str:
     return f"snapshot-{number:06d}"
 
 
+def own_place(place: str, number: int) -> str:
+    """Return where the snapshot of this number lies in the folder or at the URL of a job's."""
+    return f"{place}/{own_name(number)}"
+
+
 def own_snapshots(place: str) -> list[str]:
     """Return the folders or URLs of the snapshots in a place, by number, those that are not whole too."""
     names = filter(_NAME.fullmatch, folders_in(place))

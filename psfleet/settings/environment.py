@@ -66,6 +66,11 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
         return self.snapshots or beside
 
     @property
+    def snapshot_place(self) -> str:
+        """Folder or URL in which the job keeps its snapshots; empty: nowhere."""
+        return self.snapshot_store or self.snapshot_folder
+
+    @property
     def event_folder(self) -> str:
         """Folder to which this process writes TensorBoard's event files; empty: nowhere."""
         if not self.tensorboard:

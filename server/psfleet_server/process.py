@@ -285,7 +285,7 @@ class Server:
                 log,
                 self._shard,
                 self.host.coordinator,
-                Path(self.environment.snapshot_folder),
+                self.environment.snapshot_place,
                 begins=not self._generation,
             )
 
@@ -340,7 +340,7 @@ class Server:
             self._snapshots.learn(endpoints)
 
     def _make_runner(self) -> SnapshotRunner:
-        place = self.environment.snapshot_store or self.environment.snapshot_folder
+        place = self.environment.snapshot_place
         folder = SnapshotFolder(place) if place else None
         return SnapshotRunner(self.host, self._access, folder, crashes=CrashFaults.wanted())
 

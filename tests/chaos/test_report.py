@@ -26,7 +26,9 @@ def job(folder: Path, servers: int, moves: int = 0) -> FinishedJob:
     folder.mkdir(exist_ok=True)
     write_scale(folder, servers)
     write_scaled(folder, Scaled(1, tuple(f"unix:/{server}" for server in range(servers)), 1))
-    return FinishedJob(0, [], folder, folder, folder / "gone", BEFORE, 2, moves)
+    return FinishedJob(
+        0, [], folder, folder, str(folder / "snapshots"), folder / "gone", BEFORE, 2, moves
+    )
 
 
 def verdicts(run: FinishedJob, plain: FinishedJob | None = None) -> dict[str, bool | None]:

@@ -238,7 +238,8 @@ def test_followers_that_lie_are_told_so(tmp_path: Path) -> None:
         folder.mkdir()
         lines = [json.dumps({"round": r, "tables": t, "wrong": w}) for r, t, w in cuts]
         (folder / "cuts.0.1").write_text("".join(f"{line}\n" for line in lines) + '{"round": 9')
-        return FinishedJob(0, [], folder, tmp_path, tmp_path, before, 2)
+        place = str(tmp_path / "snapshots")
+        return FinishedJob(0, [], folder, tmp_path, place, tmp_path, before, 2)
 
     b, c = {"t": "b", "new": "n"}, {"t": "c"}
     plain = job("plain", (1, {"t": "a"}, []), (2, b, []), (3, {**c, "new": "n"}, []))

@@ -32,9 +32,13 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.commands.serve_command import _named
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_snapshots import check_snapshot
+from psfleet_server.durability.log import files_of
 from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.programs import ended
+from tests.recovery.test_chained_logs import Server
 from tests.serving import models
+from tests.trainings import TrainingWorkload, same_bits, train_together
 
 fsspec: Any = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -183,6 +187,62 @@ def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
     assert resumed == whole
     job_snapshots.clear(f"{bucket}/jobs/taste", "")
     assert own_snapshots(f"{bucket}/jobs/taste") == []
+
+
+def test_logs_go_on_from_a_store(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers with logs die around snapshots that are kept at a URL: the bits are those without a death, and
+    the log before a whole snapshot is gone."""
+    monkeypatch.setenv("PSFLEET_SNAPSHOT_STORE", f"{bucket}/logs/j")
+    training = TrainingWorkload(steps=60, pause=0.03)
+    alone = EmbeddedRuntime()
+    TrainingWorkload(steps=60).run(alone)
+    crashes = {0: ["complete:1", "replay:1"], 1: ["cut:1"]}
+    with LocalFleet(2, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
+        with fleet.reviving():
+            states = train_together(
+                1, training, lambda worker: ClusterRuntime(fleet.environment(worker), "sync")
+            )
+            assert fleet.wait(300) == [0, 0], [fleet.log(i) for i in range(2)]
+        same_bits(states, training.result(alone))
+        assert fleet.restarts >= 2
+        assert latest_snapshot(f"{bucket}/logs/j")
+        assert not (fleet.snapshots.parent / "server.0.log").exists()
+        assert not fleet.snapshots.exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_log_is_cut_when_its_snapshot_is_whole(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before its manifest is there, nor while the store fails: a server then starts from the log."""
+    monkeypatch.setattr(object_store, "_PAUSE", 0.0)
+    place = f"memory://cut/{fails}"
+    server = Server(tmp_path, place)
+    server.begin()
+    server.push(1, 2)
+    server.snapshot(1, complete=False)
+    assert not server.taken.can_start_from(1)
+    server.snapshot(2, complete=True)
+    server.push(3)
+    expected = server.content()
+    if not fails:
+        assert server.taken.can_start_from(2)
+        server.taken.shorten(2)
+    else:
+
+        def failing(*arguments: Any, **named: Any) -> Any:
+            raise OSError("the store fails")
+
+        for name in ("get_file", "cat_file", "ls"):
+            monkeypatch.setattr(type(fsspec.filesystem("memory")), name, failing)
+        assert not server.taken.can_start_from(2)
+    server.log.close()
+    assert list(files_of(tmp_path / "server.0.log")) == ([0, 1, 2] if fails else [2])
+    again = Server(tmp_path, place)
+    assert again.content() == expected
+    again.log.close()
 
 
 def test_pruning() -> None:

@@ -128,7 +128,7 @@ class Server:
         self.log = ServerLog(folder / LOG, header)
         self.shard, self.coordinator = Shard(0, 1, 1), Coordinator(1)
         try:
-            Journal(self.log, self.shard, self.coordinator, folder / "snapshots").start()
+            Journal(self.log, self.shard, self.coordinator, str(folder / "snapshots")).start()
         except BaseException:
             self.log.close()
             raise

@@ -8,7 +8,7 @@ import pytest
 from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, write_frozen
 from psfleet.consistency import find_mode
 from psfleet.errors import LogError
-from psfleet.platform.own_snapshots import own_name
+from psfleet.platform.own_snapshots import own_name, own_place
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
@@ -29,13 +29,13 @@ HEADER = LogHeader(job="j", server=0, servers=1, workers=1)
 
 
 class Server:
-    """A server without a network, that keeps a log and snapshots in a folder."""
+    """A server without a network, that keeps a log in a folder, and snapshots there or at a URL."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, snapshots: str = "") -> None:
+        self.snapshots = snapshots or str(folder / "snapshots")
         self.log = ServerLog(folder / "server.0.log", HEADER)
         self.shard, self.coordinator = Shard(), Coordinator(1)
-        self.taken = Journal(self.log, self.shard, self.coordinator, folder / "snapshots")
+        self.taken = Journal(self.log, self.shard, self.coordinator, self.snapshots)
         self.records = self.taken.start()
 
     def begin(self) -> None:
@@ -56,7 +56,7 @@ class Server:
         [kept] = [
             i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, WriteSnapshot)
         ]
-        path = str(self.folder / "snapshots" / own_name(number))
+        path = own_place(self.snapshots, number)
         if complete:
             state = server_state(kept.frozen.state, self.coordinator)
             with SnapshotDraft(path) as draft:

@@ -18,8 +18,9 @@ from rich.table import Table
 from psfleet.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from psfleet.errors import PsfleetError
 from psfleet.formats import Format, read_scale, read_scaled
+from psfleet.platform.object_store import is_whole
+from psfleet.platform.own_snapshots import own_snapshots
 from psfleet_launch.chaos.follower_processes import NotedCut, noted_cuts
-from psfleet_launch.job import job_snapshots
 
 _REPORT = Format("chaos report")
 _MOMENT = 30.0  # seconds
@@ -60,6 +61,7 @@ class FinishedJob:
     Attributes:
         audit: Folder of its processes' audit files.
         logs: Its folder of logs.
+        snapshots: Folder or URL of its snapshots.
         private: The folder of its sockets, which should be gone.
         before: Resources that existed before it.
         began: Number of servers with which it began.
@@ -70,6 +72,7 @@ class FinishedJob:
     left: Sequence[str]
     audit: Path
     logs: Path
+    snapshots: str
     private: Path
     before: Leftovers
     began: int
@@ -273,10 +276,7 @@ def _logs(run: FinishedJob) -> PromiseResult:
     program = [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", "replay"]
     for log in logs:
         process = subprocess.run(
-            [*program, str(log), str(job_snapshots.folder_of(run.logs))],
-            capture_output=True,
-            text=True,
-            check=False,
+            [*program, str(log), run.snapshots], capture_output=True, text=True, check=False
         )
         if process.returncode:
             last = (process.stderr or process.stdout).strip().splitlines()[-1:]
@@ -298,16 +298,15 @@ def _present_logs(run: FinishedJob) -> Iterator[Path]:
 
 def _cuts(run: FinishedJob) -> list[PromiseResult]:
     names = ("4 a snapshot is one cut", "5 snapshots are checksummed and whole")
-    folder = job_snapshots.folder_of(run.logs)
-    paths = sorted(folder.glob("snapshot-??????")) if folder.is_dir() else []
+    paths = [*filter(is_whole, own_snapshots(run.snapshots))]
     if not paths:
         return [PromiseResult(name, None, "none was taken; --snapshot-every") for name in names]
     torn = []
     for path in paths:
         try:
-            torn += [f"{path.name}: {text}" for text in _torn(path)]
+            torn += [f"{path[-15:]}: {text}" for text in _torn(path)]
         except PsfleetError as error:
-            return [PromiseResult(name, False, f"{path.name}: {error}") for name in names]
+            return [PromiseResult(name, False, f"{path[-15:]}: {error}") for name in names]
     evidence = f"in each of {len(paths)} all servers have counted the same pushes of each worker"
     return [
         PromiseResult(names[0], not torn, "; ".join(torn[:3]) or evidence),
@@ -315,14 +314,14 @@ def _cuts(run: FinishedJob) -> list[PromiseResult]:
     ]
 
 
-def _torn(path: Path) -> list[str]:
+def _torn(path: str) -> list[str]:
     """Workers whose present incarnation has other numbers of pushes on other servers, in a snapshot."""
     from psfleet.chaos.injection import audited, counted_in
     from psfleet.checkpoint import load_shard  # loads NumPy
     from psfleet.shard.shard import Shard
 
     shard = Shard()
-    load_shard(str(path), shard)
+    load_shard(path, shard)
     differences = []
     for worker, rows in audited(shard).items():
         present = max(map(counted_in, rows), default=None)

@@ -258,7 +258,7 @@ def _place(
             engine.close()
     audit, moves = (logs, 0) if chaos is None else (chaos.folder, chaos.moves)
     left = engine.left_behind()
-    return FinishedJob(code, left, audit, logs, folder, before, request.servers, moves)
+    return FinishedJob(code, left, audit, logs, place, folder, before, request.servers, moves)
 
 
 def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> int:

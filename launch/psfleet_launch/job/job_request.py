@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
 from psfleet.settings.declared_settings import JobSettings, LogSettings, NumberSettings
-from psfleet.settings.kinds import BYTES, SECONDS, SERVERS, ServerCount, shown_url
+from psfleet.settings.kinds import BYTES, SECONDS, SERVERS, ServerCount
 
 _ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
 
@@ -225,11 +225,6 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
                 )
 
     def _check_deaths(self) -> None:
-        if self.snapshot_store and self.keeps_log:
-            raise ConfigError(
-                f"--snapshot-store is {shown_url(self.snapshot_store)!r}, and with --durability "
-                f"{self.durability} servers start from snapshots in the folder of logs; leave one of them out"
-            )
         if self.hung_after and not 1 <= self.hung_after <= _HUNG_AT_LAST:
             raise ConfigError(
                 f"--hung-after is {self.hung_after:g} s; name 1s to {_HUNG_AT_LAST}s, or 0 to wait"

@@ -53,7 +53,7 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
 
     Args:
         path: The log; it is only read.
-        snapshots: Folder of the snapshots with which files of the log begin; empty: beside the log.
+        snapshots: Folder or URL of the snapshots with which files of the log begin; empty: beside the log.
         save: Write that to a checkpoint.
 
     Raises:
@@ -63,8 +63,8 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
     index, servers, workers = _whose(next(iter(files_of(first).values())))
     shard = Shard(index, servers, workers)
     coordinator = Coordinator(workers) if index == 0 else None
-    folder = Path(snapshots) if snapshots else first.parent / "snapshots"
-    count = restored(first, folder, shard, coordinator)
+    place = snapshots or str(first.parent / "snapshots")
+    count = restored(first, place, shard, coordinator)
     if save:
         save_fleet(save, [shard])
     lines = [

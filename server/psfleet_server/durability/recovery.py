@@ -7,14 +7,16 @@ are taken once more through the code that took them first.
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from psfleet.checkpoint import Snapshot, load_shard, read_manifest
+from psfleet.checkpoint import Snapshot, load_shard
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.faults import CrashFaults
 from psfleet.formats import reading
 from psfleet.platform.logs import log_of
-from psfleet.platform.own_snapshots import own_name
+from psfleet.platform.object_store import is_whole
+from psfleet.platform.own_snapshots import own_place
 from psfleet.schema.table import BLOCK
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import shown_url, url_of
 from psfleet.shard.events import MakeCut, Record
 from psfleet.shard.journal_replay import replay
 from psfleet.shard.shard import Shard
@@ -42,12 +44,12 @@ from psfleet_server.durability.records import (
 )
 
 
-def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinator | None) -> int:
+def restored(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
     """Become what a log says, without writing to it; how many records were taken.
 
     Args:
         first: The log's first file, even if that is gone.
-        snapshots: Folder of the snapshots with which later files begin.
+        snapshots: Folder or URL of the snapshots with which later files begin.
 
     Raises:
         LogError: The log is damaged, or says what cannot have been.
@@ -57,9 +59,7 @@ def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinato
     return take_all(records, first, snapshots, shard, coordinator)
 
 
-def begin(
-    first: Path, snapshots: Path | None, shard: Shard, coordinator: Coordinator | None
-) -> int:
+def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
     """Become what the last complete snapshot holds; its number, 0: there is none.
 
     Raises:
@@ -69,10 +69,10 @@ def begin(
     for number in sorted(files, reverse=True):
         if number == 0:
             return 0
-        if snapshots is None:
+        if not snapshots:
             continue
         try:
-            snapshot = Snapshot(snapshots / own_name(number))
+            snapshot = Snapshot(own_place(snapshots, number))
         except (CheckpointError, OSError) as error:
             why = why or f": {error}"
             continue
@@ -89,7 +89,7 @@ def begin(
 def take_all(
     records: Iterable[tuple[int, memoryview]],
     first: Path,
-    snapshots: Path | None,
+    snapshots: str,
     shard: Shard,
     coordinator: Coordinator | None,
 ) -> int:
@@ -111,21 +111,12 @@ def take_all(
             ) from None
         if kind == RecordKind.CUT:
             cut = shard.cuts.last
-    if snapshots is not None and cut > max(files_of(first)) and _is_there(snapshots, cut):
+    if snapshots and cut > max(files_of(first)) and is_whole(own_place(snapshots, cut)):
         raise LogError(
             f"log {str(first)!r} goes on in a file that begins with snapshot {cut} and is missing; "
             "restore it, or start the job anew from a checkpoint"
         )
     return count
-
-
-def _is_there(snapshots: Path, number: int) -> bool:
-    """Return whether a snapshot is complete, which it is only if every server has begun its next file."""
-    try:
-        read_manifest(snapshots / own_name(number))
-    except CheckpointError:
-        return False
-    return True
 
 
 def check_restart(snapshot: Snapshot) -> None:
@@ -284,7 +275,7 @@ class Journal:
     Args:
         log: Is written and read.
         shard, coordinator: Are kept.
-        snapshots: Folder of the job's snapshots, with which files of the log begin.
+        snapshots: Folder or URL of the job's snapshots, with which files of the log begin; empty: none.
         begins: The log may be new: the server has not been ready before.
     """
 
@@ -293,7 +284,7 @@ class Journal:
         log: ServerLog,
         shard: Shard,
         coordinator: Coordinator | None,
-        snapshots: Path | None = None,
+        snapshots: str = "",
         begins: bool = True,
     ) -> None:
         self.log = log
@@ -372,11 +363,18 @@ class Journal:
         before.remove()
 
     def can_start_from(self, number: int) -> bool:
-        """Return whether a server can start from a snapshot reported as complete; logs why it cannot."""
-        if self._snapshots is None:
+        """Return whether a server can start from a snapshot reported as complete; logs why it cannot.
+
+        It does not read all of a store's: the manifest, which is written last, is there or not.
+        """
+        if not self._snapshots:
             return False
+        place = own_place(self._snapshots, number)
         try:
-            check_restart(Snapshot(self._snapshots / own_name(number), read_back=False))
+            if url_of(place) is None:
+                check_restart(Snapshot(place, read_back=False))
+            elif not is_whole(place):
+                raise CheckpointError(f"{shown_url(place)!r} is not whole")
         except (CheckpointError, OSError) as error:
             _log.warning(
                 f"the log keeps its old files, which are needed without snapshot {number}: {error}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from psfleet.checkpoint import read_manifest
 from psfleet.platform.object_store import base_of, is_whole
-from psfleet.platform.own_snapshots import own_name, own_snapshots, remove_snapshot
+from psfleet.platform.own_snapshots import own_place, own_snapshots, remove_snapshot
 from psfleet.runtime.worker_state import redealt
 from psfleet.settings.kinds import local_path, place_or_url, url_of
 from psfleet_server.durability.recovery import workers_of
@@ -32,7 +32,7 @@ class SnapshotFolder:
 
     def path_of(self, number: int) -> str:
         """Where the snapshot of this number lies."""
-        return f"{self._place}/{own_name(number)}"
+        return own_place(self._place, number)
 
     def place(self, number: int) -> str:
         """Make room for a snapshot; where it is to lie."""
