@@ -1,8 +1,7 @@
 """The rules of the protocol, and what the product's classes are without each of them.
 
-The numbers are those of docs/protocol.md. R13, R9 and R17 are not here, as the product does
-without them: the launcher alone decides who takes over (no term on disk), a roll-back starts every
-process anew (no generations), and a place has one address (no terms in calls).
+The numbers are those of docs/protocol.md. The product does without R13, R9 and R17: the launcher decides
+who takes over (no term on disk), a roll-back starts all anew (no generations), a place has one address.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psfleet.shard.events import Push
+from psfleet.shard.events import Leave, Push
 from psfleet.shard.membership_view import PrepareView
 from psfleet.shard.pull_gate import SspClock
 from psfleet.shard.rounds import Rounds
@@ -45,7 +44,6 @@ class Mutant:
     """A rule of the protocol, and how to do without it.
 
     Attributes:
-        rule: What it says.
         suite: Which runs show that it is missing.
         first: The seed to begin with: that of a short run that does.
         remove: Takes the rule from the product's classes.
@@ -401,7 +399,14 @@ without("R15: numbers go on where those of the mode before have ended", "sync mo
 
 @without("a worker that waits for the others says so to the servers", "rests@1", "ssp@3")
 def _wait_in_silence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "rests", False)
+    def silent(session: Session, *given: Any, meet: Any = Session.meet) -> Any:
+        step = next(program := meet(session, *given))
+        result = yield program.send(None) if isinstance(step, Leave) else step
+        with pytest.raises(StopIteration):
+            program.send(result)
+        return result
+
+    patch.setattr(Session, "meet", silent)
 
 
 @without(
