@@ -69,7 +69,7 @@ def joined(site: Site, tmp_path: Path, *words: str, asks: str = "", **crashes: s
     return job
 
 
-def scaled(tmp_path: Path, servers: int, within: int = 120) -> bool:
+def scaled(tmp_path: Path, servers: int, within: int = 300) -> bool:
     """Whether the job has so many servers within some seconds after a request."""
     words = ("--wait", str(within), "--log-dir", str(tmp_path / "psfleet-logs"))
     return main(["scale", "j", "--servers", str(servers), *words]) == 0
