@@ -224,9 +224,10 @@ class Agent:
         """Return the shown member's output that was not read yet."""
         assert self._engine is not None
         events: list[Event | Shown] = []
-        while self._wait(0):
-            events += self._engine.events()
-        return events + self._engine.events()
+        # A message of the launcher stays to be read, so that something ready does not mean output.
+        while self._wait(0) and (more := self._engine.events()):
+            events += more
+        return events
 
     def _send(self, messages: Iterator[pb.AgentMessage]) -> None:
         for message in messages:
