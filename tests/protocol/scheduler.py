@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 _CROWDED = 150  # messages in flight; more are lost
-_PATIENCE = 600  # turns without faults in which everything must end
 _OLD = 400  # messages that may turn up again very late
 
 
@@ -159,7 +158,10 @@ class Scheduler:
     Attributes:
         faults: What was done to the machines: step and name, in order.
         counts: Of faults by kind, and what else is worth counting.
+        patience: Turns without faults in which everything must end.
     """
+
+    patience = 600
 
     def __init__(
         self, names: Iterable[str], chances: Chances, seed: object, suppressed: Iterable[int] = ()
@@ -247,7 +249,7 @@ class Scheduler:
                 self.network.pop(self.dice.randrange(len(self.network)))
         self.is_calm = True
         self.calm()
-        for turn in range(_PATIENCE):
+        for turn in range(self.patience):
             self._calm_turn(turn)
             if turn > 8 and self.is_over():
                 break

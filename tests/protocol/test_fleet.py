@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tests.protocol.fleet import follower_mutants, scaling_mutants
+from tests.protocol.fleet import follower_mutants, logged_mutants, scaling_mutants
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
 from tests.protocol.fleet.scaled_fleet import fleet
@@ -17,6 +17,7 @@ from tests.protocol.scheduler import Broken, run, shrink
 
 assert follower_mutants  # adds to MUTANTS, as the other one does
 assert scaling_mutants
+assert logged_mutants
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
@@ -24,6 +25,8 @@ FOLLOWED = range(18, 18 + 8 + MORE)
 """Likewise where followers are."""
 MOVED = range(25, 25 + 6 + MORE)
 """Likewise where the number of servers changes."""
+LOGGED = range(36, 36 + 3 + MORE)
+"""Likewise where these servers keep logs."""
 HAPPENS = {
     "removal": ("silences",),
     "standbys": ("takeovers", "deposed"),
@@ -46,10 +49,11 @@ def test_promises_hold(suite: str) -> None:
     sync mode the training after a round; it has all pushes that were acknowledged before it was asked for;
     no server that answers later lacks what was in it; its number never falls; the last one is the end.
     Another number of servers: workers go on with the old one or the new one, which all servers have; no push
-    is lost and none counts twice over all servers; a move that is given up changes nothing. These servers
-    keep no logs, so that the death of one ends the job."""
+    is lost and none counts twice over all servers; a move that is given up changes nothing. Where these
+    servers keep no logs, the death of one ends the job; where they do, any of them dies at any record and at
+    any step of a move, and the logs give what it holds."""
     counts: Counter[str] = Counter()
-    seeds = FOLLOWED if "followers" in suite else MOVED if "moves" in suite else SEEDS
+    seeds = _seeds(suite)
     for seed in seeds:
         try:
             counts += run(fleet(suite, seed)).counts
@@ -65,6 +69,12 @@ def test_promises_hold(suite: str) -> None:
     assert counts["torn"] >= len(seeds) / 4
     for word in set(HAPPENS) & set(suite.split()):
         assert all(counts[what] > len(seeds) / 4 for what in HAPPENS[word])
+
+
+def _seeds(suite: str) -> range:
+    if "moves" in suite:
+        return LOGGED if "logs" in suite else MOVED
+    return FOLLOWED if "followers" in suite else SEEDS
 
 
 def broken_by(mutant: Mutant, patch: pytest.MonkeyPatch, seeds: range) -> int | None:

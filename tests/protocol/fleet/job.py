@@ -69,6 +69,7 @@ class Job:
         followers: Copies of the weights are taken all the time.
         lag: Events by which the streams to standbys are late: cuts matter that are ahead of these.
         moves: Another number of servers is wished for all the time.
+        barriers: Within the dataset of each worker that comes to some.
         logs: Servers keep what changes; if not, the death of one ends the job.
         mode_requests: The job's mode is wished for from outside, all the time. `requested_modes`: what has
             been so far, as in the file that server 0 looks at.
@@ -91,6 +92,7 @@ class Job:
     moves: bool = False
     logs: bool = True
     mode_requests: bool = False
+    barriers: int = 3
     lag: int = 0
     requested_modes: list[ModeRequest] = field(default_factory=list)
 
@@ -159,6 +161,12 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "async removal moves": ("async",),
     "sync mode_requests moves": ("sync",),
     "async groups moves": ("async",),
+    "sync logs moves": ("sync",),
+    "async logs moves": ("async",),
+    "sync logs removal moves": ("sync",),
+    "async logs removal moves": ("async",),
+    "sync logs mode_requests moves": ("sync",),
+    "async groups logs moves": ("async",),
 }
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 
@@ -182,8 +190,9 @@ def job_of(suite: str, dice: random.Random) -> Job:
         followers=dice.choice([1, 2]) if "followers" in suite else 0,
         mode_requests="mode_requests" in suite,
         moves="moves" in suite,
-        logs="moves" not in suite,
-        size=dice.choice([12, 24, 47]),
+        logs="moves" not in suite or "logs" in suite,
+        size=dice.choice([12, 24, 47]) * (2 if "logs" in suite else 1),
+        barriers=8 if "logs" in suite else 3,
         epochs=dice.choice([1, 2]),
         staleness=dice.choice([0, 1, 2]),
         lag=dice.choice([0, 2, 5]) if "standbys" in suite and "followers" in suite else 0,

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import PsfleetError
+from psfleet.wire.v1 import scaling_pb2
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.request_files import ScaleRequestFile
+from psfleet_server.coordinator.scaling import Scaling
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.services.scaling_service import _ScalingService
 from tests.protocol.fleet.calls import AskServers, MoveRows, Request, Response
+from tests.protocol.fleet.kept import Start
 from tests.protocol.fleet.strands import Signal, Strand
 from tests.protocol.scheduler import Received, Send, Tick
 
@@ -40,7 +43,7 @@ class _Host:
     def __init__(self, server: "Server", folder: Path) -> None:
         self.lock = threading.Lock()
         self.shard, self.coordinator, self.boot = server.its_shard, server.coordinator, server.boot
-        self.journal = None
+        self.journal = None if server.kept is None else server.kept.journal
         self.feed = self.parts = self.lanes = _Nothing()
         self.scale_file = ScaleRequestFile(folder if server.coordinator is not None else None)
         self._server = server
@@ -59,7 +62,7 @@ class Moved:
         ticks: That have passed.
     """
 
-    def __init__(self, server: "Server", folder: Path) -> None:
+    def __init__(self, server: "Server", start: Start) -> None:
         self.endpoints: Sequence[str] = [f"S{one}" for one in range(server.job.servers)]
         self.ticks = 0
         self._server = server
@@ -67,15 +70,23 @@ class Moved:
         self._waited: set[int] = set()
         self._replies: dict[int, Any] = {}
         self._strands: list[Strand] = []
-        host: Any = _Host(server, folder)
+        host: Any = _Host(server, start.folder)
         network: Any = self
-        self._file = host.scale_file
-        self._service = _ScalingService(host, RowMoves(host, network))
+        self._start, self._file = start, host.scale_file
+        keeps = () if server.kept is None else (server.kept.open, start.generation)
+        self._moves = RowMoves(host, network, *keeps)
+        self._service = _ScalingService(host, self._moves)
         if server.coordinator is not None:
-            scaling = ServerScaling(host, network, folder, lambda: self.endpoints, self._moved)
-            scaling._wanted = Signal(self, 1)  # type: ignore[assignment]
-            scaling._over = Signal(self, 1)  # type: ignore[assignment]
-            self.spawn(scaling._run)
+            self._scaling = ServerScaling(
+                host, network, start.folder, lambda: self.endpoints, self._moved
+            )
+            self._scaling._wanted = Signal(self, 1)  # type: ignore[assignment]
+            self._scaling._over = Signal(self, 1)  # type: ignore[assignment]
+            self.spawn(self._scaling._run)
+
+    def recover(self, scaling: Scaling) -> None:
+        """The process is server 0 from now on."""
+        self._scaling.recover(scaling, self.endpoints, self._start.generation)
 
     def _moved(self, endpoints: Sequence[str]) -> None:
         self.endpoints = endpoints
@@ -102,6 +113,10 @@ class Moved:
 
     def _serve(self, call: tuple[str, int], method: str, body: bytes) -> None:
         source, number = call
+        kept = self._server.kept
+        if method == "prepare" and kept is not None:
+            move = scaling_pb2.PrepareMoveRequest.FromString(body)
+            kept.promise(move.number, self._server.history)
         try:
             reply = getattr(self._service, method)(body)
         except PsfleetError as error:
@@ -109,9 +124,13 @@ class Moved:
         self._server.out.append(Send(source, Response(number, reply)))
 
     def die(self) -> None:
-        """The process ends, and its threads with it."""
+        """The process ends, and its threads and open files with it."""
         for strand in self._strands:
             strand.kill()
+        if self._server.kept is not None:
+            for log in {self._server.kept.journal.log, self._moves._log}:
+                if log is not None:
+                    log.close()
 
     # -- see strands.Caller ----------------------------------------------------------------------
 

@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 
+from psfleet.faults import CrashFaults
 from psfleet.formats import SCALE_READY, write_scale
 from psfleet.runtime.interface import Read
 from psfleet.shard.shard import Shard
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady
-from psfleet_launch.supervision.scaling_requests import ScalingRequests
+from psfleet_launch.supervision.scaling_requests import ScalingRequests, ScalingStep
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator_messages import Registration
-from tests.protocol.fleet.calls import MoveRows, Request, Response
+from tests.protocol.fleet.calls import MoveRows, Register, Request, Response
 from tests.protocol.fleet.checks import check_weights, in_effect, rounds_of
 from tests.protocol.fleet.fleet import Fleet
 from tests.protocol.fleet.job import COUNTS, Job, Phase, job_of
+from tests.protocol.fleet.kept import Start, check_log
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
-from tests.protocol.fleet.strands import scheduled
+from tests.protocol.fleet.strands import Died, scheduled
 from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
 
 _MOST = 4  # servers
@@ -34,7 +36,26 @@ _READY = 0.5  # of its looks at a server that has started
 _CUT = (200, 500)  # steps in which no call of other servers reaches one
 _LATE = 0.02  # of the steps: a call that was lost comes nevertheless
 _KILLS = 0.02  # of the steps in which rows move
+_AHEAD = 0.1  # of these while rows are sent ahead, if servers have logs: any of them may die
 _FATAL = 0.03  # of the deaths of servers without logs: one of the job's
+_RECORD = ("append", "tear", "appended", "replay")
+_IN_MOVE = 50  # times as often as within a record a server with a log dies at a point of a move
+_PARTS = 0.05  # of the steps: a server that the job has no more ends
+
+
+class _Crashes(CrashFaults):
+    """Crash points of the product, at which the process may die that is having its turn."""
+
+    def __init__(self, fleet: "ScaledFleet") -> None:
+        super().__init__()
+        self._fleet = fleet
+
+    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
+        """See CrashFaults."""
+        if self._fleet.dies_at(point):
+            if before is not None:
+                before()
+            raise Died
 
 
 class ScaledFleet(Fleet):
@@ -51,11 +72,14 @@ class ScaledFleet(Fleet):
         super().__init__(job, chances, seed, suppressed)
         self.endpoints = [place.address for place in self.places]
         self.ended = ""
+        self.patience = 1000 if job.logs else self.patience  # there is more to do
         self._arriving: dict[int, Place] = {}  # servers that are none of the job's yet
         self._made: set[tuple[str, int]] = set()  # calls between servers
         self._late: list[tuple[str, str, Any]] = []  # calls whose callers may have given up waiting
         self._cut, self._cut_until = "", 0
         self._looks = 0
+        self._acting = self._doomed = ""
+        self._leaving: list[Place] = []  # of servers that have been told to end
 
     def run(self) -> None:
         """See Scheduler."""
@@ -64,7 +88,7 @@ class ScaledFleet(Fleet):
             self.folder = Path(folder)
             self._requests = ScalingRequests(self.folder, self._refusal, lambda rank: f"S{rank}")
             try:
-                with scheduled():
+                with scheduled(_Crashes(self)):
                     super().run()
             finally:
                 for name in [*self.machines]:
@@ -76,33 +100,88 @@ class ScaledFleet(Fleet):
         """See Scheduler."""
         if name in self.workers or name in self.followers:
             return super().make(name, disk, boot)
-        index = int(name[1:].split(".")[0])
-        servers = max(len(self.endpoints), index + 1)
-        return Server(index, replace(self.job, servers=servers), disk, 2 * boot, self.folder)
+        start = self._start_of(int(name[1:].split(".")[0]))
+        job = replace(self.job, servers=start.servers)
+        return Server(start.environment.rank, job, disk, 2 * boot, start)
+
+    def _start_of(self, rank: int) -> Start:
+        known = [*self.endpoints, *(f"S{new}" for new in range(len(self.endpoints), rank + 1))]
+        return Start(rank, known, self.job.workers, self.folder, self.job.logs)
+
+    @property
+    def _all_places(self) -> list[Place]:
+        return [*self.places, *self._arriving.values(), *self._leaving]
 
     def _place_of(self, name: str) -> Place | None:
-        places = [*self.places, *self._arriving.values()]
-        return next((place for place in places if name in place.names), None)
+        return next((place for place in self._all_places if name in place.names), None)
 
     def at(self, address: str, source: str = "") -> str:
         """See Scheduler."""
-        places = [*self.places, *self._arriving.values()]
+        places = self._all_places
         return next((place.primary for place in places if place.address == address), address)
+
+    def start(self, name: str) -> None:
+        """See Scheduler. A process may end before it is ready."""
+        self._acting = name
+        if any(name == place.primary for place in self.places):  # see JobRunner._keep_servers
+            self._take_step(self._requests.give_up(f"{name} has a new process", self.endpoints))
+        try:
+            super().start(name)
+        except Died:
+            self.crash(name)
+
+    def do(self, name: str, event: Any) -> None:
+        """See Scheduler. A process may end at a crash point, or by itself."""
+        self._acting = name
+        try:
+            super().do(name, event)
+        except Died:
+            self.crash(name)
+            if self.is_calm and name in self.crashed:
+                self.start(name)
+        if self._doomed == name:  # it has answered, and starts again before anybody misses it
+            self._doomed = ""
+            self.crash(name)
+            if name in self.crashed:
+                self.start(name)
+
+    def dies_at(self, point: str) -> bool:
+        """Whether the process that is having its turn dies at this point; it may do so with its answer."""
+        if self.is_calm or not self.job.logs:
+            return False
+        chance = self.chances.torn * (1 if point in _RECORD else _IN_MOVE)
+        if self.dice.random() >= chance or not self.fault(f"{self._acting} dies at {point!r}"):
+            return False
+        self.counts["dead at points"] += 1
+        if point in _RECORD or self.dice.random() < 0.5:
+            return True
+        self._doomed = self._acting
+        return False
 
     def crash(self, name: str) -> None:
         """See Scheduler. Without logs the death of a server that is the job's ends the job."""
         self._bury(name)
         super().crash(name)
-        member = Member("server", int(name[1:].split(".")[0]))
         if name in self.workers:
             return
-        self.names.remove(name)
-        self.crashed.discard(name)
-        if self._requests.is_new(member):
-            self._arriving.pop(member.rank, None)
+        member = Member("server", int(name[1:].split(".")[0]))
+        if any(name == place.primary for place in self._leaving):
+            self._gone(name)
+        elif self._requests.is_new(member):
+            self._gone(name)
             self._requests.take(ProcessExited(member, -9))
-        else:
+        elif not self.job.logs:
+            self._gone(name)
             self.ended = self.ended or f"{member} has ended"
+
+    def _gone(self, name: str) -> None:
+        """Nobody starts a process again, if it is one that anybody knows."""
+        self._bury(name)
+        self.machines.pop(name, None)
+        self.crashed.discard(name)
+        if name in self.names:
+            self.names.remove(name)
+        self._leaving = [place for place in self._leaving if place.primary != name]
 
     def _deliver(self, to: str, source: str, message: Any) -> None:
         """See Scheduler. Calls between servers may be lost or late, but each is made once."""
@@ -114,6 +193,10 @@ class ScaledFleet(Fleet):
                     self.lose(to, source, message)
                     return
                 self._made.add((source, number))
+            case Request(_, Register(boot=boot)) if self.job.logs:
+                worker = self.machines.get(source)  # these runs are long, and nobody registers
+                if worker is None or worker.boot != boot:  # long after death
+                    return
         super()._deliver(to, source, message)
 
     def lose(self, to: str, source: str, message: Any) -> None:
@@ -131,7 +214,7 @@ class ScaledFleet(Fleet):
         if name in self.workers:
             return self.job.deals
         is_new = any(name == place.primary for place in self._arriving.values())
-        return is_new or self.dice.random() < _FATAL
+        return self.job.logs or is_new or self.dice.random() < _FATAL
 
     # -- the launcher ----------------------------------------------------------------------------
 
@@ -145,23 +228,31 @@ class ScaledFleet(Fleet):
         if self._late and self.dice.random() < _LATE:
             self._deliver(*self._late.pop(self.dice.randrange(len(self._late))))
         self._kill_at_move()
+        if self._leaving and self.dice.random() < _PARTS:
+            self._gone(self._leaving[0].primary)
         if self.dice.random() < _LAUNCHER:
             self._look()
 
     def nudge(self, turn: int) -> None:
         """See Scheduler."""
         super().nudge(turn)
+        for place in [*self._leaving]:
+            self._gone(place.primary)
         self._look()
 
     def _look(self) -> None:
         """See JobRunner._scale."""
-        if self.ended:
+        if self.ended or self._leaving:
             return
         for rank, place in self._arriving.items():
             if place.primary in self.machines and self.dice.random() < _READY:
                 self._requests.take(ServerReady(Member("server", rank), place.address))
-        step = self._requests.step(self.endpoints)
         self._looks += 1
+        if self._requests.under_way or all(place.primary in self.machines for place in self.places):
+            self._take_step(self._requests.step(self.endpoints))
+
+    def _take_step(self, step: ScalingStep) -> None:
+        """See JobRunner._take_step."""
         if (ready := self.folder / SCALE_READY).exists():  # the clocks of files are coarse
             os.utime(ready, ns=(self._looks, self._looks))
         for member in step.start:
@@ -172,7 +263,9 @@ class ScaledFleet(Fleet):
         elif step.said:
             self.counts["given up"] += 1
         for member in step.end:
-            self._end(self._arriving.pop(member.rank))
+            self._end(self._arriving[member.rank])
+        for member in step.given_up:
+            del self._arriving[member.rank]
 
     def _begin(self, rank: int) -> None:
         place = self._arriving[rank] = Place(f"S{rank}", False)
@@ -193,10 +286,10 @@ class ScaledFleet(Fleet):
         self.servers = [name for place in self.places for name in place.names]
 
     def _end(self, place: Place) -> None:
-        self._bury(place.primary)
-        if place.primary in self.machines:
-            self.names.remove(place.primary)
-            del self.machines[place.primary]
+        """Tell a server to end, which takes it a while."""
+        self._leaving.append(place)
+        if place.primary not in self.machines:
+            self._gone(place.primary)
 
     # -- faults ----------------------------------------------------------------------------------
 
@@ -219,16 +312,21 @@ class ScaledFleet(Fleet):
         if home is None or self.dice.random() > _KILLS:
             return
         scaling = home.coordinator.scaling
+        if self.job.logs and not scaling.moving and self.dice.random() > _AHEAD:
+            return
         if scaling.moving and self.step >= self._cut_until and self.dice.random() < 0.5:
             if self.fault(f"{(to := self.dice.choice(self.endpoints))} is cut off"):
                 self._cut, self._cut_until = to, self.step + self.dice.randint(*_CUT)
             return
         new = [place.primary for place in self._arriving.values()] if scaling.moving else []
-        names = [*new, *self.workers] if scaling.request is not None else []
+        old = [self.servers[0], *self.servers] if self.job.logs else []
+        names = [*new, *old, *self.workers] if scaling.request is not None else []
         name = self.dice.choice(names) if names else ""
         if name in self.machines and self.may_die(name) and self.fault(f"{name} dies at a move"):
             self.counts["dead at moves"] += 1
             self.crash(name)
+            if name in self.crashed and self.dice.random() < 0.5:
+                self.start(name)  # before anybody misses it
 
     def _ask(self, servers: int) -> None:
         """`psfleet scale`, which may be killed before it has asked."""
@@ -259,7 +357,7 @@ class ScaledFleet(Fleet):
         for address in servers or [f"S{one}" for one in range(self.job.servers)]:
             server = self.machines.get(self.at(address))
             if server is None:
-                continue  # its death ends the job
+                continue  # its death ends the job, or it starts again
             shard = server.its_shard
             count = len(servers) or self.job.servers
             if shard.servers != count:
@@ -277,6 +375,8 @@ class ScaledFleet(Fleet):
         for name in set(self.workers) - self.gone:
             if self.machines[name].servers != self.endpoints:
                 raise Broken(f"{name} knows the servers {self.machines[name].servers}")
+        for rank, shard in enumerate(shards if self.job.logs else ()):
+            check_log(self._start_of(rank), shard)
         home = self.machines[self.at(self.job.home)]
         _check_rows(self, shards, home.history, home.coordinator.dispatch.torn)
 
@@ -323,6 +423,9 @@ def fleet(suite: str, seed: int) -> Callable[[Iterable[int]], Scheduler]:
     chances = Chances.drawn(dice, torn=dice.choice([0, 0.001, 0.01]))
     if job.moves:
         chances = replace(chances, drop=chances.drop / 3)
+    if job.moves and job.logs:  # training must get on between two deaths
+        steps, fault, torn = 3 * chances.steps, chances.fault / 4, chances.torn / 10
+        chances = replace(chances, steps=steps, fault=fault, torn=torn)
     kind = ScaledFleet if job.moves else Fleet
 
     def make(without: Iterable[int] = ()) -> Scheduler:

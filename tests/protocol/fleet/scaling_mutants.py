@@ -55,7 +55,7 @@ def _know_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DealtShard, "become", lambda dealt, state: None)
 
 
-@without("S5: every reply tells where the servers are", "async groups moves@1")
+@without("S5: every reply tells where the servers are", "async groups moves@37")
 def _forget_where(patch: pytest.MonkeyPatch) -> None:
     end = Scaling.end
 
@@ -66,7 +66,7 @@ def _forget_where(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scaling, "end", forgetful)
 
 
-@without("S6: who has not sent all ahead sends no changes on half a copy", "sync moves@7")
+@without("S6: who has not sent all ahead sends no changes on half a copy", "sync moves@199")
 def _go_on_with_half(patch: pytest.MonkeyPatch) -> None:
     move = ServerScaling._move
 

@@ -7,7 +7,6 @@ process before and after every record, and a new one is made by replay.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +57,7 @@ from tests.protocol.fleet.calls import (
 )
 from tests.protocol.fleet.followed import Followed
 from tests.protocol.fleet.job import COUNTS, FEW, ROWS, Job, sample_of
+from tests.protocol.fleet.kept import Kept, Start
 from tests.protocol.fleet.moved import Moved
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.fleet.snapshots import Snapshots
@@ -80,7 +80,7 @@ class Server:
 
     Args:
         index: Of its shard; None: it only hosts the coordinator.
-        folder: Of the job, for requests of another number of servers; None: there are none.
+        start: Where there are requests of another number of servers: how its process starts.
 
     Attributes:
         history: All that its log has been told, in order.
@@ -88,7 +88,7 @@ class Server:
     """
 
     def __init__(
-        self, index: int | None, job: Job, disk: Disk, boot: int, folder: Path | None = None
+        self, index: int | None, job: Job, disk: Disk, boot: int, start: Start | None = None
     ) -> None:
         self.job, self.boot = job, boot
         self.history: list[object] = list(disk.fields.get("history", []))
@@ -102,7 +102,11 @@ class Server:
         hosts = index is None or (index == 0 and not job.apart)
         self.coordinator = Coordinator(job.workers, job.servers, DEAD_AFTER) if hosts else None
         self._now = 0.0
-        self.moved = Moved(self, folder) if folder is not None else None
+        self.kept: Kept | None = None
+        if start is not None and job.logs:
+            self.kept = Kept(start, self.its_shard, self.coordinator, disk)
+            self.history = self.kept.history
+        self.moved = Moved(self, start) if start is not None else None
         for kind, body, record in disk.log:
             take(kind, memoryview(body), self.shard or Shard(), self.coordinator)
             self.history.append(record)
@@ -114,6 +118,8 @@ class Server:
             self.shard.journal = lambda record: self._keep(*encode(record), record)
         if self.coordinator is not None:
             self.coordinator.journal = self._keep_decision
+            if self.moved is not None:
+                self.moved.recover(self.coordinator.scaling)
             if self.shard is not None:
                 self.coordinator.rebooted(0, self.boot)
             self.coordinator.start()
@@ -126,7 +132,9 @@ class Server:
 
     def _keep(self, kind: int, parts: Any, record: object) -> None:
         body = joined(parts)
-        if self.job.logs:
+        if self.kept is not None:
+            self.kept.journal.log.append(kind, [body])
+        elif self.job.logs:
             self.out.append(Append((kind, body, record)))
         self.history.append(record)
         self._primary.feed_record(kind, body, record)

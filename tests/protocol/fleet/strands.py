@@ -4,22 +4,28 @@ What a thread would wait for, another process or time, gives control back. A pro
 threads with it, wherever they wait.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import pytest
 
 from psfleet.errors import ServerUnavailable
+from psfleet.faults import CrashFaults
 from psfleet_server.engine import row_moves, server_scaling
 from psfleet_server.rpc.peer import Peer
 
 
 class _Killed(BaseException):
     """The process of this thread has died."""
+
+
+class Died(BaseException):
+    """The process dies here, at a crash point of the product."""
 
 
 class Strand:
@@ -33,6 +39,7 @@ class Strand:
         self.outcome: Any = None
         self._work = work
         self._error: Exception | None = None
+        self._died: Died | None = None
         self._killed = False
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -49,7 +56,7 @@ class Strand:
             raise _Killed
 
     def go_on(self) -> None:
-        """Let it run until it waits, or ends; what ends it is raised by `result`."""
+        """Let it run until it waits, or ends; an error that ends it is raised by `result`."""
         Strand._running = self
         if self._thread.ident is None:
             self._thread.start()
@@ -57,6 +64,8 @@ class Strand:
             self._turn.release()
         self._back.acquire()
         Strand._running = None
+        if self._died is not None:
+            raise self._died
 
     def result(self) -> Any:
         """What its work came to."""
@@ -76,6 +85,8 @@ class Strand:
             self.outcome = self._work()
         except _Killed:
             pass
+        except Died as died:  # whoever runs it hears of it at once
+            self._died = died
         except Exception as error:  # the scheduler's thread raises it
             self._error = error
         self.over = True
@@ -173,13 +184,19 @@ class Signal:
         return self._is_set
 
 
+def _end_process(code: int) -> NoReturn:
+    raise Died
+
+
 @contextmanager
-def scheduled() -> Iterator[None]:
-    """Within, moves of rows have the scheduler's network, threads and clock."""
+def scheduled(crashes: CrashFaults) -> Iterator[None]:
+    """Within, moves of rows have the scheduler's network, threads, clock and crash points."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (server_scaling, row_moves):
             patch.setattr(module, "Peer", _Link)
         patch.setattr(server_scaling, "ThreadPoolExecutor", _Pool)
         patch.setattr(row_moves, "Throttle", _Unhurried)
+        patch.setattr(os, "_exit", _end_process)
+        patch.setattr(CrashFaults, "wanted", lambda: crashes)
         patch.setattr(server_scaling, "_FOLLOW", 0.0)
         yield

@@ -7,10 +7,7 @@ from tests.protocol.fleet.calls import AskServers
 from tests.protocol.fleet.job import places
 from tests.protocol.fleet.worker import Worker
 
-BARRIERS = 3
-"""Within the dataset of each worker; at each the mode may change."""
-
-_STEPS = 3  # between two of them
+_STEPS = 3  # between two barriers
 
 
 class Wisher(Worker):
@@ -30,7 +27,7 @@ class Wisher(Worker):
         while goes_on:
             sync = self.session.declared.name == "sync"
             goes_on = yield from (self._planned() if sync else self._drawn())
-        while self.completed < BARRIERS:
+        while self.completed < self.job.barriers:
             yield from self._barrier()
         yield from self.run(self.collectives.gather())
         yield from self.end()
@@ -59,7 +56,7 @@ class Wisher(Worker):
         return self.session.turns != turns
 
     def _is_due(self) -> bool:
-        if self.completed == BARRIERS:
+        if self.completed == self.job.barriers:
             return False
         if self.session.declared.name == "sync":
             return self.session.sequence >= _STEPS * (self.completed + 1)
@@ -102,7 +99,7 @@ class Wisher(Worker):
             if lease is None:
                 yield from self.run(self.stream.flush())
                 used = self.taken
-                if self.completed < BARRIERS and (yield from self._barrier()):
+                if self.completed < self.job.barriers and (yield from self._barrier()):
                     return True
                 continue
             used_up = yield from self._used_up(lease)
