@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,16 @@ class JobEvent:
     member: str = ""
     code: int | None = None
     text: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the event in the form in which it is written."""
+        return {
+            "at": self.at,
+            "kind": self.kind,
+            "member": self.member,
+            "code": self.code,
+            "text": self.text,
+        }
 
 
 def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence[Member]]) -> Any:
@@ -165,7 +175,7 @@ class JobHistory:
         for event in _events(item, self._epoch + now):
             with self._lock:
                 self._recent.append(event)
-            self._append("event", asdict(event))
+            self._append("event", event.document())
 
     def add_frame(self, frame: Mapping[str, Any]) -> None:
         """Keep the answers to all panels' questions, as the recorder has them."""
