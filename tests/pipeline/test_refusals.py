@@ -36,7 +36,7 @@ PipelineOptimizer(SGD(0.1), queue_size="2")  # queue_size is '2', it must be a w
 PipelineOptimizer(SGD(0.1), concurrency_list=[1, 0, 1])  # concurrency_list is [1, 0, 1], it must be a list, each a whole number above 0
 PipelineOptimizer(SGD(0.1), concurrency_list=[1, "2", 1])  # concurrency_list is [1, '2', 1], it must be a list, each a whole
 cut(lambda hidden, loss: [[hidden]])  # UsageError: ...must end with the loss
-cut(lambda hidden, loss: [[fc(loss, 1, name="other")], [loss]])  # UsageError: ...cut 0 has 'other.tmp_0'
+cut(lambda hidden, loss: [[fc(hidden, 1, name="other")], [loss]])  # UsageError: ...cut 0 has 'other.tmp_0'
 cut(lambda hidden, loss: [[hidden], [hidden], [loss]])  # UsageError: ...is behind an earlier cut
 cut(lambda hidden, loss: [[hidden], [loss]], place_list=[None])  # ConfigError: ...2 cuts make 3 sections, but place_list has 1
 RecomputeOptimizer(SGD(0.1)).minimize(3)  # UsageError: ...has no checkpoints; call _set_checkpoints first
