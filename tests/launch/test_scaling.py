@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from psfleet.formats import read_promise
 from psfleet_launch.commands.psfleet_cli import main
 from tests.launch.conftest import Launch, Launcher, digest
 
@@ -166,6 +167,46 @@ def test_a_launcher_that_ends(
     for count in (2, 3):
         number = ("--servers", str(count), "--workers", "2", "--no-progress", "--job", f"k{count}")
         again = launch(*number, "--resume", str(path), SCRIPT, "12", str(tmp_path), "")
+        code, out, err = again.ends(120)
+        assert code == 0, err
+        found.add(digest(out))
+    assert len(found) == 1
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["copied", "promised"])
+def test_a_launcher_that_is_killed_while_rows_move(
+    launch: Launch, tmp_path: Path, logs: tuple[str, str], moment: str
+) -> None:
+    """All processes end with the launcher, whether rows are copied and workers have not met, or all servers
+    have promised and it has not decided. In the same folder another one goes on from the last snapshot, with
+    the old number of servers or the new one, whose bits are the same, and can change it again."""
+    job = start(launch, tmp_path, "--durability", "log", "--snapshot-every", "1 rounds")
+    job.until(lambda: bool(_snapshots(tmp_path)), "a snapshot")
+    (tmp_path / "hold").touch()
+    job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
+    assert main(["scale", "j", "--servers", "3", "--wait", "0", *logs]) == 2
+    job.until_logged("serverlog.0", "rows are copied for 3 servers")
+    folder = tmp_path / "psfleet-logs" / "j"
+    if moment == "promised":
+        job.process.send_signal(signal.SIGSTOP)
+        (tmp_path / "hold").unlink()
+        job.until(lambda: read_promise(folder)[0] > 0, "a promise")
+    job.process.kill()
+    job.process.wait()
+    job.until(lambda: not job.family(), "the end of all processes")
+    job.ends()
+    (tmp_path / "hold").unlink(missing_ok=True)
+    found = set()
+    for before, after in ((2, 3), (3, 2)):
+        for name in ("go", "runs.1"):
+            (tmp_path / name).unlink(missing_ok=True)
+        number = ("--servers", str(before), "--workers", "2", "--no-progress", "--job", "j")
+        resumed = ("--durability", "log", "--resume", str(folder))
+        again = launch(*number, *resumed, SCRIPT, "12", str(tmp_path), "")
+        again.until(lambda: (tmp_path / "runs.1").exists(), "a first barrier")
+        assert main(["scale", "j", "--servers", str(after), "--wait", "120", *logs]) == 0
+        go_on(tmp_path)
         code, out, err = again.ends(120)
         assert code == 0, err
         found.add(digest(out))
