@@ -76,9 +76,9 @@ class AgentEngine(LocalEngine):
             return f"no room is left in {str(self.job.folder)!r}, where its output goes; make some"
         return ""
 
-    def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
+    def _poll(self, process: "subprocess.Popen[bytes]", wait: bool = False) -> int | None:
         if process.returncode is None:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            pid, status, usage = os.wait4(process.pid, 0 if wait else os.WNOHANG)
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 self._used[pid] = usage

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,8 +126,9 @@ class LocalEngine(Engine):
     def sweep(self) -> None:
         guard.sweep(self.job.token)
         for process in self._processes.values():
-            process.kill()  # it may have overwritten its environment, as setproctitle does
-            process.wait()
+            # It may have overwritten its environment, as setproctitle does.
+            send(process, signal.SIGKILL)
+            self._poll(process, wait=True)
             _close_commands(process)
 
     def close(self) -> None:
@@ -157,9 +159,9 @@ class LocalEngine(Engine):
         events, self._events = self._events, []
         return [*events, *self._now_ready(), *causes_first(exits)]
 
-    def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
-        """Return the code of a process that has ended; None: it runs."""
-        return process.poll()
+    def _poll(self, process: "subprocess.Popen[bytes]", wait: bool = False) -> int | None:
+        """Return the code of a process that has ended, or wait for its end; None: it runs."""
+        return process.wait() if wait else process.poll()
 
     def _exit(self, member: Member, code: int) -> ProcessExited:
         return ProcessExited(member, code, self._has_left(member))
