@@ -143,7 +143,8 @@ def test_chaos_takes_a_machine(site: Site) -> None:
     """One of three is lost with its servers and its worker: every push is counted once, and the job ends."""
     script = str(ROOT / "tests" / "chaos" / "scripts" / "trainer.py")
     request = JobRequest(script, servers=2, workers=2, replicas=1, worker_restarts=2)
-    seed = next(n for n in count() if next(schedule(n, request, machines=3)).kind == "lose")
+    first = ((n, next(schedule(n, request, machines=3, scales=True))) for n in count())
+    seed = next(n for n, fault in first if fault.kind == "lose" and fault.member.rank < 2)
     chaos = ("--chaos", str(seed), "--replicas", "1", "--restart-workers", "2", "--job", "j")
     launcher = site.start(*JOIN, "--agents", "3", *TWO, *chaos, script, "async", "100000")
     gate = site.folder / "gate"
