@@ -84,6 +84,6 @@ def check_log(start: Start, shard: Shard) -> None:
     again = Shard(shard.index, shard.servers)
     coordinator = None if shard.index else Coordinator(start.environment.workers, shard.servers)
     first = log_path(start.environment, start.generation)
-    restored(first, start.folder / "snapshots", again, coordinator)
+    restored(first, str(start.folder / "snapshots"), again, coordinator)
     if content_of(again) != content_of(shard):
         raise Broken(f"the log of server {shard.index} does not give what it holds")
