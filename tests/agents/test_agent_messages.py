@@ -1,7 +1,8 @@
-"""An agent between its launcher, which sends messages at any time, and the output of its processes."""
+"""An agent between its launcher, which sends messages at any time, and its processes."""
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,56 @@ from psfleet_launch.job.job_request import JobRequest
 
 WORKER = pb.AgentMember(role="worker", stage=-1, copy=-1)
 SERVER = pb.AgentMember(role="server", stage=-1, copy=-1)
+Messages = list[pb.AgentMessage]
+
+
+def attend(script: Path, last: str, look: Callable[[AgentConnection, Messages], None]) -> Messages:
+    """Run an agent of one worker in this thread; the messages until one of the kind `last`.
+
+    Args:
+        look: Is called about every millisecond with the messages so far, by the launcher's side.
+    """
+    folder = script.parent
+    opened = pb.OpenJob(
+        request=write_request(JobRequest(str(script))),
+        name="j",
+        token="t",
+        working_folder=str(folder),
+        logs=str(folder / "logs"),
+        variables=dict(os.environ),
+        workers=1,
+    )
+    spawn = pb.Spawn(member=WORKER, endpoints=["127.0.0.1:1"])
+    folders = make_credentials(folder / "tls")
+    woken = threading.Semaphore(0)
+    hub = AgentHub(Access(Credentials.read(folders["server"])), woken.release)
+    endpoint = hub.listen("127.0.0.1:0")
+    messages: Messages = []
+
+    def serve() -> None:
+        agent: AgentConnection | None = None
+        while not (messages and messages[-1].HasField(last)):
+            woken.acquire(timeout=0.001)
+            for connection, message in hub.take():
+                if message is None:
+                    return
+                messages.append(message)
+                if message.HasField("hello"):
+                    agent = connection
+                    agent.send(pb.LauncherMessage(open=opened))
+                    agent.send(pb.LauncherMessage(spawn=spawn))
+            if agent is not None:
+                look(agent, messages)
+        hub.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    link = LauncherLink(endpoint, Access(Credentials.read(folders["worker"])))
+    (folder / "agent").mkdir()
+    link.connect(describe("alpha", "127.0.0.1", endpoint))
+    Agent(link, folder / "agent", "alpha").run()
+    thread.join()
+    return messages
 
 
 def test_messages_while_the_shown_worker_ends(
@@ -29,48 +80,29 @@ def test_messages_while_the_shown_worker_ends(
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
     script.write_text("print('last words')")
-    opened = pb.OpenJob(
-        request=write_request(JobRequest(str(script))),
-        name="j",
-        token="t",
-        working_folder=str(tmp_path),
-        logs=str(tmp_path / "logs"),
-        variables=dict(os.environ),
-        workers=1,
-    )
-    folders = make_credentials(tmp_path / "tls")
-    woken = threading.Semaphore(0)
-    hub = AgentHub(Access(Credentials.read(folders["server"])), woken.release)
-    endpoint = hub.listen("127.0.0.1:0")
-    told: list[pb.AgentMessage] = []
+    expect = pb.LauncherMessage(expect=SERVER)
+    messages = attend(script, "exited", lambda agent, _: agent.send(expect))
+    assert b"last words" in b"".join(message.output.data for message in messages)
+    assert messages[-1].exited.code == 0
 
-    def launch(connection: AgentConnection) -> None:
-        connection.send(pb.LauncherMessage(open=opened))
-        connection.send(
-            pb.LauncherMessage(spawn=pb.Spawn(member=WORKER, endpoints=["127.0.0.1:1"]))
-        )
 
-    def serve() -> None:
-        connection: AgentConnection | None = None
-        while not (told and told[-1].HasField("exited")):
-            woken.acquire(timeout=0.0002)
-            for connection, message in hub.take():
-                if message is None:
-                    return
-                told.append(message)
-                if message.HasField("hello"):
-                    launch(connection)
-            if connection is not None:
-                connection.send(pb.LauncherMessage(expect=SERVER))
-        hub.close()
+def test_a_worker_that_runs_when_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent kills it, and tells the launcher what it has used before it says that nothing is left."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text("import time; print('runs', flush=True); time.sleep(100)")
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    link = LauncherLink(endpoint, Access(Credentials.read(folders["worker"])))
-    (tmp_path / "agent").mkdir()
-    link.connect(describe("alpha", "127.0.0.1", endpoint))
-    Agent(link, tmp_path / "agent", "alpha").run()
-    thread.join()
-    output = b"".join(message.output.data for message in told)
-    assert b"last words" in output
-    assert told[-1].exited.code == 0
+    sweeps = [pb.LauncherMessage(sweep=True)]
+
+    def sweep_once(agent: AgentConnection, messages: Messages) -> None:
+        if sweeps and any(message.HasField("output") for message in messages):
+            agent.send(sweeps.pop())
+
+    messages = attend(script, "swept", sweep_once)
+    (exited,) = (message.exited for message in messages if message.HasField("exited"))
+    assert exited.code == -9
+    assert exited.cpu_seconds > 0
+    assert exited.peak_memory > 0
+    assert not messages[-1].swept.left_behind
