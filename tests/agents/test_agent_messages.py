@@ -45,14 +45,14 @@ def attend(script: Path, last: str, look: Callable[[AgentConnection, Messages], 
     hub = AgentHub(Access(Credentials.read(folders["server"])), woken.release)
     endpoint = hub.listen("127.0.0.1:0")
     messages: Messages = []
+    over = threading.Event()
 
     def serve() -> None:
         agent: AgentConnection | None = None
-        while not (messages and messages[-1].HasField(last)):
+        while not (over.is_set() or (messages and messages[-1].HasField(last))):
             woken.acquire(timeout=0.001)
             for connection, message in hub.take():
-                if message is None:
-                    return
+                assert message is not None
                 messages.append(message)
                 if message.HasField("hello"):
                     agent = connection
@@ -67,8 +67,11 @@ def attend(script: Path, last: str, look: Callable[[AgentConnection, Messages], 
     link = LauncherLink(endpoint, Access(Credentials.read(folders["worker"])))
     (folder / "agent").mkdir()
     link.connect(describe("alpha", "127.0.0.1", endpoint))
-    Agent(link, folder / "agent", "alpha").run()
-    thread.join()
+    try:
+        Agent(link, folder / "agent", "alpha").run()
+    finally:
+        over.set()
+        thread.join()
     return messages
 
 
