@@ -148,7 +148,8 @@ class JobRunner:
                     self._leaving.discard(member)
                 case ServerReady(member, endpoint):
                     self._answering.add(member)
-                    if not self._scaling.is_new(member):
+                    # Not a new server, nor a standby that a move has dropped while it started.
+                    if member in self._supervisor.alive:
                         self.endpoints[member.rank] = endpoint
         theirs = [event for event in events if self._is_of_new_server(event)]
         for event in theirs:
