@@ -86,9 +86,7 @@ class JobRunner:
         self._generation = 0
         self._resume = job.request.resume
         self._notice = StandbyNotice()
-        self._leaving: set[Member] = (
-            set()
-        )  # servers until they have ended, which the job has no more
+        self._leaving: set[Member] = set()  # servers that the job has no more, until they end
         self._usage = ServerUsageWatch(job)
         self._scaling = ScalingRequests(job.logs, self._too_many, engine.asked_endpoint)
         if chaos is not None:
