@@ -28,7 +28,7 @@ PLACE = "psfleet.place"
 """The name under which a worker's place in its loops is remembered."""
 
 _STEPS = 64  # whose states are at hand
-_PATIENCE = 5.0  # seconds until the script is expected at the end of the step that a snapshot holds
+_STEP_END_TIMEOUT = 5.0  # seconds for the script to end the step that a snapshot holds
 
 
 class LoopPosition:
@@ -169,7 +169,7 @@ class WorkerState:
                 every = (b"[%d,%s]" % states for states in self._states)
                 return b"[%s]" % b",".join(every)
             self._changed.wait_for(
-                lambda: bool(self._states) and self._states[-1][0] >= step, _PATIENCE
+                lambda: bool(self._states) and self._states[-1][0] >= step, _STEP_END_TIMEOUT
             )
             states = [state for at, state in self._states if at <= step]
             return states[-1] if states else b""

@@ -15,7 +15,7 @@ from psfleet.wire.v1.follower_pb2 import ChangesReply
 
 _log = log_of(__name__)
 
-_PATIENCE = 1.5  # intervals in which the round of a cut has to come
+_ROUND_INTERVALS = 1.5  # intervals in which the round of a cut has to come
 _SHARE = 0.06  # of a server's CPU time that replies may take; to send them takes half as much again
 _LEAST = 0.01  # of its time, however little it does
 _MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
@@ -102,7 +102,7 @@ class Following:
     def next_step(self) -> Step:
         """Get to the next cut, or a step nearer."""
         began = self._clock()
-        wait = _PATIENCE * self._interval
+        wait = _ROUND_INTERVALS * self._interval
         copy = self.copy
         replies: list[ChangesReply] = yield AskChanges(
             [copy.request(i, self._target, wait) for i in range(self._servers)]

@@ -14,7 +14,7 @@ from psfleet.errors import PsfleetError, UsageError
 from psfleet.settings.environment import Environment
 
 _LOOK = 0.01  # seconds between looks
-_PATIENCE = 60.0  # seconds for what ends by itself, such as connections that were closed
+_CLOSE_TIMEOUT = 60.0  # seconds for what ends by itself, such as connections that were closed
 
 
 class ServerThread(threading.Thread):
@@ -99,7 +99,7 @@ class EndCheck:
         """
         if not self.drop():
             return
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
         while leftovers := self._left():
             if time.monotonic() > deadline:
                 raise UsageError(

@@ -35,7 +35,7 @@ def test_threads_give_the_bits_of_processes() -> None:
 
 def test_what_a_block_leaves_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker or a pipe that is still open at the end of the block is named; an error inside comes first."""
-    monkeypatch.setattr(server_thread, "_PATIENCE", 0.0)
+    monkeypatch.setattr(server_thread, "_CLOSE_TIMEOUT", 0.0)
     clients: list[Client] = []
     pipes: list[int] = []
     fleet = LocalFleet(1, 1, in_process=True)

@@ -1,6 +1,6 @@
 """An agent's connection to the launcher: one call, whose end is the end of the agent.
 
-A short interruption of the network is TCP's matter, which sends again. What lasts longer than PATIENCE is
+A short interruption of the network is TCP's matter, which sends again. Silence beyond SILENCE_LIMIT is
 the end: the launcher then takes every process here for dead, so they must be.
 """
 
@@ -20,7 +20,7 @@ from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.connections.tls_diagnosis import why_refused
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet.wire.v1.agent_pb2_grpc import LauncherStub
-from psfleet_launch.engines.remote.agent_hub import PATIENCE
+from psfleet_launch.engines.remote.agent_hub import SILENCE_LIMIT
 
 _EVERY = 1.0  # seconds between pings
 _FIRST = (2.0, 5.0)  # seconds for the first answer; after each the reason is looked for
@@ -94,8 +94,8 @@ class LauncherLink:
         """Why the connection is over; empty: it is not."""
         if self._over.is_set():
             return self._why
-        silent = time.monotonic() - self._answered > PATIENCE
-        return f"it has not answered for {PATIENCE:g} s" if silent else ""
+        silent = time.monotonic() - self._answered > SILENCE_LIMIT
+        return f"it has not answered for {SILENCE_LIMIT:g} s" if silent else ""
 
     def send(self, message: pb.AgentMessage) -> None:
         """Send a message, after all earlier ones."""

@@ -11,7 +11,7 @@ from psfleet_launch.engines.remote.agent_messages import versions
 from psfleet_launch.job.job_request import Resources
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_PATIENCE = 5.0  # seconds for nvidia-smi
+_NVIDIA_SMI_TIMEOUT = 5.0  # seconds for nvidia-smi
 
 
 def describe(name: str, address: str, launcher: str) -> pb.Hello:
@@ -63,7 +63,7 @@ def _of_each_gpu(field: str) -> list[str]:
             ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
-            timeout=_PATIENCE,
+            timeout=_NVIDIA_SMI_TIMEOUT,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):

@@ -17,7 +17,7 @@ from pathlib import Path
 MARKER = "PSFLEET_JOB_ID"
 """Environment variable that every process of a job carries, and its children inherit."""
 
-_PATIENCE = 5.0
+_EXIT_TIMEOUT = 5.0
 _IN_ORDER = b"."
 
 
@@ -39,7 +39,7 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def sweep(token: str, patience: float = _PATIENCE) -> list[int]:
+def sweep(token: str, patience: float = _EXIT_TIMEOUT) -> list[int]:
     """SIGKILL every process of the job until none is found; the ids of those that were left.
 
     Repeated, because a process may have forked between the look and the blow.

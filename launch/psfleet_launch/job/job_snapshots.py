@@ -74,7 +74,7 @@ def clear(place: str, resume: str) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-_PATIENCE = 600.0  # seconds; whoever wants the end of the job usually kills it earlier
+_LAST_SNAPSHOT_TIMEOUT = 600.0  # seconds; whoever wants the end of the job usually kills it earlier
 _PAUSES = (0.25, 0.5, 1.0, 2.0)
 """Seconds between attempts: one may fail, as when a worker comes or goes, or rows move to other servers."""
 
@@ -110,7 +110,7 @@ class FinalSnapshot:
             take = channel.unary_unary("/psfleet.v1.SnapshotCoordinator/Take")
             for pause in (*_PAUSES, None):
                 try:
-                    reply = take(request, timeout=_PATIENCE, metadata=access.metadata)
+                    reply = take(request, timeout=_LAST_SNAPSHOT_TIMEOUT, metadata=access.metadata)
                 except grpc.RpcError as error:
                     if pause is None:
                         self.outcome = f"no snapshot was taken: {error_of(error, 'server 0')}"

@@ -109,7 +109,7 @@ class JobCounters:
         return [*metrics, took]
 
 
-_PATIENCE = 2.0  # seconds for the answer of a server; one that is silent is left out
+_REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; one that is silent is left out
 
 
 class FleetReader:
@@ -163,7 +163,9 @@ class FleetReader:
                 if endpoint not in self._channels:
                     self._channels[endpoint] = open_channel(endpoint, access)
                 method = self._channels[endpoint].unary_unary("/psfleet.v1.Metrics/Collect")
-                calls.append(method.future(request, timeout=_PATIENCE, metadata=access.metadata))
+                calls.append(
+                    method.future(request, timeout=_REPLY_TIMEOUT, metadata=access.metadata)
+                )
         for call in calls:
             with contextlib.suppress(grpc.RpcError):
                 for one in CollectReply.FromString(call.result()).processes:

@@ -23,7 +23,7 @@ from psfleet_launch.observability.job_overview import overview
 from psfleet_launch.observability.job_report import dashboard_page, job_report
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_PATIENCE = 2.0  # seconds for a browser to take what is left
+_BROWSER_TIMEOUT = 2.0  # seconds for a browser to take what is left
 _FAULTS = 8  # the newest, which the page shows
 _HTML = "text/html; charset=utf-8"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -82,7 +82,7 @@ class WatchPort:
         self._server.shutdown()
         self._thread.join()
         for stream in [*self._server.streams]:
-            stream.join(_PATIENCE)  # so that its reader hears of the end
+            stream.join(_BROWSER_TIMEOUT)  # so that its reader hears of the end
         self._server.server_close()
 
     def _certificate(self) -> ssl.SSLContext:

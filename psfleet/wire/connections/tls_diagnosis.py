@@ -16,7 +16,7 @@ from psfleet.wire.connections.certificates import ends
 from psfleet.wire.connections.client_socket import speaks_tls
 from psfleet.wire.connections.credentials import SERVER_NAME, Credentials
 
-_PATIENCE = 2.0  # seconds for each step
+_STEP_TIMEOUT = 2.0  # seconds for each step
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """First bytes of an HTTP/2 client: the preface and empty settings (RFC 9113, section 3.4)."""
 
@@ -46,7 +46,7 @@ def _ask(endpoint: str, access: Access) -> str:
         return advice if speaks_tls(endpoint) else ""
     host, _, port = endpoint.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PATIENCE) as plain:
+        with socket.create_connection((host.strip("[]"), int(port)), _STEP_TIMEOUT) as plain:
             return _ask_with(plain, access.credentials)
     except OSError:
         return ""

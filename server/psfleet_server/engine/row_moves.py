@@ -35,7 +35,7 @@ _CHUNK = 4 << 20  # bytes of one message, about
 _SHARE = (
     0.15  # of one processor that rows take while training goes on; those who take them need as much
 )
-_PATIENCE = 120.0  # seconds for a server to take one
+_FILL_TIMEOUT = 120.0  # seconds for a server to take one
 
 
 class RowMoves:
@@ -253,6 +253,6 @@ class _Way:
     def flush(self) -> None:
         """Return when everything is taken."""
         if self._request.records:
-            self._peer.call("Scaling/Fill", self._request.SerializeToString(), _PATIENCE)
+            self._peer.call("Scaling/Fill", self._request.SerializeToString(), _FILL_TIMEOUT)
             del self._request.records[:]
             self._bytes = 0

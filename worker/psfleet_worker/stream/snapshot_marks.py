@@ -19,7 +19,7 @@ from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.session.instructions import AwaitMarking, CutStream, Instruction, ReportState
 
-_PATIENCE = 10.0  # seconds for each call; a snapshot for which they do not suffice is given up
+_CALL_TIMEOUT = 10.0  # seconds for each call; a snapshot for which they do not suffice is given up
 _PAUSE = 0.05
 
 
@@ -140,11 +140,13 @@ class SnapshotMarks:
     def _call(self, server: int, method: str, request: object) -> bytes:
         """Make a call beside those of the training, again while the server cannot be reached."""
         message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _CALL_TIMEOUT
         while True:
             rest = deadline - time.monotonic()
             if rest <= 0 or self._closing:
-                raise DeadlineExceeded(f"{method} was not answered within {_PATIENCE:g} seconds")
+                raise DeadlineExceeded(
+                    f"{method} was not answered within {_CALL_TIMEOUT:g} seconds"
+                )
             try:
                 return self._fleet.clients[server].attempt(method, message, rest)
             except ServerUnavailable:

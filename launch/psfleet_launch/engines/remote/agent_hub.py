@@ -18,7 +18,7 @@ from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet.wire.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
 from psfleet_launch.engines.remote.reachability import QUIET, PeerSocket, Reachability
 
-PATIENCE = 10.0
+SILENCE_LIMIT = 10.0
 """Seconds without an answer to a ping after which an agent ends what it has started, and itself."""
 
 _MARGIN = 3.0
@@ -53,7 +53,7 @@ class AgentConnection:
     @property
     def is_silent(self) -> bool:
         """It must have given up the connection by now."""
-        return time.monotonic() > self._received + PATIENCE + _MARGIN
+        return time.monotonic() > self._received + SILENCE_LIMIT + _MARGIN
 
     @property
     def is_recent(self) -> bool:

@@ -24,7 +24,7 @@ from psfleet_launch.job.job_request import Launch, Resources
 
 _LOOK = 0.2  # seconds between looks at the output
 _FIRST, _LAST = 0.5, 10.0  # seconds between questions to the queue: first few, then many
-_PATIENCE = 60.0  # seconds without an answer of the queue
+_QUEUE_TIMEOUT = 60.0  # seconds without an answer of the queue
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class BatchJob:
                 state = self._queue.state(self.id)
                 reply_at = time.monotonic()
             except ConfigError as error:
-                if time.monotonic() - reply_at > _PATIENCE:
+                if time.monotonic() - reply_at > _QUEUE_TIMEOUT:
                     raise ConfigError(
                         f"{self._queue.label} {self.id} can be followed no more: {error}"
                     ) from None
