@@ -21,7 +21,7 @@ from psfleet.kernels.hashing import hash_ids, routes, virtual_shards
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import OWN, InitializerSpec, TableSpec
-from psfleet.shard.server_group import dense_range
+from psfleet.shard.table_placement import dense_range
 from psfleet.wire import frame
 from psfleet.wire.v1.frame_pb2 import OUTCOME_HELD
 from psfleet.wire.v1.shard_pb2 import LeaveRequest

@@ -26,8 +26,8 @@ from psfleet.rules.rule import Rule
 from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable, RestorePart
-from psfleet.shard.server_group import dense_range, placed
 from psfleet.shard.shard import Shard
+from psfleet.shard.table_placement import dense_range, placed
 from psfleet.tables.row_data import EVICTED, candidate_group
 
 Ids = NDArray[np.int64]

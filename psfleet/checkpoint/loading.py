@@ -23,8 +23,8 @@ from psfleet.formats import Misfit, exact, reading
 from psfleet.kernels.dedup import ascending
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import CreateTable, RestorePart
-from psfleet.shard.server_group import dense_range, located_as, owned_rows
 from psfleet.shard.shard import Shard
+from psfleet.shard.table_placement import dense_range, located_as, owned_rows
 from psfleet.tables.row_data import (
     CANDIDATE_IDS,
     EVICTED,

@@ -26,8 +26,8 @@ from psfleet.platform.object_store import upload
 from psfleet.schema.table import TableSpec
 from psfleet.settings.kinds import local_path, url_of
 from psfleet.shard.events import RestorePart
-from psfleet.shard.server_group import owned_rows
 from psfleet.shard.shard import Shard
+from psfleet.shard.table_placement import owned_rows
 from psfleet.tables.row_data import RowData, row_columns
 from psfleet.tables.sparse import SparseTable
 

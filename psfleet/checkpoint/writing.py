@@ -42,9 +42,9 @@ from psfleet.platform.object_store import ObjectStore, readable
 from psfleet.schema.table import TableSpec
 from psfleet.settings.kinds import local_path, shown_url, url_of
 from psfleet.shard.events import FrozenShard
-from psfleet.shard.server_group import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.shard.table_placement import dense_range
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, write_state
 from psfleet.wire.table_messages import clock_to_json

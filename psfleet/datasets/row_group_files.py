@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.datasets.packed_bags import RowBuffers, RowGroupStream
 from psfleet.datasets.parquet_rows import Rows, files_of, joined_rows, reason_of
 from psfleet.datasets.round_plan import Range
-from psfleet.datasets.row_groups import RowBuffers, RowGroupStream
 from psfleet.datasets.sample_batch import RowSequence, SampleBatch
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_batches import no_samples

@@ -36,9 +36,9 @@ from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings
 from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
 from psfleet.shard.pull_gate import TickTimer
-from psfleet.shard.server_group import placed
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.shard.table_placement import placed
 from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import MemoryChoice

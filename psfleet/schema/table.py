@@ -114,7 +114,7 @@ class TableSpec:
             row with a zero gradient, as the dense rule would.
         entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
         device: Memory of the servers that is to hold it; None: as each server's setting says.
-        servers: Largest number of servers that hold it; None: all, see psfleet.shard.server_group.
+        servers: Largest number of servers that hold it; None: all, see psfleet.shard.table_placement.
         first: The first of them.
         precision: Sparse only: how its rows are stored. What is computed is float32.
 

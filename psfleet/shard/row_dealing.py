@@ -1,8 +1,8 @@
 """The tables of a shard, dealt to another number of servers: what each of them gets, as records.
 
 Rows are dealt ahead while they change, and in the end, when nothing may change, those that have changed since
-they were dealt. Ids and ranges belong to servers by `psfleet.shard.server_group` alone, so no server has to
-ask another what is whose. Records that come twice, or in another order, make the same tables.
+they were dealt. `psfleet.shard.table_placement` alone says which server has an id or range, so no server asks
+another what is whose. Records that come twice, or in another order, make the same tables.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import CreateTable, Journal, PartState, RestorePart, WriteState
-from psfleet.shard.server_group import dense_range, owners, servers_of
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.shard.shard_tables import DeltaBases
+from psfleet.shard.table_placement import dense_range, owners, servers_of
 from psfleet.shard.updates import StaleGradients
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_data import (

@@ -17,7 +17,7 @@ from psfleet.runtime.validation import check_elements
 from psfleet.schema.table import LARGEST, TableSpec
 from psfleet.shard.change_log import ChangeLog
 from psfleet.shard.events import PartState, Push, Shrink
-from psfleet.shard.server_group import dense_range, group_size
+from psfleet.shard.table_placement import dense_range, group_size
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import HOST, KINDS, MemoryChoice

@@ -42,8 +42,8 @@ from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.engine.ticker import ServerHeartbeat, Ticker
 from psfleet_server.engine.view_changes import ViewInstaller
 from psfleet_server.rpc import endpoint
-from psfleet_server.rpc.connection_limit import ConnectionLimit
 from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.rpc.grpcio_admission import GrpcioAdmission
 from psfleet_server.rpc.http2_listener import Http2Listener
 from psfleet_server.rpc.inbound_limit import InboundLimit
 from psfleet_server.rpc.token_check import gates
@@ -119,8 +119,8 @@ class Server:
         )
         self.views = ViewInstaller(self.host, self._access, environment.heartbeat_seconds)
         self._scaling = self._make_scaling()
-        self._connection_limit = (
-            ConnectionLimit(environment.limits) if is_tcp(self.endpoint) else None
+        self._grpcio_admission = (
+            GrpcioAdmission(environment.limits) if is_tcp(self.endpoint) else None
         )
         self._messages = InboundMessages(environment.limits.incoming, _INCOMING)
         self._pool = self._make_pool()
@@ -221,7 +221,7 @@ class Server:
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
         moves = RowMoves(self.host, self._access, self._open_log, self._generation)
         server.add_generic_rpc_handlers([scaling_handler(self.host, moves)])
-        metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._connection_limit)
+        metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._grpcio_admission)
         server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
         if self.environment.replicas:
             server.add_generic_rpc_handlers([replica_handler(self.host)])
@@ -230,8 +230,8 @@ class Server:
 
     def _start_threads(self) -> None:
         """All that works beside the calls."""
-        if self._connection_limit is not None:
-            self._connection_limit.start(self.endpoint)
+        if self._grpcio_admission is not None:
+            self._grpcio_admission.start(self.endpoint)
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
@@ -243,8 +243,8 @@ class Server:
     def _interceptors(self) -> "list[grpc.ServerInterceptor[Any, Any]]":
         """Return the interceptors of all calls: over TCP a call without a token is refused first."""
         interceptors = gates(self._access, self.endpoint)
-        if self._connection_limit is not None:
-            interceptors.append(InboundLimit(self._messages, self._connection_limit.proved))
+        if self._grpcio_admission is not None:
+            interceptors.append(InboundLimit(self._messages, self._grpcio_admission.proved))
         return interceptors
 
     def _begin(self) -> None:
@@ -307,7 +307,7 @@ class Server:
         """The threads of calls. Calls that wait hold none, so a few are enough for any number of workers."""
         environment = self.environment
         threads = environment.workers + 2 + environment.replicas  # a standby that follows holds one
-        if self._connection_limit is not None:
+        if self._grpcio_admission is not None:
             threads += _INCOMING  # which calls hold whose message is on its way
         return ThreadPoolExecutor(threads, thread_name_prefix="rpc")
 
@@ -399,8 +399,8 @@ class Server:
         ended.wait()
         if self._snapshots is not None:
             self._snapshots.close()
-        if self._connection_limit is not None:
-            self._connection_limit.stop()
+        if self._grpcio_admission is not None:
+            self._grpcio_admission.stop()
         self._deadlines.stop()
         self.host.lanes.stop()
         self.host.parts.stop()

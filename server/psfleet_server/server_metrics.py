@@ -14,7 +14,7 @@ from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.row_memory import DiskTraffic
 from psfleet.tables.sparse import SparseTable
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.connection_limit import ConnectionLimit
+from psfleet_server.rpc.grpcio_admission import GrpcioAdmission
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 from psfleet_server.standby import Standby
@@ -46,7 +46,7 @@ class ServerMetrics:
         host: Host of the shard.
         snapshots: On server 0, who takes snapshots.
         schedule: Schedule of snapshots; None: they are taken on request only.
-        connection_limit: Connection limit of a server that listens on TCP.
+        grpcio_admission: Admission of the grpcio endpoint of a server that listens on TCP.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class ServerMetrics:
         host: ShardHost,
         snapshots: SnapshotRunner | None,
         schedule: SnapshotSchedule | None,
-        connection_limit: ConnectionLimit | None,
+        grpcio_admission: GrpcioAdmission | None,
     ) -> None:
         self._host = host
         self._snapshots = snapshots
         self._schedule = schedule
-        self._connection_limit = connection_limit
+        self._grpcio_admission = grpcio_admission
 
     def collect(self) -> "list[Metric]":
         """All families; they fit together, for no event is handled meanwhile."""
@@ -82,8 +82,8 @@ class ServerMetrics:
         yield counter("exchange_bytes", "Bytes of pushes with a pull behind them", sizes.exchange)
         yield counter("sent_bytes", "Bytes of values that were sent", sizes.values)
         yield counter("saved_bytes", "By which values would be longer in float32", sizes.saved)
-        if self._connection_limit is not None:
-            yield gauge("connections", "Open TCP connections", self._connection_limit.open)
+        if self._grpcio_admission is not None:
+            yield gauge("connections", "Open TCP connections", self._grpcio_admission.open)
             yield gauge("connections_limit", "TCP connections allowed", host.limits.connections)
 
     def _durability(self) -> "Iterator[Metric]":

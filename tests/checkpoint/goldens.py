@@ -43,9 +43,9 @@ from psfleet.runtime.process_runtime import current
 from psfleet.runtime.worker_state import PLACE, LoopPosition, WorkerState
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.shard.events import Join, Push
-from psfleet.shard.server_group import dense_range, owned_rows
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.shard.table_placement import dense_range, owned_rows
 
 _FORMATS = Path(__file__).parents[1] / "goldens" / "formats"
 VERSION, VERSION_2 = (_FORMATS / version / "checkpoint" for version in ("v1", "v2"))

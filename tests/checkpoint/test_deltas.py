@@ -32,8 +32,8 @@ from psfleet.schema.entry import (
 )
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Join, Push
-from psfleet.shard.server_group import dense_range
 from psfleet.shard.shard import Shard
+from psfleet.shard.table_placement import dense_range
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 

@@ -10,7 +10,7 @@ import psfleet
 from psfleet.client import Client
 from psfleet.optimizer import Adam
 from psfleet.settings.mode_names import Mode
-from psfleet.shard.server_group import SHARE, servers_of
+from psfleet.shard.table_placement import SHARE, servers_of
 from psfleet.testing.local_fleet import LocalFleet
 
 STEPS = 5

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
-from psfleet.datasets.row_groups import PackedBags  # after the check for pyarrow
+from psfleet.datasets.packed_bags import PackedBags  # after the check for pyarrow
 from psfleet.feature_sets.jagged import Jagged, joined
 
 ORDER = np.random.default_rng(1).permutation(50)

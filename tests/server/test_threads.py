@@ -22,7 +22,7 @@ PAIR = ("--replicas", "1")
 THREADS: dict[str, tuple[str, ...]] = {
     "liveness": (),  # of a server, from its start on
     "http2 connection": (),
-    "connection_limit": ("--tcp",),
+    "grpcio_admission": ("--tcp",),
     "snapshot": LOG,
     "following": PAIR,  # of a standby
     "server 1": (),  # of a worker

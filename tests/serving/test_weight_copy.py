@@ -12,8 +12,8 @@ from psfleet.kernels.hashing import owned_by
 from psfleet.runtime.interface import Read
 from psfleet.serving.following import Following, TakeCut
 from psfleet.serving.weight_copy import AskChanges, WeightCopy
-from psfleet.shard.server_group import dense_range
 from psfleet.shard.shard import Shard
+from psfleet.shard.table_placement import dense_range
 from psfleet.wire.v1.follower_pb2 import ChangesReply
 from psfleet_server.engine.followers import Followers
 from tests.serving.test_followers import DENSE, IDS, ROWS

@@ -23,8 +23,8 @@ from psfleet.settings.limits import ServerLimits
 from psfleet.wire.connections.access import Access, is_tcp
 from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet.wire.connections.http2_access import accepts
-from psfleet_server.rpc.connection_limit import BACKLOG
 from psfleet_server.rpc.deferred_reply import DeferredReply, as_psfleet_error
+from psfleet_server.rpc.grpcio_admission import BACKLOG
 from psfleet_server.rpc.rate_limited_log import RateLimitedLog
 
 MeasuredMethod = tuple[Callable[..., Any], LatencyHistogram, bool]

@@ -20,7 +20,7 @@ from psfleet.platform.logs import log_of
 from psfleet.runtime.interface import Gradient, missing_table
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
-from psfleet.shard.server_group import dense_range
+from psfleet.shard.table_placement import dense_range
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.mode_messages import mode_fields

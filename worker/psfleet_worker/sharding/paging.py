@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
-from psfleet.shard.server_group import dense_ranges, owned_rows
+from psfleet.shard.table_placement import dense_ranges, owned_rows
 from psfleet.wire import segments
 from psfleet.wire.segments import OutgoingSegment, PartState
 

@@ -12,7 +12,7 @@ from psfleet.runtime.interface import Gradient
 from psfleet.runtime.validation import CheckedGradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
-from psfleet.shard.server_group import split_elements
+from psfleet.shard.table_placement import split_elements
 from psfleet.wire import segments
 from psfleet.wire.compression import GradientCompressor
 from psfleet.wire.v1.frame_pb2 import Content, Segment

@@ -7,7 +7,7 @@ from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_spec_value
 from psfleet.schema.table import TableSpec
 from psfleet.settings.kinds import place_or_url
-from psfleet.shard.server_group import dense_ranges, located_as, placed
+from psfleet.shard.table_placement import dense_ranges, located_as, placed
 from psfleet.wire import segments
 from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import shard_pb2

@@ -52,7 +52,7 @@ class _AcceptedConnection:
     proved: bool = False
 
 
-class ConnectionLimit:
+class GrpcioAdmission:
     """Watches the connections that this process has accepted on a port, from `start` to `stop`."""
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -64,7 +64,7 @@ class ConnectionLimit:
         self._proved: set[str] = set()
         self._log = RateLimitedLog()
         self._over = threading.Event()
-        self._thread = ServiceThread(self._run, "connection_limit")
+        self._thread = ServiceThread(self._run, "grpcio_admission")
 
     @property
     def open(self) -> int:
