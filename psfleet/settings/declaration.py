@@ -14,6 +14,7 @@ model's field, where ours name the flag, variable or key that the user has writt
 """
 
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Callable, Mapping
@@ -116,13 +117,16 @@ def setting(
         names: Names of the setting, each recognised by its form: `--flag`, `VARIABLE`, its
             synonyms, `table.key`.
     """
-    variables = [name for name in names.split() if name.isupper()]
-    parts = {
-        "flag": next((name for name in names.split() if name.startswith("--")), ""),
-        "env": next(iter(variables), ""),
-        "synonyms": tuple(variables[1:]),
-        "key": next((name for name in names.split() if "." in name), ""),
-    }
+    parts: dict[str, Any] = {"synonyms": ()}
+    for name in names.split():
+        if name.startswith("--"):
+            parts["flag"] = name
+        elif "." in name:
+            parts["key"] = name
+        elif "env" in parts:
+            parts["synonyms"] += (name,)
+        else:
+            parts["env"] = name
     return dataclasses.field(
         default=default, metadata={"setting": {"help": help, "kind": kind, **parts, **more}}
     )
@@ -130,8 +134,11 @@ def setting(
 
 def settings_of(group: Any) -> tuple[Setting, ...]:
     """Return the settings that a dataclass declares or inherits, in order, or that its `settings()` lists."""
-    if hasattr(group, "settings"):
-        return tuple(group.settings())
+    return tuple(group.settings()) if hasattr(group, "settings") else _declared(group)
+
+
+@functools.cache
+def _declared(group: Any) -> tuple[Setting, ...]:
     hints = typing.get_type_hints(group)
     return tuple(
         Setting(field.name, more.pop("kind") or kind_of(hints[field.name]), field.default, **more)
