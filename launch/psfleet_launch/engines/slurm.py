@@ -17,15 +17,10 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import setting
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_starter import agent_command
-from psfleet_launch.engines.remote.batch_job import (
-    BatchJob,
-    BatchSettings,
-    SlurmQueue,
-    ask_slurm,
-    fields_of,
-)
+from psfleet_launch.engines.remote.batch_job import BatchJob, BatchSettings
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
+from psfleet_launch.engines.remote.slurm_queue import SlurmQueue, ask_slurm, fields_of
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest, Launch
 
