@@ -255,8 +255,8 @@ class AreaUnderCurve(Op, saved="area_under_curve thresholds accumulate"):
     `accumulate`: over all runs of the program so far, by a histogram of `thresholds` bins.
     """
 
-    thresholds: int = 4095
-    accumulate: bool = True
+    thresholds: int
+    accumulate: bool
     differentiable = False
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
