@@ -43,8 +43,8 @@ from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.sparse import SparseTable
-from psfleet.wire.compression import GradientCompressor, repacked, value_format
 from psfleet.wire.connections import grpc_process
+from psfleet.wire.gradient_compressor import GradientCompressor, repacked, value_format
 
 Floats = NDArray[np.float32]
 _CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"

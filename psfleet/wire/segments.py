@@ -28,7 +28,7 @@ from psfleet.wire import frame
 from psfleet.wire.protobuf_fields import field as field_bytes
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
-from psfleet.wire.wire_formats import FORMATS, NUMBERED, CompressedValues
+from psfleet.wire.value_formats import FORMATS, NUMBERED, CompressedValues
 
 __all__ = [
     "PRECISIONS",

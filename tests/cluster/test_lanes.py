@@ -27,7 +27,7 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.tensor_memory import WorkerMemory
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.stream import pending
+from psfleet_worker.stream import push_queue
 from tests.trainings import same_bits
 from tests.waiting import until
 
@@ -226,7 +226,7 @@ def test_with_one_server_a_sync_step_is_one_call(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A push leaves with the next pull, which commits it; the bits are those of two servers."""
-    monkeypatch.setattr(pending, "LINGER", 60.0)
+    monkeypatch.setattr(push_queue, "LINGER", 60.0)
     runtime = connect(server, "sync")
     actual = train(runtime, 5)
     runtime.close()

@@ -15,9 +15,9 @@ from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import GradientCompressor, repacked, value_format
+from psfleet.wire.gradient_compressor import GradientCompressor, repacked, value_format
 from psfleet.wire.v1.frame_pb2 import Header, Precision, Segment
-from psfleet.wire.wire_formats import BLOCK, FORMATS, NUMBERED, CompressedValues
+from psfleet.wire.value_formats import FORMATS, NUMBERED, SCALE_BLOCK, CompressedValues
 
 DENSE = TableSpec("packed/dense", "dense", (600,), make_rule("sgd", {}))
 ROWS = TableSpec("packed/rows", "sparse", (6,), make_rule("sgd", {}))
@@ -77,7 +77,7 @@ def test_a_push_comes_back(form: Format, shift: int) -> None:
 def test_sizes() -> None:
     """8 bits take a byte for a value and 4 for a row, or for 256 values of a dense array."""
     assert CompressedValues.size_of("int8", (10, 16)) == 10 * (16 + 4)
-    assert CompressedValues.size_of("int8", (BLOCK + 1,)) == BLOCK + 1 + 2 * 4
+    assert CompressedValues.size_of("int8", (SCALE_BLOCK + 1,)) == SCALE_BLOCK + 1 + 2 * 4
     assert CompressedValues.size_of("bfloat16", (10, 16)) == 320
     assert CompressedValues.size_of("float32", (10, 16)) == 640
 

@@ -33,7 +33,7 @@ from psfleet_worker.connection.server_stats import figures_of
 from psfleet_worker.session.retries import Patience
 from psfleet_worker.sharding.pull_splitting import SPLIT_READS, RoutingPlans
 from psfleet_worker.sharding.table_reader import TableReader
-from psfleet_worker.stream.pending import FleetPull
+from psfleet_worker.stream.push_queue import FleetPull
 
 Floats = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from psfleet.settings.choices import Format
 from psfleet.wire import frame, segments
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header, Outcome
-from psfleet.wire.wire_formats import CompressedValues
+from psfleet.wire.value_formats import CompressedValues
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

@@ -13,9 +13,9 @@ from psfleet.kernels.initial_values import address_of, copy_over
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import value_format
+from psfleet.wire.gradient_compressor import value_format
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
-from psfleet.wire.wire_formats import CompressedValues
+from psfleet.wire.value_formats import CompressedValues
 from psfleet.wire.worker_requests import write_withdrawal
 from psfleet_worker.connection.call import Call
 from psfleet_worker.connection.tensor_memory import BLOCK, LaneMemory, LentArray, PlacedSegment

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from psfleet.runtime.finiteness import NonFiniteCheck
-    from psfleet.wire.compression import GradientCompressor
+    from psfleet.wire.gradient_compressor import GradientCompressor
     from psfleet_worker.observability.hot_ids import HotIds
 
 

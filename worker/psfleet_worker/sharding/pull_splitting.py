@@ -12,7 +12,7 @@ from psfleet.runtime.recent_batches import RecentBatches
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
 from psfleet.shard.table_placement import dense_range, servers_of
-from psfleet.wire.wire_formats import CompressedValues
+from psfleet.wire.value_formats import CompressedValues
 from psfleet_worker.connection.request import ServerRequest, Values
 from psfleet_worker.connection.tensor_memory import LEND_FROM, LentArray
 

@@ -14,9 +14,9 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
 from psfleet.shard.table_placement import split_elements
 from psfleet.wire import segments
-from psfleet.wire.compression import GradientCompressor
+from psfleet.wire.gradient_compressor import GradientCompressor
 from psfleet.wire.v1.frame_pb2 import Content, Segment
-from psfleet.wire.wire_formats import FORMATS, CompressedValues
+from psfleet.wire.value_formats import FORMATS, CompressedValues
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.sharding.pull_splitting import RoutingPlans
 

@@ -16,7 +16,7 @@ from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import WireSettings
-from psfleet.wire.compression import GradientCompressor
+from psfleet.wire.gradient_compressor import GradientCompressor
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.request import ServerRequest
@@ -31,7 +31,7 @@ from psfleet_worker.session.instructions import (
 )
 from psfleet_worker.sharding.pull_splitting import SPLIT_READS, DenseRead, RoutingPlans, SparseRead
 from psfleet_worker.sharding.push_splitting import add_gradients
-from psfleet_worker.stream.pending import FleetPull, FleetPush, PushQueue
+from psfleet_worker.stream.push_queue import FleetPull, FleetPush, PushQueue
 
 if TYPE_CHECKING:
     from psfleet_worker.stream.push_trace import PushTrace

@@ -27,7 +27,7 @@ Ids = NDArray[np.int64]
 Draw = tuple[int, int, int]
 """Key of the table, seat of the worker and number of the push: what drawn values depend on."""
 
-BLOCK = 256
+SCALE_BLOCK = 256
 """Values of a dense array that share a scale; parts of servers begin on multiples of it."""
 _LEAST = 5  # values of a row: with its scale, a shorter one is no shorter in 8 bits than in 16
 _NO_SCALES = np.zeros(0, np.float32)
@@ -129,7 +129,7 @@ class WireFormat(ABC):
 
         Args:
             values: Finite if the format is.
-            low: A multiple of BLOCK.
+            low: A multiple of SCALE_BLOCK.
             draw: See `Draw`.
             rests: Errors of earlier pushes, to be added and set anew; None: nothing is kept.
             out: Is written.
@@ -268,16 +268,19 @@ class Int8Format(WireFormat):
         self, values: Floats, low: int, draw: Draw, rests: Floats | None, out: CompressedValues
     ) -> None:
         if rests is not None:
-            int8.encode_fed(values, rests, BLOCK, out.scales, out.codes)
+            int8.encode_fed(values, rests, SCALE_BLOCK, out.scales, out.codes)
             return
         # Blocks are drawn as rows are; the last one is filled up with zeros for that.
-        salt, whole = _salt(*draw), len(values) // BLOCK
-        places = low // BLOCK + np.arange(len(out.scales), dtype=np.int64)
-        end = whole * BLOCK
-        rows, scales, codes = values[:end].reshape(-1, BLOCK), out.scales, out.codes
+        salt, whole = _salt(*draw), len(values) // SCALE_BLOCK
+        places = low // SCALE_BLOCK + np.arange(len(out.scales), dtype=np.int64)
+        end = whole * SCALE_BLOCK
+        rows, scales, codes = values[:end].reshape(-1, SCALE_BLOCK), out.scales, out.codes
         int8.encode_drawn(rows, places[:whole], salt, scales[:whole], codes[:end])
         if end < len(values):
-            last, last_codes = np.zeros((1, BLOCK), np.float32), np.empty(BLOCK, np.int8)
+            last, last_codes = (
+                np.zeros((1, SCALE_BLOCK), np.float32),
+                np.empty(SCALE_BLOCK, np.int8),
+            )
             last[0, : len(values) - end] = values[end:]
             int8.encode_drawn(last, places[whole:], salt, scales[whole:], last_codes)
             codes[end:] = last_codes[: len(values) - end]
@@ -289,11 +292,11 @@ class Int8Format(WireFormat):
 
 def _blocks(shape: Sequence[int]) -> int:
     """Count the scales of values of this shape."""
-    return shape[0] if len(shape) == 2 else -(-shape[0] // BLOCK)
+    return shape[0] if len(shape) == 2 else -(-shape[0] // SCALE_BLOCK)
 
 
 def _block(shape: Sequence[int]) -> int:
-    return shape[1] if len(shape) == 2 else BLOCK
+    return shape[1] if len(shape) == 2 else SCALE_BLOCK
 
 
 def _salt(key: int, seat: int, number: int) -> np.uint64:

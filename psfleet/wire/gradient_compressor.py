@@ -10,7 +10,7 @@ from psfleet.errors import UsageError
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
-from psfleet.wire.wire_formats import FORMATS, CompressedValues
+from psfleet.wire.value_formats import FORMATS, CompressedValues
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -144,7 +144,7 @@ class GradientCompressor:
         Args:
             spec: Its table.
             number: Number of the push.
-            low: A multiple of BLOCK.
+            low: A multiple of SCALE_BLOCK.
             values: Finite, see `check`.
             out: Is written.
         """
