@@ -1,8 +1,14 @@
-"""In which order servers hear that a worker leaves."""
+"""In which order servers hear that a worker leaves, and that the members change."""
 
+import threading
 import time
+from typing import Any
+
+import pytest
 
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet_server.engine import view_changes
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.watched_calls import WatchedCalls
 
@@ -24,3 +30,22 @@ def test_server_0_hears_last_of_a_worker_that_leaves() -> None:
         ClusterRuntime(fleet.environment(0), "async", meddle=WatchedCalls(delay, record)).close()
         assert fleet.wait(60) == [0, 0, 0]
     assert events == [1, 2, 0]
+
+
+@pytest.mark.parametrize("call", ["freeze", "install"])
+def test_a_view_goes_to_all_servers_at_once(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not answer holds up no call to another: here each answers once all but server 0
+    have been called."""
+    together = threading.Barrier(2)
+    answer = getattr(ShardHost, call)
+
+    def wait(host: ShardHost, event: Any) -> Any:
+        if host.coordinator is None:
+            together.wait(60)
+        return answer(host, event)
+
+    monkeypatch.setattr(view_changes, "_INSTALL_TIMEOUT", 100.0)
+    monkeypatch.setattr(ShardHost, call, wait)
+    with LocalFleet(3, 1, in_process=True) as fleet:
+        ClusterRuntime(fleet.environment(0), "async").close()
+        assert fleet.wait(100) == [0, 0, 0]

@@ -1,13 +1,16 @@
 """The hands of the coordinator: a thread that brings every view to all servers.
 
 What is due is sent until it is answered; a server that does not answer holds up the change, for
-nothing may close without it. What the coordinator decides is durable before it is sent.
+nothing may close without it. It does not hold up the calls to others. What the coordinator decides is
+durable before it is sent.
 """
 
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 
 from psfleet.errors import PsfleetError
 from psfleet.platform.logs import log_of
@@ -24,6 +27,10 @@ from psfleet_server.rpc.peer import Peer
 
 _log = log_of(__name__)
 
+_Step = Callable[[Coordinator], Sequence[Outcome]]
+"""How the coordinator takes a reply."""
+
+_MOST_CALLS = 32  # at a time
 _INSTALL_TIMEOUT = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.02, 0.5  # between tries when a server does not answer
 _SILENT = 10.0  # seconds until the log names a server that does not answer
@@ -50,6 +57,7 @@ class ViewInstaller:
         self._silent: dict[
             int, float
         ] = {}  # servers that do not answer, and since when; inf: it is said
+        self._calls = ThreadPoolExecutor(_MOST_CALLS, "view-calls")
         self._thread = ServiceThread(self._run, "views")
 
     def start(self) -> None:
@@ -100,6 +108,7 @@ class ViewInstaller:
             peer.close()
         if self._thread.ident is not None:
             self._thread.join()
+        self._calls.shutdown()
 
     def _run(self) -> None:
         with self._changed:
@@ -137,12 +146,14 @@ class ViewInstaller:
             self._changed.wait_for(lambda: self._poked or self._over, seconds)
 
     def _send_all(self, due: Sequence[PendingMessage]) -> bool:
-        """Make every call once; whether one of them was answered."""
+        """Make every call once, all at a time; whether one of them was answered."""
         answered = False
-        for each in due:
+        others = [each for each in due if each.server]
+        own = [each for each in due if not each.server]  # last, as the coordinator wants
+        for each, reply in chain(self._sent(others), self._sent(own)):
             before = self._torn()
             try:
-                self._host.meet(self._send(each))
+                self._host.meet(reply.result())
             except PsfleetError as error:  # no answer, or no room to keep what follows from it
                 self._say_silent(each.server, error)
                 continue  # it is due again
@@ -152,6 +163,11 @@ class ViewInstaller:
                 _log.warning(line)
             answered = True
         return answered
+
+    def _sent(
+        self, due: Sequence[PendingMessage]
+    ) -> Iterator[tuple[PendingMessage, "Future[_Step]"]]:
+        yield from [(each, self._calls.submit(self._send, each)) for each in due]
 
     def _say_silent(self, server: int, error: PsfleetError) -> None:
         """Name the server in the log, once, when it has not answered for a while."""
@@ -167,7 +183,7 @@ class ViewInstaller:
         assert self._host.coordinator is not None
         return list(self._host.coordinator.dispatch.torn)
 
-    def _send(self, due: PendingMessage) -> Callable[[Coordinator], Sequence[Outcome]]:
+    def _send(self, due: PendingMessage) -> _Step:
         """Make the call; how the coordinator takes the answer."""
         if isinstance(due.message, PrepareView):
             return self._freeze(due, due.message)
@@ -181,9 +197,7 @@ class ViewInstaller:
             return self._rebooted(due.server, reply.boot)
         return lambda c: c.installed(due.server, reply.boot, view)
 
-    def _freeze(
-        self, due: PendingMessage, freeze: PrepareView
-    ) -> Callable[[Coordinator], Sequence[Outcome]]:
+    def _freeze(self, due: PendingMessage, freeze: PrepareView) -> _Step:
         self._host.reach("freeze")
         request = membership_pb2.FreezeRequest(
             boot=due.boot, view=freeze.view, ended=freeze.ended, coordinator=self._endpoints[0]
@@ -198,7 +212,7 @@ class ViewInstaller:
         report = read_report(reply.standing)
         return lambda c: c.reported(due.server, reply.boot, freeze.view, report)
 
-    def _rebooted(self, server: int, boot: int) -> Callable[[Coordinator], Sequence[Outcome]]:
+    def _rebooted(self, server: int, boot: int) -> _Step:
         def step(coordinator: Coordinator) -> Sequence[Outcome]:
             coordinator.rebooted(server, boot)
             return []
