@@ -14,9 +14,11 @@ from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.agent import Agent
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.agent.machine import describe
+from psfleet_launch.engines.remote import agent_hub
 from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
 from psfleet_launch.engines.remote.agent_messages import write_request
 from psfleet_launch.job.job_request import JobRequest
+from tests.waiting import until
 
 WORKER = pb.AgentMember(role="worker", stage=-1, copy=-1)
 SERVER = pb.AgentMember(role="server", stage=-1, copy=-1)
@@ -109,3 +111,22 @@ def test_a_worker_that_runs_when_the_job_ends(
     assert exited.cpu_seconds > 0
     assert exited.peak_memory > 0
     assert not messages[-1].swept.left_behind
+
+
+def test_one_agent_too_many_hears_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the most agents of a job the next one ends with a sentence; those before it stay."""
+    monkeypatch.setattr(agent_hub, "MOST_AGENTS", 2)
+    folders = make_credentials(tmp_path)
+    hub = AgentHub(Access(Credentials.read(folders["server"])), lambda: None)
+    endpoint = hub.listen("127.0.0.1:0")
+    links: list[LauncherLink] = []
+    for number in range(3):
+        link = LauncherLink(endpoint, Access(Credentials.read(folders["worker"])))
+        link.connect(describe(f"host {number}", "127.0.0.1", endpoint))
+        until(lambda link=link: hub.take() or link.lost)  # type: ignore[misc]
+        links.append(link)
+    lost = [link.lost for link in links]
+    for link in links:
+        link.close()
+    hub.close()
+    assert lost == ["", "", "the launcher has 1,000 agents already, the most that a job can have"]

@@ -20,7 +20,7 @@ from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.connections.tls_diagnosis import why_refused
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet.wire.v1.agent_pb2_grpc import LauncherStub
-from psfleet_launch.engines.remote.agent_hub import SILENCE_LIMIT
+from psfleet_launch.engines.remote.agent_hub import MOST_AGENTS, SILENCE_LIMIT
 
 _EVERY = 1.0  # seconds between pings
 _FIRST = (2.0, 5.0)  # seconds for the first answer; after each the reason is looked for
@@ -129,8 +129,13 @@ class LauncherLink:
                     self._waker.wake()
         except grpc.RpcError as error:
             why = "its connection has ended"
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            code = error.code() if isinstance(error, grpc.Call) else None
+            if code is grpc.StatusCode.UNAUTHENTICATED:
                 why = str(error.details())
+            elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                why = (
+                    f"the launcher has {MOST_AGENTS:,} agents already, the most that a job can have"
+                )
         self._why = why or "the job is over"
         self._over.set()
         self._waker.wake()

@@ -24,7 +24,9 @@ SILENCE_LIMIT = 10.0
 _MARGIN = 3.0
 """Seconds more after which the launcher takes it for ended: by then it has had the time to end."""
 
-_MOST = 1000  # agents of one job
+MOST_AGENTS = 1000
+"""Agents of one job; each has threads of the launcher."""
+
 _GRACE = 1.0  # seconds for streams to end
 
 
@@ -109,7 +111,7 @@ class AgentHub(LauncherServicer):
         self._wake = wake
         self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._connections: list[AgentConnection] = []
-        self._pool = ThreadPoolExecutor(_MOST, thread_name_prefix="agents")
+        self._pool = ThreadPoolExecutor(MOST_AGENTS, thread_name_prefix="agents")
         self._server: grpc.Server | None = None
 
     def listen(self, endpoint: str) -> str:
@@ -118,7 +120,11 @@ class AgentHub(LauncherServicer):
         Raises:
             ConfigError: It cannot be had.
         """
-        server = grpc.server(self._pool, options=server_options(ServerLimits()))
+        server = grpc.server(
+            self._pool,
+            options=server_options(ServerLimits()),
+            maximum_concurrent_rpcs=MOST_AGENTS,  # else one more would wait without a word
+        )
         add_LauncherServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         try:
             port = self._access.listen(server, endpoint)
