@@ -37,12 +37,12 @@ def test_a_view_goes_to_all_servers_at_once(call: str, monkeypatch: pytest.Monke
     """A server that does not answer holds up no call to another: here each answers once all but server 0
     have been called."""
     together = threading.Barrier(2)
-    answer = getattr(ShardHost, call)
+    original = getattr(ShardHost, call)
 
     def wait(host: ShardHost, event: Any) -> Any:
         if host.coordinator is None:
             together.wait(60)
-        return answer(host, event)
+        return original(host, event)
 
     monkeypatch.setattr(view_changes, "_INSTALL_TIMEOUT", 100.0)
     monkeypatch.setattr(ShardHost, call, wait)
