@@ -16,11 +16,13 @@ left behind, and no push waits for more than a few chunks. Rows never move.
 """
 # mypy: ignore-errors
 
-from numba import int64, uint32, uint64
+from numba import float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
 from psfleet.kernels.intrinsics import (
+    called,
     helper,
+    inlined,
     load_i64,
     load_u32,
     load_u64,
@@ -46,7 +48,8 @@ SCRATCH = 11  # address of the memory of one chunk
 EARLY_CHUNKS = 12  # chunks that may be split beyond those that the rows allow, see _make_room
 EARLY_PARTS = 13  # parts of the directory that there may be, however few chunks there are
 FULL = 14  # of 32 entries of a chunk: with more it is split
-DESCRIPTOR_SIZE = 15
+ADD, FILL = 15, 16  # addresses of `add` and `fill` of sources/index.py, which are compiled once
+DESCRIPTOR_SIZE = 17
 
 USED, LEVEL, MASK = 0, 1, 2  # uint32 of a record: entries in use, see below, lines - 1
 RECORD_SIZE = 16  # bytes
@@ -223,7 +226,7 @@ def _put(line, entry, hash_, slot, stamp):
     store_u32(line, 12 + entry, stamp)
 
 
-@helper
+@inlined
 def insert(d, hash_, step):
     """A slot for a hash that is not there, pushed at this step. Its row holds whatever was there."""
     record = _record(d, _chunk_of(d, hash_))
@@ -243,6 +246,22 @@ def insert(d, hash_, step):
     _add_live(d, hash_, 1)
     _mark(d, slot, 0)
     return slot
+
+
+_call_add = called(int64(int64, uint64, int64))
+_call_fill = called(void(int64, uint64, int64, int64, float64, float64, uint64))
+
+
+@helper
+def add(d, hash_, step):
+    """The slot of the hash, whose row is pushed at this step; with a minus sign, if the row is new."""
+    return _call_add(load_i64(d, ADD), (d, hash_, step))
+
+
+@inlined
+def fill(d, out, hash_, dim, kind, low, span, stream):
+    """Write the first values of a row, as `fill_row` of hashing.py."""
+    _call_fill(load_i64(d, FILL), (out, hash_, dim, kind, low, span, stream))
 
 
 @helper
@@ -285,7 +304,7 @@ def _close_gap(lines, mask, gap, entry):
     store_u32(lines + gap * 64, 8 + entry, uint32(0))
 
 
-@helper
+@inlined
 def _make_room(d, hash_):
     """Split the full chunk of a hash, or enlarge it where hashes are so alike that splits help little.
 
@@ -304,7 +323,7 @@ def _make_room(d, hash_):
         _enlarge(d, hash_)
 
 
-@helper
+@inlined
 def _double_directory(d):
     """Give each part of the directory two places, in its place. Returns whether it may be so large."""
     shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
@@ -344,10 +363,10 @@ def _take(d, runs, level):
 def begin(d):
     """The chunks of an empty index."""
     for part in range(FIRST_CHUNKS):
-        _point(d, part, FIRST_LEVEL, _take(d, 1, FIRST_LEVEL))
+        _point(d, part, int64(FIRST_LEVEL), _take(d, int64(1), int64(FIRST_LEVEL)))
 
 
-@helper
+@inlined
 def _split(d, hash_):
     """Move the upper half of the positions of a hash's chunk to a new chunk."""
     chunk, scratch = _chunk_of(d, hash_), load_i64(d, SCRATCH)
@@ -356,15 +375,17 @@ def _split(d, hash_):
     for word in range(_CHUNK_BYTES // 8):
         store_u64(scratch, word, load_u64(lines, word))
         store_u64(lines, word, _U(0))
-    new = _take(d, 1, level)
+    new = _take(d, int64(1), level)
     store_u32(record, LEVEL, uint32(level))
     _point(d, int64(position(hash_) >> _U(level)) | 1, level, new)
-    upper_count = _spread(scratch, CHUNK_LINES, lines, lines_of(d, new)[0], level, CHUNK_LINES - 1)
+    upper_count = _spread(
+        scratch, int64(CHUNK_LINES), lines, lines_of(d, new)[0], level, int64(CHUNK_LINES - 1)
+    )
     store_u32(record, USED, uint32(load_u32(record, USED) - uint32(upper_count)))
     store_u32(_record(d, new), USED, uint32(upper_count))
 
 
-@helper
+@inlined
 def _enlarge(d, hash_):
     """Move a chunk to twice as many lines."""
     old = _chunk_of(d, hash_)

@@ -8,7 +8,7 @@ any alignment: gradients are read where they lie, inside a received message.
 # The bodies are code for numba: their types are those of the signatures given to it.
 
 from llvmlite import ir
-from numba import njit, types
+from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -33,6 +33,28 @@ def inlined(function):
 def kernel(signature):
     """Decorates a function that Python calls: compiled at import, or taken from the cache."""
     return njit(signature, cache=True, no_cfunc_wrapper=True, **OPTIONS)
+
+
+def entry(signature):
+    """Decorates a function that kernels call by its address, and so need not contain."""
+    return cfunc(signature, cache=True, **OPTIONS)
+
+
+def called(signature):
+    """call(address, arguments): call an entry of this signature, with a tuple of arguments."""
+    given = types.Tuple(signature.args)
+
+    @intrinsic
+    def call(context, address, arguments):
+        def generate(context, builder, _, values):
+            kinds = [context.get_value_type(kind) for kind in signature.args]
+            function = ir.FunctionType(context.get_value_type(signature.return_type), kinds)
+            pointer = builder.inttoptr(values[0], function.as_pointer())
+            return builder.call(pointer, cgutils.unpack_tuple(builder, values[1]))
+
+        return signature.return_type(types.int64, given), generate
+
+    return call
 
 
 _KINDS = {

@@ -85,7 +85,7 @@ from psfleet.kernels.intrinsics import (load_packed_i8, load_packed_u16, load_pa
 
 # The weights of a packed row are bfloat16.
 _FIRST_ROW = """\
-fill_row(wide, hash_, DIM, kind, low, span, stream)
+fill(d, wide, hash_, DIM, kind, low, span, stream)
 for k in range(DIM):
     store_packed_u16(row, k, np.uint16(row_bits.nearest(load_wide(wide, k))))
 """
@@ -136,7 +136,7 @@ for k in range({count}):
 
 _PLAIN_WEIGHTS = {
     "weight_bytes": "DIM * 4",
-    "first_weights": "fill_row(to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
+    "first_weights": "fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
     "read_weights": """\
 for k in range(DIM):
                     store_f32(to, k, read_f32(row, k))""",
@@ -144,7 +144,7 @@ for k in range(DIM):
 _PACKED_WEIGHTS = {
     "weight_bytes": "DIM * 2",
     "first_weights": """\
-fill_row(to, load_u64(ring, j % RING), DIM, kind, low, span, stream)
+fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)
                 for k in range(DIM):
                     store_wide(to, k, row_bits.nearest(load_wide(to, k)) << uint32(16))""",
     "read_weights": """\
@@ -167,7 +167,7 @@ def _plain_parts(text: RuleSource) -> dict[str, str]:
     return {
         "row_helpers": "",
         "wide_at": "0",
-        "first_row": "fill_row(row, hash_, DIM, kind, low, span, stream)\n" + text.fill_slots(),
+        "first_row": "fill(d, row, hash_, DIM, kind, low, span, stream)\n" + text.fill_slots(),
         "update": "apply(DIM, gradient, lanes, row, turn, h)",
     }
 

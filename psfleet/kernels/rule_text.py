@@ -30,12 +30,10 @@ import math
 import numpy as np
 from numba import float32, float64, int64, uint64, void
 
-from psfleet.kernels.hashing import fill_row
 from psfleet.kernels.intrinsics import (fold, helper, inlined, kernel, load_f32, load_i64,
                                         load_lane, load_u64, prefetch, prefetch_write, read_f32,
                                         read_i64, store_f32, store_i64, store_lane, store_u64)
-from psfleet.kernels.hash_index import (MARKS, NEXT_SLOT, REMOVED, ROWS, find_fast, find_slow,
-                                     first_line, insert, second_line)
+from psfleet.kernels.hash_index import (MARKS, NEXT_SLOT, REMOVED, ROWS, first_line, second_line)
 from psfleet.kernels.hashing import mix
 
 ZERO = np.float32(0)

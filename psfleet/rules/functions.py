@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
 _BUILT_IN = ("abs", "max", "min")
 _KERNELS_OWN = re.compile(
-    r"[a-z]\d*|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
+    r"[a-z]\d*|add|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
     r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?|(widen|narrow)_row|row_bits"
 )
 

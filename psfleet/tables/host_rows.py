@@ -14,6 +14,7 @@ from psfleet.errors import UsageError
 from psfleet.kernels.eviction import eviction_kernels
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.hash_index import (
+    ADD,
     CHUNK_LINES,
     CHUNKS,
     DESCRIPTOR_SIZE,
@@ -21,6 +22,7 @@ from psfleet.kernels.hash_index import (
     EARLY_CHUNKS,
     EARLY_PARTS,
     FEWEST_ROWS,
+    FILL,
     FIRST_CHUNKS,
     FIRST_LEVEL,
     FULL,
@@ -95,6 +97,7 @@ class HostRowMemory(RowStore):
         self._d[EARLY_PARTS] = min(self.max_rows // 64, _EARLY_PARTS)
         self.address = address_of(self._d)
         self._kernels, self._freezing, *_ = map(static_kernels, index_kernels(removes))
+        self._d[[ADD, FILL]] = self._kernels.add.address, self._kernels.fill.address
         self._kernels.make(self.address)
 
     def _rows_arena(self, size: int) -> Arena:

@@ -1,9 +1,10 @@
 # ruff: noqa
 # mypy: ignore-errors
-from numba import int64, uint32, uint64, void
+from numba import float64, int64, uint32, uint64, void
 
-from psfleet.kernels.hashing import mix, unmix
+from psfleet.kernels.hashing import fill_row, mix, unmix
 from psfleet.kernels.intrinsics import (
+    entry,
     helper,
     kernel,
     load_i64,
@@ -26,6 +27,7 @@ from psfleet.kernels.hash_index import (
     ROWS,
     SHIFT,
     STRIDE,
+    add as added,
     age_of,
     begin,
     find_fast,
@@ -48,6 +50,19 @@ LOW_BITS = uint64((1 << 56) - 1)
 def entry_at(lines, number):
     """(line, entry): entry `number` of these lines."""
     return lines + (number >> 2) * 64, number & 3
+
+
+@entry(int64(int64, uint64, int64))
+def add(d, hash_, step):
+    """See hash_index.py. Kernels find a row in the lines where most are, and call this if it is in neither."""
+    slot = touch_slow(d, hash_, step)
+    return -insert(d, hash_, step) if slot == 0 else slot
+
+
+@entry(void(int64, uint64, int64, int64, float64, float64, uint64))
+def fill(out, hash_, dim, kind, low, span, stream):
+    """See hash_index.py."""
+    fill_row(out, hash_, dim, kind, low, span, stream)
 
 
 @kernel(void(int64))
@@ -98,10 +113,7 @@ def place(d, ids, n, steps, slots):
             prefetch_line(d, read_i64(ids, i + AHEAD))
         hash_ = mix(uint64(read_i64(ids, i)))
         step = read_i64(steps, i)
-        slot = touch_slow(d, hash_, step)
-        if slot == 0:
-            slot = insert(d, hash_, step)
-        store_i64(slots, i, slot)
+        store_i64(slots, i, abs(added(d, hash_, step)))
 
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))

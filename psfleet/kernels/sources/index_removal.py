@@ -21,8 +21,8 @@ from psfleet.kernels.hash_index import (
     LINES,
     ROWS,
     STRIDE,
+    add,
     age_of,
-    insert,
     prefetch_line,
     remove,
     touch_slow,
@@ -58,7 +58,7 @@ def count(d, ids, n, step, threshold, outcomes):
             store_i64(outcomes, i, 1)
             continue
         if slot == 0:
-            row = load_i64(d, ROWS) + insert(d, hash_, step) * load_i64(d, STRIDE)
+            row = load_i64(d, ROWS) + abs(add(d, hash_, step)) * load_i64(d, STRIDE)
         store_u32(row, 0, uint32(pushes + 1))
         store_i64(outcomes, i, 0)
     return total
