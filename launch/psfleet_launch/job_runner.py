@@ -88,7 +88,9 @@ class JobRunner:
         self._notice = StandbyNotice()
         self._leaving: set[Member] = set()  # servers that the job has no more, until they end
         self._usage = ServerUsageWatch(job)
-        self._scaling = ScalingRequests(job.logs, self._too_many, engine.asked_endpoint)
+        self._scaling = ScalingRequests(
+            job.logs, self._too_many, engine.asked_endpoint, self._prepared_standbys
+        )
         if chaos is not None:
             chaos.scales = not self._too_many(job.request.servers)
 
@@ -152,6 +154,8 @@ class JobRunner:
         theirs = [event for event in events if self._is_of_new_server(event)]
         for event in theirs:
             self._scaling.take(event)
+            if isinstance(event, ServerReady) and self._supervisor.standbys is not None:
+                self._supervisor.standbys.is_ready(event.member)
         return [*stops, *self._show([event for event in events if event not in theirs])]
 
     def _is_of_new_server(self, event: Event | Shown) -> TypeGuard[ProcessExited | ServerReady]:
@@ -274,6 +278,11 @@ class JobRunner:
             return f"--port is {request.port}, and {servers} servers from there on have no ports"
         return ""
 
+    def _prepared_standbys(self, servers: int) -> tuple[Member, ...]:
+        """Standbys of so many servers, which take rows while these move. Logs do without."""
+        standbys = self._supervisor.standbys
+        return () if standbys is None or self._job.request.keeps_log else standbys.prepare(servers)
+
     def _watch_usage(self) -> None:
         """Choose the number of servers from now on, if the user leaves that open and it can change."""
         count = self._job.request.server_count
@@ -298,9 +307,15 @@ class JobRunner:
             )
 
     def _keep_servers(self, member: Member) -> None:
-        """Give up what is not decided: this process takes a server's place, and holds its rows of before."""
-        if member.role == "server" and self._scaling.under_way:
-            why = f"{member.seat} has a new process; ask once more"
+        """Give up what is not decided: this process takes a server's place, and holds its rows of before.
+
+        A standby does so without logs: it would have a later number than the one that follows after the move.
+        """
+        follows = self._follows(member)
+        counts = member.role == "server" and not (follows and self._job.request.keeps_log)
+        if counts and self._scaling.under_way:
+            what = "standby" if follows else "process"
+            why = f"{member.seat} has a new {what}; ask once more"
             with contextlib.suppress(OSError):  # it is written later
                 self._take_step(self._scaling.give_up(why, self.endpoints))
 
@@ -311,6 +326,11 @@ class JobRunner:
             endpoints = self._scaling.endpoints(self.endpoints)
             takes = self._supervisor.standbys is not None
             self._engine.spawn(member, Told(endpoints, takes_commands=takes))
+        for member in step.standbys:
+            assert self._supervisor.standbys is not None
+            before = self._supervisor.standbys.standby.get(member.rank)
+            told = Told(step.endpoints, follows=True, takes_commands=True, displaces=before)
+            self._engine.spawn(member, told)
         if step.servers is not None:
             self.endpoints[:] = step.endpoints
             self._rescale(step.servers)
@@ -357,8 +377,7 @@ class JobRunner:
         if self._supervisor.generation > self._generation:
             self._go_back()
         for member in members:
-            if not self._follows(member):
-                self._keep_servers(member)
+            self._keep_servers(member)
             if member in self._supervisor.restarted and member in self._codes:
                 self._screen.say(self._restart(member))
             self.ended_at.pop(member, None)

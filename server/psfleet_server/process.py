@@ -89,7 +89,8 @@ class Server:
                 "server (PSFLEET_ROLE)"
             )
         self._generation = 0
-        if environment.keeps_log or environment.replicas:
+        # A standby may be one of servers that are not decided yet.
+        if environment.keeps_log or (environment.replicas and not environment.standby):
             environment, self._generation = decided(environment)
         self.environment = environment
         self.endpoint = environment.listen or environment.servers[environment.rank]
@@ -119,6 +120,7 @@ class Server:
         )
         self.views = ViewInstaller(self.host, self._access, environment.heartbeat_seconds)
         self._scaling = self._make_scaling()
+        self._moves = RowMoves(self.host, self._access, self._open_log, self._generation)
         self._grpcio_admission = (
             GrpcioAdmission(environment.limits) if is_tcp(self.endpoint) else None
         )
@@ -135,7 +137,7 @@ class Server:
             commands: File descriptor of takeover commands.
         """
         if self.environment.replicas:
-            TakeoverCommands(self.host.feed, lambda: self.standby, commands).start()
+            TakeoverCommands(self._moves.release, lambda: self.standby, commands).start()
         if self.environment.standby:
             with stops_on_signals(self.stop):
                 if not self.follow():
@@ -172,6 +174,8 @@ class Server:
             self.standby.close()
             return False
         _log.warning(f"takes over from its primary, with term {self.standby.term}")
+        _, self._generation = decided(self.environment)
+        self._moves.begin(self._generation)
         if self.host.journal is not None:
             self.host.journal.set_primary()
         if self.endpoint.startswith("unix:"):  # of the process that had this place
@@ -219,12 +223,11 @@ class Server:
         """Add the services that need this server's endpoint, once it is known."""
         server.add_generic_rpc_handlers(handlers(self.host))
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
-        moves = RowMoves(self.host, self._access, self._open_log, self._generation)
-        server.add_generic_rpc_handlers([scaling_handler(self.host, moves)])
+        server.add_generic_rpc_handlers([scaling_handler(self.host, self._moves)])
         metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._grpcio_admission)
         server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
         if self.environment.replicas:
-            server.add_generic_rpc_handlers([replica_handler(self.host)])
+            server.add_generic_rpc_handlers([replica_handler(self.host, self._moves)])
         if self._snapshots is not None:
             self._snapshots.learn((self.endpoint, *self.environment.servers[1:]))
 

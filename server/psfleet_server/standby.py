@@ -31,7 +31,6 @@ from psfleet.wire.connections.channel import await_connection, open_channel
 from psfleet.wire.connections.error_status import error_of
 from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.durability.log import VERSION
-from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.recovery import take
 from psfleet_server.engine.shard_host import ShardHost
 
@@ -249,15 +248,18 @@ class TakeoverCommands:
     """Obeys until the input ends.
 
     Args:
-        feed: Log shipping of this process as a primary.
+        release: Lets standbys of this process go, as a primary, up to a number.
         standby: This process as a standby; None: it is none.
         source: File descriptor of the orders.
     """
 
     def __init__(
-        self, feed: LogShipping, standby: Callable[[], Standby | None], source: int = 0
+        self,
+        release: Callable[[int], object],
+        standby: Callable[[], Standby | None],
+        source: int = 0,
     ) -> None:
-        self._feed = feed
+        self._release = release
         self._standby = standby
         self._source = source
 
@@ -276,7 +278,7 @@ class TakeoverCommands:
         what, _, number = line.partition(" ")
         standby = self._standby()
         if what == "release" and number.isdigit():
-            self._feed.release(int(number))
+            self._release(int(number))
         elif what == "promote" and number.isdigit() and standby is not None:
             standby.promote(int(number))
         else:

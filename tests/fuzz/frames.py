@@ -117,8 +117,8 @@ class Ground:
         self._services = [
             *handlers(self.host),
             *snapshot_handlers(self.host, self._snapshots),
-            replica_handler(self.host),
-            scaling_handler(self.host, Staying(self.host, Access())),
+            replica_handler(self.host, moves := Staying(self.host, Access())),
+            scaling_handler(self.host, moves),
             metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None, None)),
         ]
         self.methods = sorted(

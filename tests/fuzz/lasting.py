@@ -1,5 +1,7 @@
 """Parts of a server that go on where a real one would end."""
 
+from psfleet.shard.shard import Shard
+from psfleet.shard.shard_state import ShardState
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 
@@ -17,3 +19,8 @@ class Staying(RowMoves):
     def adopt(self, number: int) -> None:
         """See RowMoves."""
         self.abandon(number)
+
+    def copy(self, servers: int) -> tuple[LogShipping, Shard, ShardState]:
+        """See RowMoves. Its standbys cannot end it."""
+        _, shard, state = super().copy(servers)
+        return self._host.feed, shard, state

@@ -28,6 +28,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
+from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
@@ -62,7 +63,7 @@ def a_stream() -> list[bytes]:
     _push(shard, 1)
     feeds_standby(host)
     details: Any = Details("/psfleet.v1.Replica/Follow")
-    follow: Any = replica_handler(host).service(details)
+    follow: Any = replica_handler(host, RowMoves(host, Access())).service(details)
     request = FollowRequest(attach=1, version=VERSION, servers=1).SerializeToString()
     copy = list(follow.stream_stream(iter([request]), Context()))[:-1]  # the last says it is over
     records: list[tuple[int, bytes]] = []

@@ -1,13 +1,22 @@
 """psfleet scale: a running job gets another number of servers."""
 
 import os
+import selectors
 import signal
 from pathlib import Path
 
 import pytest
 
-from psfleet.formats import read_promise
+from psfleet.formats import read_promise, read_scaled, write_ready
 from psfleet_launch.commands.psfleet_cli import main
+from psfleet_launch.console.screen import Screen
+from psfleet_launch.engines.local import LocalEngine
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.job_runner import JobRunner
+from psfleet_launch.supervision.job_events import ServerReady
+from psfleet_launch.supervision.standbys import Standbys
+from psfleet_launch.supervision.supervisor import Supervisor
 from tests.launch.conftest import Launch, Launcher, digest
 
 SCRIPT = str(Path(__file__).with_name("scaling.py"))
@@ -16,9 +25,9 @@ DIGEST = "dc116c065a37e434cecf8ca0ba140b34c643374c5aa16c479a6f41b67ef8cd22"
 """Of `scaling.py 12` with two workers on two servers that stay."""
 
 
-def start(launch: Launch, folder: Path, *more: str, moves: str = "") -> Launcher:
+def start(launch: Launch, folder: Path, *more: str, moves: str = "", **variables: str) -> Launcher:
     """A job of two servers, at its first barrier."""
-    job = launch(*TWO, *more, "--job", "j", SCRIPT, "12", str(folder), moves)
+    job = launch(*TWO, *more, "--job", "j", SCRIPT, "12", str(folder), moves, **variables)
     job.until(lambda: (folder / "runs.1").exists(), "a first barrier")
     return job
 
@@ -129,7 +138,8 @@ def test_a_job_with_standbys(
     for servers, standby in ((3, 1), (1, 3)):
         assert main(["scale", "j", "--servers", str(servers), "--wait", "120", *logs]) == 0
         log = f"serverlog.{servers - 1}.copy.{standby}"
-        job.until_logged(log, f"standby {standby} of server {servers - 1} ready")
+        if durability == "log":  # those without logs are ready by now
+            job.until_logged(log, f"standby {standby} of server {servers - 1} ready")
         os.kill(job.pid_of("server", servers - 1), signal.SIGKILL)
         job.until_logged(log, "took over")
     capsys.readouterr()
@@ -137,6 +147,81 @@ def test_a_job_with_standbys(
     code, out, err = job.ends(120)
     assert code == 0, err
     assert (tmp_path / "servers.0").read_text() == "1"
+    assert digest(out) == DIGEST
+
+
+def test_a_standby_that_is_ready_late(tmp_path: Path) -> None:
+    """One that a move has dropped while it started, with its server, may yet say where it listens: the job
+    has no such server."""
+    job = Job(JobRequest(SCRIPT, servers=1, replicas=1), "j", "token", tmp_path, tmp_path)
+    supervisor = Supervisor((*job.servers,), (*job.workers,), standbys=Standbys())
+    with selectors.DefaultSelector() as selector:
+        engine = LocalEngine(job, selector)
+        runner = JobRunner(job, engine, supervisor, Screen(progress=False))
+        dropped = Member("server", 1, copy=1)
+        engine.expect(dropped)
+        write_ready(job.ready_file(dropped), 1, "unix:/gone", os.getpid())
+        assert runner._happened() == [ServerReady(dropped, "unix:/gone")]
+        assert runner.endpoints == engine.endpoints()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_server_that_dies_around_the_decision(
+    launch: Launch, tmp_path: Path, logs: tuple[str, str], rank: int, late: bool
+) -> None:
+    """A server that has promised its part is killed. If the launcher hears it before it decides, the move is
+    given up and can be asked for again; an old server's standby goes on with the rows of before. If it hears
+    it afterwards, as where the kernel tells it late, the standby goes on that has taken rows meanwhile."""
+    job = start(launch, tmp_path, "--replicas", "1")
+    for server in (0, 1):
+        job.until_logged(f"serverlog.{server}.copy.1", f"standby 1 of server {server} ready")
+    (tmp_path / "hold").touch()
+    job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
+    assert main(["scale", "j", "--servers", "3", "--wait", "0", *logs]) == 2
+    job.until_logged("serverlog.0", "rows are copied for 3 servers")
+    server, folder = job.pid_of("server", rank), tmp_path / "psfleet-logs" / "j"
+    job.process.send_signal(signal.SIGSTOP)
+    (tmp_path / "hold").unlink()
+    job.until(lambda: read_promise(folder)[0] > 0, "a promise")
+    os.kill(server, signal.SIGSTOP if late else signal.SIGKILL)
+    job.until(lambda: late or _has_ended(server), "its end")
+    job.process.send_signal(signal.SIGCONT)
+    if late:
+        job.until(lambda: read_scaled(folder).generation > 0, "a decision")
+        os.kill(server, signal.SIGKILL)
+    else:
+        assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+    go_on(tmp_path)
+    code, out, err = job.ends(120)
+    assert code == 0, err
+    assert ("stays as it is" in err) is not late
+    assert err.count("takes over") == (late or rank < 2)
+    assert (tmp_path / "servers.0").read_text() == "3"
+    assert digest(out) == DIGEST
+
+
+def _has_ended(process: int) -> bool:
+    """Whether it has ended with all its threads."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return words[0] == "Z" and words[17] == "1"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("point", "takeovers"), [("decided:1", 1), ("adopted:1", 3)])
+def test_servers_that_die_after_the_decision(
+    launch: Launch, tmp_path: Path, logs: tuple[str, str], point: str, takeovers: int
+) -> None:
+    """Server 0 as it reads the decision, or each one as it puts the new rows in the place of the old:
+    standbys have these rows, and the job loses nothing."""
+    job = start(launch, tmp_path, "--replicas", "1", PSFLEET_CRASH=point)
+    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+    go_on(tmp_path)
+    code, out, err = job.ends(120)
+    assert code == 0, err
+    assert err.count("takes over") == takeovers
+    assert (tmp_path / "servers.0").read_text() == "3"
     assert digest(out) == DIGEST
 
 

@@ -18,6 +18,7 @@ from psfleet.errors import CheckpointError, FrameError, LogError, ProtocolError
 from psfleet.shard.events import Tick
 from psfleet.shard.shard import Shard
 from psfleet.wire import body, replication
+from psfleet.wire.connections.access import Access
 from psfleet.wire.server_state import ServerState, read_state, write_state
 from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2, state_pb2
 from psfleet.wire.v1.frame_pb2 import Header
@@ -36,6 +37,7 @@ from psfleet_server.durability.records import (
     write_coordinator,
 )
 from psfleet_server.durability.recovery import Journal
+from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.services.replica_service import _ReplicaService
@@ -301,7 +303,8 @@ def test_a_snapshot_with_something_unknown_is_refused(tmp_path: Path, case: str)
 
 def test_a_standby_of_another_version_is_refused() -> None:
     """A primary sends no records to a process that reads them in another way."""
-    replica = _ReplicaService(ShardHost(Shard(), None, Deadlines()))
+    host = ShardHost(Shard(), None, Deadlines())
+    replica = _ReplicaService(host, RowMoves(host, Access()))
     requests = iter([FollowRequest(attach=1, version=2).SerializeToString()])
     context: Any = Context()
     with pytest.raises(ProtocolError, match="version 2, this server writes version 1; start both"):

@@ -258,3 +258,24 @@ def test_another_number_of_servers_has_other_standbys() -> None:
         (follower, SECOND, Member("server", 1, copy=2)), signal.SIGTERM
     )
     job.validate()
+
+
+def test_standbys_that_are_there_before_the_move() -> None:
+    """Those that took rows meanwhile follow from the decision on, and take over if they were ready; only a
+    server without one gets another."""
+    job = training()
+    job.handle(ServerReady(FIRST), 2.0)
+    assert job.standbys is not None
+    other, follower = Member("server", 1), Member("server", 1, copy=1)
+    assert job.standbys.prepare(2) == (SECOND, follower)
+    assert job.standbys.has_heir(SERVER)  # with the rows of before
+    job.standbys.is_ready(follower)
+    assert job.rescale((SERVER, other)) == [
+        SendSignal((FIRST,), signal.SIGTERM),
+        ReleaseStandbys(SERVER, 1),
+    ]
+    assert job.handle(ProcessExited(other, -9), 3.0) == [PromoteStandby(follower, other, 2)]
+    assert not job.standbys.has_heir(SERVER)
+    job.handle(ServerReady(SECOND), 4.0)
+    assert job.handle(ProcessExited(SERVER, -9), 5.0) == [PromoteStandby(SECOND, SERVER, 2)]
+    job.validate()

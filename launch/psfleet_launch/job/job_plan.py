@@ -70,6 +70,7 @@ class Told:
     Attributes:
         resume: The snapshot from which it starts; empty: none.
         follows: It is a standby.
+        displaces: Standby that runs as long as it is not decided that this one follows in its place.
         takes_commands: It reads orders on its standard input.
         listen: Endpoint on which it listens; empty: its own one.
     """
@@ -79,6 +80,7 @@ class Told:
     follows: bool = False
     takes_commands: bool = False
     listen: str = ""
+    displaces: Member | None = None
 
 
 def listed(members: Sequence[Member]) -> str:

@@ -32,15 +32,17 @@ class ScalingStep:
     """What is to be done now.
 
     Attributes:
-        start: New servers, and where all servers are going to be, as far as that is known.
-        given_up: New servers that are never going to be the job's.
+        start: New servers.
+        standbys: Those of the servers that are going to be, at `endpoints`.
+        given_up: New servers and standbys that are never going to be the job's.
         end: Those of them that run.
         servers: The job has these servers from now on; None: it has what it had.
-        endpoints: Where those are.
+        endpoints: Where servers are, or are going to be.
         said: A line for the user.
     """
 
     start: tuple[Member, ...] = ()
+    standbys: tuple[Member, ...] = ()
     given_up: tuple[Member, ...] = ()
     end: tuple[Member, ...] = ()
     servers: tuple[Member, ...] | None = None
@@ -55,27 +57,34 @@ class ScalingRequests:
         folder: Of the job's logs.
         refusal: Says why the job cannot have so many servers; empty: it can.
         asked: Where a new server is asked to listen.
+        standbys: Returns those to start for so many servers, before they hold their rows.
 
     Attributes:
         under_way: One has begun, and its outcome is not known yet.
     """
 
     def __init__(
-        self, folder: Path, refusal: Callable[[int], str], asked: Callable[[int], str]
+        self,
+        folder: Path,
+        refusal: Callable[[int], str],
+        asked: Callable[[int], str],
+        standbys: Callable[[int], tuple[Member, ...]] = lambda servers: (),
     ) -> None:
         self._folder = folder
         self._refusal = refusal
         self._asked = asked
+        self._standbys = standbys
         self._number = 0  # of the last request that was begun
         self.under_way = False
         self._told: tuple[str, ...] = ()  # where they are going to be, as server 0 knows
         self._why = ""  # it is given up
         self._new: dict[Member, str] = {}  # where they are; empty: not ready
+        self._prepared: set[Member] = set()  # standbys
         self._ended: set[Member] = set()
 
     def is_new(self, member: Member) -> bool:
-        """Return whether the member is a new server that is none of the job's yet."""
-        return member in self._new
+        """Return whether the member is a new server, or a standby, that is none of the job's yet."""
+        return member in self._new or member in self._prepared
 
     @property
     def starts(self) -> bool:
@@ -96,7 +105,7 @@ class ScalingRequests:
     def take(self, event: Event) -> None:
         """Something has happened to a new server."""
         match event:
-            case ServerReady(member, endpoint):
+            case ServerReady(member, endpoint) if member in self._new:
                 self._new[member] = endpoint
             case ProcessExited(member):
                 self._ended.add(member)
@@ -130,17 +139,19 @@ class ScalingRequests:
             return ScalingStep()
         self.under_way = True
         self._new = {Member("server", rank): "" for rank in range(len(present), servers)}
-        if not self._new:
-            self._tell(present[:servers])
-        return ScalingStep(start=tuple(self._new))
+        step = ScalingStep(start=tuple(self._new))
+        return step if self._new else self._tell(present[:servers])
 
     def _refused(self, why: str, present: Sequence[str]) -> ScalingStep:
         write_unscaled(self._folder, self._number, present, why)
         return ScalingStep(said=f"the number of servers stays as it is: {why}")
 
-    def _tell(self, endpoints: Sequence[str]) -> None:
+    def _tell(self, endpoints: Sequence[str]) -> ScalingStep:
         write_scale_ready(self._folder, self._number, endpoints)
         self._told = tuple(endpoints)
+        standbys = self._standbys(len(endpoints))
+        self._prepared = {*standbys}
+        return ScalingStep(standbys=standbys, endpoints=self._told)
 
     def _wait_for_servers(self, present: Sequence[str]) -> ScalingStep:
         if self._ended:
@@ -148,7 +159,7 @@ class ScalingRequests:
                 f"{min(self._ended)} ended before it was ready; look at its log", present
             )
         if all(self._new.values()):
-            self._tell([*present, *self._new.values()])
+            return self._tell([*present, *self._new.values()])
         return ScalingStep()
 
     def _wait_for_promise(self, present: Sequence[str]) -> ScalingStep:
@@ -172,7 +183,7 @@ class ScalingRequests:
             if read_scaled(self._folder).generation != number:  # it may be there all the same
                 raise
         servers = tuple(Member("server", rank) for rank in range(len(endpoints)))
-        self._new = {}
+        self._new, self._prepared = {}, set()
         return self._over(
             ScalingStep(
                 servers=servers, endpoints=endpoints, said=f"servers   {len(endpoints)} from now on"
@@ -180,10 +191,10 @@ class ScalingRequests:
         )
 
     def _over(self, step: ScalingStep) -> ScalingStep:
-        step.given_up = tuple(self._new)
-        step.end = tuple(member for member in self._new if member not in self._ended)
+        step.given_up = (*self._new, *self._prepared)
+        step.end = tuple(member for member in step.given_up if member not in self._ended)
         self.under_way, self._told, self._why = False, (), ""
-        self._new, self._ended = {}, set()
+        self._new, self._prepared, self._ended = {}, set(), set()
         for name in (SCALE_READY, SCALE_PROMISED):
             (self._folder / name).unlink(missing_ok=True)
         return step

@@ -42,6 +42,7 @@ class Standbys:
         promoted: Those that take over at the moment; only then the next standby is started, for what
             it costs to start one would make the takeover slower.
         terms: Terms of each server: 1, and 1 more for every takeover.
+        prepared: Standbys of the servers that the job is going to have, if rows move.
     """
 
     most: int = 20
@@ -50,6 +51,7 @@ class Standbys:
     ready: set[Member] = field(default_factory=set)
     promoted: set[Member] = field(default_factory=set)
     terms: dict[int, int] = field(default_factory=dict)
+    prepared: dict[int, Member] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def begin(self, servers: Iterable[Member]) -> tuple[Member, ...]:
@@ -70,7 +72,7 @@ class Standbys:
 
     def is_ready(self, member: Member) -> tuple[Member, ...]:
         """Note that the member is ready; return the standby to start."""
-        if self.follows(member):
+        if self.follows(member) or self.prepared.get(member.rank) == member:
             self.ready.add(member)
         if member not in self.promoted:
             return ()
@@ -124,15 +126,22 @@ class Standbys:
         self.ready.discard(member)
         return ReleaseStandbys(self.primary[rank], member.copy), self._next(rank)
 
+    def prepare(self, servers: int) -> tuple[Member, ...]:
+        """The job may have so many servers soon; the standbys to start for what they are going to hold."""
+        self.prepared = {rank: one for rank in range(servers) for one in self._numbered(rank)}
+        return tuple(self.prepared.values())
+
     def renew(self, servers: int) -> tuple[list[Member], list[ReleaseStandbys], list[Member]]:
-        """The job has so many servers, whose rows no standby has any more.
+        """The job has so many servers, whose rows none of the present standbys has.
+
+        Those that were prepared follow from now on; where there are none others are started.
 
         Returns:
             The members to end, the primaries' releases, and the standbys to start.
         """
         leavers = [member for rank, member in self.primary.items() if rank >= servers]
-        before, self.standby = [*self.standby.values()], {}
-        self.ready.clear()
+        before, self.standby, self.prepared = [*self.standby.values()], self.prepared, {}
+        self.ready.intersection_update(self.standby.values())
         self.promoted -= {*leavers}
         self.primary = {
             rank: self.primary.get(rank, Member("server", rank)) for rank in range(servers)
@@ -146,15 +155,19 @@ class Standbys:
         started = [
             standby
             for rank, primary in self.primary.items()
-            if primary not in self.promoted
+            if primary not in self.promoted and rank not in self.standby
             for standby in self._next(rank)
         ]
         return [*leavers, *before], released, started
 
     def _next(self, rank: int) -> tuple[Member, ...]:
+        started = self._numbered(rank)
+        self.standby.update((standby.rank, standby) for standby in started)
+        return started
+
+    def _numbered(self, rank: int) -> tuple[Member, ...]:
         number = self._numbers.get(rank, 0) + 1
         if number > self.most:
             return ()
         self._numbers[rank] = number
-        self.standby[rank] = Member("server", rank, copy=number)
-        return (self.standby[rank],)
+        return (Member("server", rank, copy=number),)

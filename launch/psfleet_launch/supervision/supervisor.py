@@ -120,6 +120,7 @@ class Supervisor:
         released: list[ReleaseStandbys] = []
         started: list[Member] = []
         if self.standbys is not None:
+            self.alive |= {*self.standbys.prepared.values()}
             ended, released, started = self.standbys.renew(len(servers))
             leavers = tuple(ended)
         self.alive = self.alive - set(leavers) | set(servers[len(self.servers) :])

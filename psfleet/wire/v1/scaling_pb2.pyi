@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/scaling.proto, SHA-256 13880951b1a071649c7815577ba7a7c3277a9dfdfbc93870f33d5aede1871daf
+# From protos/psfleet/v1/scaling.proto, SHA-256 3b10845219b297fde09540fe6f735c08577c295188835d06eb5896b496620e6d
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -17,10 +17,12 @@ class OpenMoveRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., servers: _Optional[int] = ..., ahead: bool = ...) -> None: ...
 
 class OpenMoveReply(_message.Message):
-    __slots__ = ("boot",)
+    __slots__ = ("boot", "alone")
     BOOT_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     boot: int
-    def __init__(self, boot: _Optional[int] = ...) -> None: ...
+    alone: bool
+    def __init__(self, boot: _Optional[int] = ..., alone: bool = ...) -> None: ...
 
 class SendRowsRequest(_message.Message):
     __slots__ = ("number", "servers", "ahead", "hurry")

@@ -221,19 +221,20 @@ class LogShipping:
         """Return whether `settle` would return at once."""
         return not self.required or self._taken >= end
 
-    def settle(self, end: int) -> None:
-        """Return when what rests on the records up to `end` may be answered."""
+    def settle(self, end: int, seconds: float | None = None) -> bool:
+        """Return when what rests on the records up to `end` may be answered; False: it takes too long."""
         if self.is_settled(end):
-            return
+            return True
         span = None if self.tracing is None else self.tracing.child("standby")
         try:
             self._crashes.reach("waiting")
             with self._lock:
-                self._less.wait_for(lambda: self.is_settled(end))
+                settled = self._less.wait_for(lambda: self.is_settled(end), seconds)
             self._crashes.reach("followed")
         finally:
             if span is not None:
                 span.end()
+        return settled
 
     def close(self) -> None:
         """End the standby with its server, which ends in order: no process continues from their state."""

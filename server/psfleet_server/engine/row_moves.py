@@ -7,7 +7,7 @@ changed nothing.
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from psfleet.errors import ProtocolError
@@ -16,13 +16,16 @@ from psfleet.platform.logs import log_of
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Record, RestorePart
 from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
+from psfleet.shard.shard import Shard
+from psfleet.shard.shard_state import ShardState
 from psfleet.shard.shard_tables import DeltaBases
 from psfleet.tables.row_data import ROW_IDS
 from psfleet.wire.connections.access import Access
+from psfleet.wire.frame import Part
 from psfleet.wire.server_state import read_state
 from psfleet.wire.v1 import scaling_pb2
 from psfleet_server.durability.log import ServerLog
-from psfleet_server.durability.log_shipping import joined
+from psfleet_server.durability.log_shipping import LogShipping, joined
 from psfleet_server.durability.records import RecordKind, decode, encode
 from psfleet_server.durability.recovery import copied
 from psfleet_server.durability.snapshot_writer import Throttle
@@ -36,6 +39,7 @@ _SHARE = (
     0.15  # of one processor that rows take while training goes on; those who take them need as much
 )
 _FILL_TIMEOUT = 120.0  # seconds for a server to take one
+_FOLLOWS = 10.0  # seconds for a standby to have all that was taken
 
 
 class RowMoves:
@@ -46,6 +50,9 @@ class RowMoves:
         access: With what this process proves itself to other servers.
         open_log: Opens the log of a generation, with that number of servers; None: nothing is kept.
         generation: Number of the move that is over, with whose log this process has started.
+
+    Attributes:
+        feed: Brings what is taken to the standby that the server has after the move, where there are no logs.
     """
 
     def __init__(
@@ -60,12 +67,17 @@ class RowMoves:
         self._open_log = open_log
         self._lock = threading.Lock()  # of what is taken
         self._crashes = CrashFaults.wanted()
-        self._number = self._over = generation  # the last move, and the last one that has ended
-        self._adopted = generation  # the last move whose rows this server holds
+        self.begin(generation)
         self._taken: DealtShard | None = None
+        self.feed = LogShipping()
         self._log: ServerLog | None = None  # what is taken, for whoever starts again after the move
         self._sent = DeltaBases()  # what has changed since rows were sent ahead
         self._round = 0  # of rows that were sent ahead
+
+    def begin(self, generation: int) -> None:
+        """This process holds the rows of the move of that number."""
+        self._number = self._over = generation  # the last move, and the last one that has ended
+        self._adopted = generation  # the last move whose rows this server holds
 
     def open(self, number: int, servers: int, ahead: bool) -> None:
         """A move begins, or is going to; one that had begun before is given up.
@@ -89,9 +101,10 @@ class RowMoves:
                     self._log = self._open_log(number, servers)
                     if self._log is not None:
                         self._log.forget()
-                    self._taken = DealtShard(
-                        shard, servers, None if self._log is None else self._keep
-                    )
+                    keeps = self._log is not None or self._has_standbys
+                    self._taken = DealtShard(shard, servers, self._keep if keeps else None)
+                    if shard.servers == servers:  # a new server, whose standby may be there
+                        self.feed = self._host.feed
         if ahead:
             return
         with self._host.lock:
@@ -106,9 +119,51 @@ class RowMoves:
         if number <= self._over or number < self._number:
             raise ProtocolError(f"move {number} has ended for server {self._host.shard.index}")
 
+    @property
+    def _has_standbys(self) -> bool:
+        """A standby is all that there is when a server dies."""
+        return self._host.feed.enabled and self._host.journal is None
+
+    @property
+    def alone(self) -> bool:
+        """What is taken would be lost with this process: no log and no standby has it."""
+        return self._taken is not None and self._has_standbys and not self.feed.required
+
+    def copy(self, servers: int) -> tuple[LogShipping, Shard, ShardState]:
+        """What a standby of one of so many servers follows, its tables, and the state beside them; call with
+        nothing changing.
+
+        Raises:
+            ProtocolError: This server is not one of so many, nor is going to be.
+        """
+        held, taken = self._host.shard, self._taken
+        if taken is not None and self._has_standbys and taken.shard.servers == servers:
+            return self.feed, taken.shard, taken.state
+        if held.servers != servers:
+            raise ProtocolError(
+                f"a standby of one of {servers} servers has come to one of {held.servers}"
+            )
+        return self._host.feed, held, held.state()
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Within, nothing is taken."""
+        with self._lock, self._host.lock:
+            yield
+
+    def release(self, attach: int) -> None:
+        """Wait for no standby up to this attachment, whether it is the present one or of a move."""
+        self._host.feed.release(attach)
+        self.feed.release(attach)
+
     def _keep(self, record: Record) -> None:
-        assert self._log is not None
-        self._log.append(*encode(record))
+        if self._log is not None or self.feed.attached:
+            self._put(*encode(record))
+
+    def _put(self, kind: int, parts: list[Part]) -> None:
+        if self._log is not None:
+            self._log.append(kind, parts)
+        self.feed.append(kind, parts)
 
     def _settle(self) -> None:
         """Have what was taken on the disk ahead: little is left to do while workers wait."""
@@ -192,11 +247,14 @@ class RowMoves:
         with self._lock, self._host.lock:
             taken = self._of(number)
             taken.become(read_state(memoryview(state)).shard)
+            taken.keep_values()
+            self._put(*copied(taken.state, self._host.coordinator))
             if self._log is not None:
-                taken.keep_values()
-                self._log.append(*copied(taken.state, self._host.coordinator))
                 self._log.append(RecordKind.READY, [])
                 self._settle()
+            end = self.feed.end
+        if not self.feed.settle(end, _FOLLOWS):
+            raise ProtocolError(f"the next standby of server {self._host.shard.index} is late")
         self._crashes.reach("prepared")
 
     def adopt(self, number: int) -> None:
@@ -212,7 +270,14 @@ class RowMoves:
             self._taken, self._log, self._sent = None, None, DeltaBases()
             self._over = self._adopted = number
             self._host.lanes.forget_layouts()
-            self._host.feed.renew()  # its standby has rows of before
+            before = self._host.feed  # its standby has rows of before
+            if self._has_standbys and self.feed is not before:
+                self.feed.enabled, self.feed.tracing = True, before.tracing
+                self._host.feed = self.feed
+                before.close()
+            elif not self._has_standbys:
+                before.renew()
+            self.feed = LogShipping()
         self._crashes.reach("adopted")
 
     def _start_again(self) -> NoReturn:
@@ -230,6 +295,9 @@ class RowMoves:
                 if self._taken is not None:
                     self._taken.drop(self._host.shard)
                 self._taken, self._log, self._host.shard.moving = None, None, False
+                if self.feed is not self._host.feed:
+                    self.feed.close()
+                self.feed = LogShipping()
                 self._sent.forget(self._host.shard.tables, 0)
 
 

@@ -40,6 +40,8 @@ _ROUNDS = 6  # of rows that are sent ahead: all, those that changed meanwhile, t
 _FEW = 1 << 14  # rows for which no further round is worth its while
 _GAIN = 0.8  # nor if so much is left of the round before: rows change as fast as they are sent
 _FOLLOW = 2.0  # seconds between two more, until the workers meet
+_AWAIT = 0.5  # and until standbys have them
+_ALONE = 60.0  # seconds after which rows move without these
 
 
 class ServerScaling:
@@ -76,6 +78,8 @@ class ServerScaling:
         self._crashes = CrashFaults.wanted()
         self._followed = 0.0  # when they were sent last
         self._sent = 0  # rows of the last round
+        self._alone = False  # of which a standby lacks some
+        self._until = 0.0  # when it is waited for no more
         self._unheard: dict[int, int] = {}  # by server: a move that it may not know is given up
         self._wanted = threading.Event()
         self._over = threading.Event()
@@ -178,26 +182,34 @@ class ServerScaling:
                 self._give_up(request, peers, error)
                 scaling.done = request.number
             else:
-                _log.info(
-                    f"rows are copied for {len(request.endpoints)} servers, {self._sent:,} of them in the "
-                    "last round; workers may meet"
-                )
                 self._ahead, self._followed = request, time.monotonic()
-                with self._host.lock:
-                    scaling.request = request
+                self._until = self._followed + _ALONE
+                self._offer(request, scaling)
         self._host.scale_file.take(request.number)
+
+    def _offer(self, request: ScaleRequest, scaling: Scaling) -> None:
+        """Let the workers' next collective be the moment, once standbys have the rows too, or are late."""
+        if scaling.request is request or (self._alone and time.monotonic() < self._until):
+            return
+        _log.info(
+            f"rows are copied for {len(request.endpoints)} servers, {self._sent:,} of them in the last round"
+            f"{', some to no standby' if self._alone else ''}; workers may meet"
+        )
+        with self._host.lock:
+            scaling.request = request
 
     def _follow(self, request: ScaleRequest, scaling: Scaling) -> None:
         """Have what has changed taken again now and then, until the workers meet.
 
         If that fails, nobody knows what has been taken: the request is given up.
         """
-        if time.monotonic() - self._followed < _FOLLOW:
+        if time.monotonic() - self._followed < (_FOLLOW if scaling.request is request else _AWAIT):
             return
         with contextlib.ExitStack() as opened:
             peers = self._peers(request, opened)
             try:
                 self._move(request, peers, ahead=True, hurry=True)
+                self._offer(request, scaling)
             except PsfleetError as error:
                 self._give_up(request, peers, error)
                 self._ahead = None
@@ -232,11 +244,13 @@ class ServerScaling:
         number, count, before = request.number, len(request.endpoints), len(self._present())
         begin = scaling_pb2.OpenMoveRequest(number=number, servers=count, ahead=ahead)
         message = begin.SerializeToString()
+        self._alone = False
         for server, peer in enumerate(peers):
-            reply = peer.call("Scaling/Open", message, _REPLY)
-            boot = scaling_pb2.OpenMoveReply.FromString(reply).boot
-            if self._boots.setdefault(server, boot) != boot:
+            opened = peer.call("Scaling/Open", message, _REPLY)
+            reply = scaling_pb2.OpenMoveReply.FromString(opened)
+            if self._boots.setdefault(server, reply.boot) != reply.boot:
                 raise ServerUnavailable(f"{peer.name} has started again, without what it had taken")
+            self._alone |= reply.alone
         self._unheard.clear()  # the move before has ended for whoever takes part in this one
         send = scaling_pb2.SendRowsRequest(
             number=number, servers=request.endpoints, ahead=ahead, hurry=hurry

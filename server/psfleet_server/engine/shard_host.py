@@ -127,12 +127,12 @@ class ShardHost:
             yield
             log = None if self.journal is None else self.journal.log
             end = 0 if log is None else log.end
-            fed = self.feed.end
+            feed, fed = self.feed, self.feed.end  # a move puts another one in its place
         if log is not None:
             log.reach("applied")
             log.settle(end)
             log.reach("settled")
-        self.feed.settle(fed)
+        feed.settle(fed)
 
     def _changes(self) -> contextlib.AbstractContextManager[object]:
         """`mutating`, or the lock alone where that is all."""

@@ -20,6 +20,7 @@ from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import copied
+from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import as_psfleet_error
 from psfleet_server.services.protobuf_messages import encoded
@@ -27,15 +28,15 @@ from psfleet_server.services.protobuf_messages import encoded
 
 def feeds_standby(host: ShardHost) -> None:
     """From now on what changes the host goes to its standby too, after it is in the log."""
-    feed, shard, coordinator = host.feed, host.shard, host.coordinator
-    feed.enabled = True
+    shard, coordinator = host.shard, host.coordinator
+    host.feed.enabled = True
     keep = shard.journal
 
     def record(record: Record) -> None:
         if keep is not None:
             keep(record)
-        if feed.attached:
-            feed.append(*encode(record))
+        if host.feed.attached:
+            host.feed.append(*encode(record))
 
     shard.journal = record
     if coordinator is None:
@@ -45,25 +46,25 @@ def feeds_standby(host: ShardHost) -> None:
     def decide(decision: Decision) -> None:
         if keep_decision is not None:
             keep_decision(decision)
-        if feed.attached:
-            feed.append(*encode_change(decision))
+        if host.feed.attached:
+            host.feed.append(*encode_change(decision))
 
     coordinator.journal = decide
 
 
-def replica_handler(host: ShardHost) -> "grpc.GenericRpcHandler[Any, Any]":
+def replica_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler[Any, Any]":
     """Return the handler of calls from this server's standby."""
     return grpc.method_handlers_generic_handler(
         "psfleet.v1.Replica",
-        {"Follow": grpc.stream_stream_rpc_method_handler(_ReplicaService(host).follow)},
+        {"Follow": grpc.stream_stream_rpc_method_handler(_ReplicaService(host, moves).follow)},
     )
 
 
 class _ReplicaService:
     """Methods of the service Replica."""
 
-    def __init__(self, host: ShardHost) -> None:
-        self._host = host
+    def __init__(self, host: ShardHost, moves: RowMoves) -> None:
+        self._host, self._moves = host, moves
 
     def follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -72,7 +73,7 @@ class _ReplicaService:
             error_status.failure(context, as_psfleet_error(error))
 
     def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        host, feed = self._host, self._host.feed
+        host = self._host
         request = _read(next(requests))
         if request.server != host.shard.index:
             raise ProtocolError(
@@ -83,21 +84,18 @@ class _ReplicaService:
                 f"a standby reads records of version {request.version}, this server writes version "
                 f"{VERSION}; start both with the same version of psfleet"
             )
-        if request.servers != host.shard.servers:
-            raise ProtocolError(
-                f"a standby of one of {request.servers} servers has come to one of {host.shard.servers}"
-            )
-        with host.lock:
+        with self._moves.still():
+            feed, shard, state = self._moves.copy(request.servers)
             last = feed.attach(request.attach)
-            frozen = host.shard.freeze()
-            kind, state = copied(frozen.state, host.coordinator)
+            frozen = shard.freeze()
+            kind, parts = copied(state, host.coordinator)
         if not context.add_callback(lambda: feed.lose(request.attach)):
             feed.lose(request.attach)
         ServiceThread(_listen, "standby", (feed, request.attach, requests)).start()
         with contextlib.closing(frozen):
             for record in _copy(frozen):
                 yield from _messages(ShippedRecord(0, *_encoded(record)))
-        yield from _messages(ShippedRecord(last, kind, joined(state)))
+        yield from _messages(ShippedRecord(last, kind, joined(parts)))
         for entry in feed.records(request.attach):
             yield from _messages(entry)
         yield encoded(FollowReply(over=True))

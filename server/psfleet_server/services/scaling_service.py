@@ -33,7 +33,7 @@ class _ScalingService:
     def open(self, request: bytes) -> bytes:
         message = parsed(scaling_pb2.OpenMoveRequest, request)
         self._moves.open(message.number, message.servers, message.ahead)
-        return encoded(scaling_pb2.OpenMoveReply(boot=self._host.boot))
+        return encoded(scaling_pb2.OpenMoveReply(boot=self._host.boot, alone=self._moves.alone))
 
     def send(self, request: bytes) -> bytes:
         message = parsed(scaling_pb2.SendRowsRequest, request)

@@ -187,8 +187,15 @@ class RunningMembers(dict[Member, str]):
         """Return the members that run on these machines."""
         return frozenset(member for member, name in self.items() if name in machines)
 
-    def of_server(self, member: Member) -> set[str]:
-        """The machines that run a process of this member's server: primary, standby, or one given up."""
+    def of_server(self, member: Member, but: Member | None = None) -> set[str]:
+        """The machines that run a process of this member's server: primary, standby, or one given up.
+
+        Args:
+            member: Of the server.
+            but: Member that does not count.
+        """
         return {
-            name for one, name in self.items() if (one.role, one.rank) == (member.role, member.rank)
+            name
+            for one, name in self.items()
+            if (one.role, one.rank) == (member.role, member.rank) and one != but
         }

@@ -213,7 +213,7 @@ class RemoteEngine(Engine):
     # -- processes -------------------------------------------------------------------------------
 
     def spawn(self, member: Member, told: Told) -> None:
-        if told.follows and not self._free_for(member):
+        if told.follows and not self._free_for(member, told):
             self._unplaced[member] = told
             self._events.append(
                 Said(member, f"no other machine is free; {member.seat} goes on without it")
@@ -241,16 +241,16 @@ class RemoteEngine(Engine):
         if not self.agents:
             raise ConfigError(f"no machine is left for {member}")
         if told.follows:
-            return self._places.put_standby(member, self._free_for(member))
+            return self._places.put_standby(member, self._free_for(member, told))
         if member.role == "server" and member.rank in self._locations.lost:
             self._opening.check_log(member)
         # A standby that had taken over has no place of its own once its machine is lost.
         return self._places[member if member in self._places else member.seat]
 
-    def _free_for(self, standby: Member) -> set[str]:
+    def _free_for(self, standby: Member, told: Told) -> set[str]:
         """The machines that can take a standby: others than its server's, which can be reached."""
         away = {name for name, agent in self.agents.items() if agent.is_cut_off}
-        return set(self.agents) - self._running.of_server(standby) - away
+        return set(self.agents) - self._running.of_server(standby, told.displaces) - away
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
         """Return the endpoints, new ones for servers that have moved and are not ready yet."""
@@ -310,8 +310,9 @@ class RemoteEngine(Engine):
                 self._events.append(Said(None, f"host {agent.name} cannot be reached"))
             if agent.is_cut_off:
                 self._events.append(self._cut_off(agent.name))
-        for member in list(filter(self._free_for, self._unplaced)):
-            self.spawn(member, self._unplaced.pop(member))
+        for member, told in [*self._unplaced.items()]:
+            if self._free_for(member, told):
+                self.spawn(member, self._unplaced.pop(member))
         self.share()
         events, self._events = self._events, []
         return events
