@@ -11,6 +11,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.request_files import ScaleRequestFile
 from psfleet_server.coordinator.scaling import Scaling
+from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.services.scaling_service import _ScalingService
@@ -28,8 +29,6 @@ _PATIENCE = 3  # ticks in which a call waits until it fails, and one more for ev
 class _Nothing:
     """What moves tell of themselves to parts of a process that are not in the run."""
 
-    enabled = False
-
     def forget(self, number: int) -> None:
         """A snapshot is given up."""
 
@@ -44,7 +43,8 @@ class _Host:
         self.lock = threading.Lock()
         self.shard, self.coordinator, self.boot = server.its_shard, server.coordinator, server.boot
         self.journal = None if server.kept is None else server.kept.journal
-        self.feed = self.parts = self.lanes = _Nothing()
+        self.parts = self.lanes = _Nothing()
+        self.feed = LogShipping()
         self.scale_file = ScaleRequestFile(folder if server.coordinator is not None else None)
         self._server = server
 

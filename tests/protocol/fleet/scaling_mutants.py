@@ -38,7 +38,7 @@ def _let_workers_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "_complete", hasty)
 
 
-@without("S3: the view does not change while rows move", "sync moves@4")
+@without("S3: the view does not change while rows move", "sync moves@67")
 def _change_views(patch: pytest.MonkeyPatch) -> None:
     due = Coordinator.due
 
@@ -55,7 +55,7 @@ def _know_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DealtShard, "become", lambda dealt, state: None)
 
 
-@without("S5: every reply tells where the servers are", "async groups moves@37")
+@without("S5: every reply tells where the servers are", "async groups moves@134")
 def _forget_where(patch: pytest.MonkeyPatch) -> None:
     end = Scaling.end
 
@@ -66,7 +66,7 @@ def _forget_where(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scaling, "end", forgetful)
 
 
-@without("S6: who has not sent all ahead sends no changes on half a copy", "sync moves@199")
+@without("S6: who has not sent all ahead sends no changes on half a copy", "sync moves@198")
 def _go_on_with_half(patch: pytest.MonkeyPatch) -> None:
     move = ServerScaling._move
 

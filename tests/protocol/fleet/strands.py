@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 import pytest
 
-from psfleet.errors import ServerUnavailable
+from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.faults import CrashFaults
 from psfleet_server.engine import row_moves, server_scaling
 from psfleet_server.rpc.peer import Peer
@@ -66,6 +66,8 @@ class Strand:
         Strand._running = None
         if self._died is not None:
             raise self._died
+        if self._error is not None and not isinstance(self._error, PsfleetError):
+            raise self._error
 
     def result(self) -> Any:
         """What its work came to."""
