@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import os
 import subprocess
 import sys
 import urllib.request
@@ -163,7 +162,7 @@ def launched(folder: Path, servers: int, place: str, *options: str) -> str:
     script.write_text(SCRIPT)
     job = ["--servers", str(servers), "--workers", "1", "--sync", "--log-dir", str(folder / "logs")]
     command = [sys.executable, "-m", "psfleet_launch", *job, *options, str(script), place]
-    process = ended(command, env={**os.environ, "PYTHONWARNINGS": "default"})
+    process = ended(command)
     assert process.returncode == 0, process.stderr
     [line] = [line for line in process.stdout.splitlines() if "total" in line]
     return line.partition("total")[2]

@@ -11,8 +11,8 @@ import pytest
 from tests.programs import ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "movielens.py"
-LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
-WAYS = {"embedded": [sys.executable], "async": [*LAUNCH, "--async"], "sync": [*LAUNCH, "--sync"]}
+LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2", "--sync"]
+WAYS = {"embedded": [sys.executable], "sync": LAUNCH}
 
 
 def write(folder: Path, ending: str) -> Path:
@@ -41,9 +41,7 @@ def run(way: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess
     return ended([*WAYS[way], *logs, str(EXAMPLE), *arguments], cwd=folder)
 
 
-@pytest.mark.parametrize(
-    ("way", "ending"), [("embedded", "csv"), ("async", "csv"), ("sync", "libsvm")]
-)
+@pytest.mark.parametrize(("way", "ending"), [("embedded", "csv"), ("sync", "libsvm")])
 def test_it_learns(way: str, ending: str, tmp_path: Path) -> None:
     """The error on ratings that it has not seen is under 0.55 of the mean's; the model is saved."""
     process = run(
