@@ -7,6 +7,7 @@ changed nothing.
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
@@ -35,9 +36,7 @@ from psfleet_server.rpc.peer import Peer
 _log = log_of(__name__)
 
 _CHUNK = 4 << 20  # bytes of one message, about
-_SHARE = (
-    0.15  # of one processor that rows take while training goes on; those who take them need as much
-)
+_SHARE = 0.07  # of the time in which rows go while training does, with all that their way takes
 _FILL_TIMEOUT = 120.0  # seconds for a server to take one
 _FOLLOWS = 10.0  # seconds for a standby to have all that was taken
 
@@ -213,7 +212,7 @@ class RowMoves:
             if ahead:
                 self._round += 1
                 self._sent.advance(shard.tables, self._round)
-        throttle, rows = Throttle(_SHARE), 0
+        throttle, rows = Throttle(_SHARE, time.perf_counter), 0
         with contextlib.ExitStack() as opened:
             ways: list[_Way] = []
             for server, endpoint in enumerate(endpoints):

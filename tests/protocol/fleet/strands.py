@@ -155,7 +155,7 @@ class _Pool:
 class _Unhurried:
     """A Throttle that takes no time."""
 
-    def __init__(self, share: float) -> None: ...
+    def __init__(self, share: float, worked: object) -> None: ...
 
     def rest(self) -> None:
         """See Throttle."""
