@@ -370,11 +370,12 @@ def is_too_small() -> bool:
 
 if __name__ == "__main__":
     part, parts, first = (*map(int, sys.argv[1:]), *(0, 1, 0)[len(sys.argv) - 1 :])  # `first`: seed
-    # How much room there is has little to do with the rule: without PSFLEET_TORTURE rules take turns.
+    # How much room there is has to do with rows that go, and little with rules and precisions: without
+    # PSFLEET_TORTURE those take turns.
     programs = [
         (n, room)
         for n, room in itertools.product(range(len(SPECS)), ROOMS)
-        if IS_FULL or not SIMULATED or n >= len(RULE_CASES) or (room is None) == (n % 2 == 0)
+        if IS_FULL or not SIMULATED or SPECS[n].entry or (room is None) == (n % 2 == 0)
     ]
     own = programs[part::parts]
     found = [wrong for n, room in own if (wrong := differ(n, n + first, room))]
