@@ -33,7 +33,9 @@ _log = log_of(__name__)
 
 _REPLY = 10.0  # seconds for a server to answer a call without rows
 _MOVED = 600.0  # seconds for a server to send its rows
-_COPIED = 6 * 3600.0  # and to send all of them ahead, which takes little of its time
+_COPIED = (
+    6 * 3600.0
+)  # and to send all of them first, in a small share of the time, while nobody waits
 _PAUSE = 0.05
 _LOOK = 0.2  # seconds between two looks for a request
 _WAIT = 0.005  # and for the launcher's decision
@@ -258,7 +260,7 @@ class ServerScaling:
         )
         message = send.SerializeToString()
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
-            seconds = _COPIED if ahead else _MOVED
+            seconds = _COPIED if ahead and not hurry else _MOVED
             calls = senders.map(lambda p: p.call("Scaling/Send", message, seconds), peers[:before])
             self._sent = sum(scaling_pb2.SendRowsReply.FromString(reply).rows for reply in calls)
         return {server: boot for server, boot in self._boots.items() if server < count}

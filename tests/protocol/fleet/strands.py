@@ -201,4 +201,6 @@ def scheduled(crashes: CrashFaults) -> Iterator[None]:
         patch.setattr(os, "_exit", _end_process)
         patch.setattr(CrashFaults, "wanted", lambda: crashes)
         patch.setattr(server_scaling, "_FOLLOW", 0.0)
+        patch.setattr(server_scaling, "_AWAIT", 0.0)
+        patch.setattr(server_scaling, "_COPIED", server_scaling._MOVED)
         yield
