@@ -16,7 +16,7 @@ from psfleet.wire.v1.follower_pb2 import ChangesReply
 _log = log_of(__name__)
 
 _ROUND_INTERVALS = 1.5  # intervals in which the round of a cut has to come
-_SHARE = 0.06  # of a server's CPU time that replies may take; to send them takes half as much again
+_SHARE = 0.03  # of a server's CPU time that replies may take; to send them takes as much again
 _LEAST = 0.01  # of its time, however little it does
 _MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
 

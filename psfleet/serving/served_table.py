@@ -97,11 +97,11 @@ class ServedTable:
         self.reserve(self._count + len(ids))
         if self._direct and self._largest >= len(self._slots):
             self._index_anew(len(self._slots))
-        places = np.empty(len(ids), np.int64)
+        places, codes, own = np.empty(len(ids), np.int64), np.ascontiguousarray(codes), self._codes
         self._count = self._index.put(
-            ids, self._keys, self._slots, self._direct, self._count, places
+            *(ids, self._keys, self._slots, self._direct, self._count, places),
+            *(address_of(own), own.strides[0], address_of(codes)),
         )
-        self._codes[places] = codes
         if self._codec.has_scales:
             self._scales[places] = scales
 

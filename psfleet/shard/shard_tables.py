@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, TableConflict, UnknownTable, UsageError
-from psfleet.kernels.dedup import ascending
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import check_elements
@@ -22,7 +21,7 @@ from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import HOST, KINDS, MemoryChoice
 from psfleet.tables.memory_kind import MemoryKind
-from psfleet.tables.row_data import HistoryPoint, check_rows
+from psfleet.tables.row_data import HistoryPoint, TableChanges, check_rows
 from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.tables.sparse import SparseTable
 
@@ -87,6 +86,7 @@ class ShardTables(dict[int, Table]):
             table.changed = functools.partial(add, None)
         else:
             table.scan.changed = add
+            table.scan.pushed = functools.partial(self.changes.update, key)
         add(None)
 
     def __missing__(self, key: int) -> NoReturn:
@@ -341,20 +341,14 @@ class DeltaBases:
 
     def changed_since(
         self, tables: ShardTables, number: int
-    ) -> dict[int, NDArray[np.int64] | None] | None:
-        """By table the ids whose rows have changed or gone since a cut; None: all may have.
-
-        None in place of it: it is not known.
-        """
+    ) -> dict[int, TableChanges | None] | None:
+        """By table what has changed since a cut; None: all may have. None in place of it: it is not known."""
         marks = self._marks.get(number)
         sparse = dict(tables.sparse())
         if marks is None or not all(sparse[key].scan.knows(mark) for key, mark in marks.items()):
             return None
-        ids_by_table: dict[int, NDArray[np.int64] | None] = dict.fromkeys(tables)
-        for key, mark in marks.items():
-            changes = sparse[key].changed_since(mark)
-            ids_by_table[key] = ascending([changes.ids, changes.removed])
-        return ids_by_table
+        changed = {key: sparse[key].changed_since(mark) for key, mark in marks.items()}
+        return {key: changed.get(key) for key in tables}
 
     def forget(self, tables: Mapping[int, Table], base: int) -> None:
         """Cuts before `base` are not asked for any more; 0: nor is any."""

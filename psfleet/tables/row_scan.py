@@ -185,7 +185,8 @@ class RowScan:
 
     Attributes:
         dropped: Rows that went so far, for displays.
-        changed: Called with the ids of rows that have changed or gone; None: all may have changed.
+        changed: Called with the ids of rows that were set or have gone; None: all may have changed.
+        pushed: Called with the ids that an update has named, its step, and the number of rows.
     """
 
     def __init__(self, index: RowMemory, rests: bool, stream: EvictionStream | None = None) -> None:
@@ -194,6 +195,7 @@ class RowScan:
         self._rests = rests
         self.dropped = 0
         self.changed: Callable[[Ids | None], None] = lambda ids: None
+        self.pushed: Callable[[Ids, int, int], None] = lambda ids, step, rows: None
         self._history = ChangeHistory()
         self._ids: Ids | None = None
 
@@ -218,9 +220,12 @@ class RowScan:
         self._history.add(written=ids)
         self.changed(ids)
 
-    def updated(self, ids: Ids) -> None:
-        """An update has named these ids."""
-        self.changed(None if self._rests else ids)
+    def updated(self, ids: Ids, step: int) -> None:
+        """The update of this step of the table has named these ids."""
+        if self._rests:
+            self.changed(None)
+        else:
+            self.pushed(ids, step, len(self._index))
 
     def has(self, ids: Ids) -> NDArray[np.bool_]:
         """Return a mask of the ids that have a row."""
@@ -230,6 +235,7 @@ class RowScan:
     def restamped(self) -> None:
         """The table's step was set: steps before it say nothing about order any more."""
         self._history.era += 1
+        self.changed(None)
 
     def ascending(self) -> Ids:
         """Every id in order; kept for the next page."""
@@ -242,6 +248,10 @@ class RowScan:
         point = None if self._stream is None else self._stream.point
         event = self._history.mark(bounded=bounded)
         return HistoryPoint(self._history.era, step, event, point, bounded)
+
+    def before(self, step: int) -> HistoryPoint:
+        """Return the point before this update, for `pushed_since` alone."""
+        return HistoryPoint(self._history.era, step - 1, 0)
 
     def knows(self, mark: HistoryPoint) -> bool:
         """Return whether `changed_since` can look back to a held mark; a bounded one may be given up."""

@@ -1,5 +1,6 @@
 """Changes of tables on their way to a follower."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +10,22 @@ from numpy.typing import NDArray
 from psfleet.errors import FrameError
 from psfleet.schema.table import TableSpec
 from psfleet.wire.body import parse
+from psfleet.wire.frame import reserve_behind
+from psfleet.wire.protobuf_fields import begun
 from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import follower_pb2
+from psfleet.wire.v1.follower_pb2 import RowsReply
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 NO_IDS = np.zeros(0, np.int64)
+_NO_WEIGHTS = np.zeros(0, np.float32)
+# Fields of ChangesReply, TableChanges and RowsReply.
+_TABLES = 4
+_IDS, _WEIGHTS, _REMOVED = 3, 4, 5
+_PAGE_IDS, _PAGE_WEIGHTS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -36,21 +46,84 @@ class ChangedTable:
     removed: Ids = field(default_factory=NO_IDS.copy)
     whole: bool = False
 
-    def write(self, message: follower_pb2.TableChanges) -> None:
-        """Fill an empty message."""
-        message.table, message.whole = self.spec.key, self.whole
+
+@dataclass(frozen=True)
+class TableToSend:
+    """Change of one table, but for its weights.
+
+    Attributes:
+        spec: Definition of the table.
+        ids: int64 [n]; of a dense table [0].
+        count: Number of weights.
+        removed: int64 [m].
+        whole: It has no other rows.
+    """
+
+    spec: TableSpec
+    ids: Ids
+    count: int
+    removed: Ids = field(default_factory=NO_IDS.copy)
+    whole: bool = False
+
+    def parts(self) -> list[bytes | Ids | int]:
+        """Its message as `_lay_out` takes it, with a field of ChangesReply around it."""
+        head = follower_pb2.TableChanges(table=self.spec.key, whole=self.whole)
         if self.whole:
-            message.spec.CopyFrom(write_spec(self.spec))
-        write_rows(message, self.ids, self.weights)
-        message.removed = self.removed.astype("<i8", copy=False).tobytes()
+            head.spec.CopyFrom(write_spec(self.spec))
+        content = [
+            head.SerializeToString(),
+            *_array_field(_IDS, self.ids),
+            *_array_field(_WEIGHTS, 4 * self.count),
+            *_array_field(_REMOVED, self.removed),
+        ]
+        return [begun(_TABLES, sum(map(_size, content))), *content]
 
 
-def write_rows(
-    message: "follower_pb2.TableChanges | follower_pb2.RowsReply", ids: Ids, weights: Floats
-) -> None:
-    """Set the ids and weights of a message."""
-    message.ids = ids.astype("<i8", copy=False).tobytes()
-    message.weights = weights.astype("<f4", copy=False).tobytes()
+def lay_out_changes(
+    head: follower_pb2.ChangesReply, tables: Sequence[TableToSend]
+) -> tuple[bytes, list[Floats], Bytes]:
+    """A reply that lacks its weights, the rooms for those of each table, and the room for the head.
+
+    All are to be filled before it is sent. protobuf itself would copy the weights four times.
+    """
+    parts = [part for table in tables for part in table.parts()]
+    message, (*rooms, last) = _lay_out([*parts, head.ByteSize()])
+    weights = iter(room.view(np.float32) for room in rooms)
+    return message, [next(weights) if one.count else _NO_WEIGHTS for one in tables], last
+
+
+def lay_out_rows(ids: Ids, dim: int, following: int) -> tuple[bytes, list[Floats]]:
+    """A page of rows that lacks its weights, and the room for them, if there are any."""
+    fields = *_array_field(_PAGE_IDS, ids), *_array_field(_PAGE_WEIGHTS, 4 * dim * len(ids))
+    message, rooms = _lay_out([RowsReply(next=following).SerializeToString(), *fields])
+    return message, [room.view(np.float32) for room in rooms]
+
+
+def _array_field(number: int, content: Ids | int) -> list[bytes | Ids | int]:
+    """A field of an array, or of a room of so many bytes; none if it is empty."""
+    size = _size(content)
+    return [begun(number, size), content] if size else []
+
+
+def _size(part: bytes | Ids | int) -> int:
+    if isinstance(part, int):
+        return part
+    return len(part) if isinstance(part, bytes) else part.nbytes
+
+
+def _lay_out(parts: Sequence[bytes | Ids | int]) -> tuple[bytes, list[Bytes]]:
+    """A message of these parts one after the other; a number is a room of so many bytes."""
+    message, whole = reserve_behind(b"", sum(map(_size, parts)))
+    rooms, at = [], 0
+    for part in parts:
+        room = whole[at : (at := at + _size(part))]
+        if isinstance(part, int):
+            rooms.append(room)
+        elif isinstance(part, bytes):
+            room[:] = np.frombuffer(part, np.uint8)
+        else:
+            room[:] = part.astype("<i8", copy=False).view(np.uint8)
+    return message, rooms
 
 
 def read_changes(
@@ -75,7 +148,7 @@ def read_changes(
 
 
 def read_rows(
-    message: "follower_pb2.TableChanges | follower_pb2.RowsReply", spec: TableSpec
+    message: "follower_pb2.TableChanges | RowsReply", spec: TableSpec
 ) -> tuple[Ids, Floats]:
     """Return the ids and weights of a message."""
     ids, weights = _array(message.ids, np.int64), _array(message.weights, np.float32)

@@ -13,7 +13,12 @@ def field(number: int, content: bytes) -> bytes:
     length = len(content)
     if length < 128:  # as in most
         return bytes((number << 3 | BYTES, length)) + content
-    return bytes((number << 3 | BYTES,)) + _varint(length) + content
+    return begun(number, length) + content
+
+
+def begun(number: int, length: int) -> bytes:
+    """Return what comes before the content of a field of so many bytes."""
+    return bytes((number << 3 | BYTES,)) + _varint(length)
 
 
 def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
@@ -23,7 +28,7 @@ def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
         head: The fields before it.
         padding: Number of a field that is filled up, so that the content lies at a multiple of ALIGNMENT.
     """
-    opening = bytes([number << 3 | BYTES]) + _varint(length)
+    opening = begun(number, length)
     return head + _filling(len(head) + len(opening), padding) + opening
 
 

@@ -388,8 +388,8 @@ def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
 
 
 def test_a_stopped_follower_holds_nobody_up() -> None:
-    """A service that follows and is stopped for long: all pushes go on, the server keeps 32 MB of what has
-    changed and no more, and the service copies anew when it goes on. It ends if it is then asked at once.
+    """A service that follows and is stopped for long: all pushes go on, and the server keeps little of what
+    has changed. When the service goes on it gets that, without a new copy. Asked to end, it ends.
     """
     for name in ("httptools", "grpc_health", "grpc_reflection"):
         pytest.importorskip(name)
@@ -408,13 +408,13 @@ def test_a_stopped_follower_holds_nobody_up() -> None:
             before = resident(fleet.processes[0].pid)
             for _ in range(45):
                 runtime.push([gradient]).wait(timeout=60)
-            assert resident(fleet.processes[0].pid) - before < 100 << 20
+            assert resident(fleet.processes[0].pid) - before < 50 << 20
             process.send_signal(signal.SIGCONT)
             [expected] = runtime.pull([Read(spec.key, ids[-9:])])
             with psfleet.serving.ServingClient(grpc_address) as client:
                 until(lambda: (client.look_up("many", ids[-9:]) == expected).all())
             with urllib.request.urlopen(f"http://{http}/metrics", timeout=60) as reply:
-                assert b'psfleet_serving_gaps_total{model="rows"} 1.0' in reply.read()
+                assert b'psfleet_serving_gaps_total{model="rows"} 0.0' in reply.read()
             pause(process)
         assert process.returncode == 0
         runtime.close()

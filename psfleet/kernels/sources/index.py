@@ -134,11 +134,11 @@ def collect(d, first, last, step, least, most, ids, slots, ages):
         lines, mask = lines_of(d, chunk)
         for number in range((mask + 1) * 4):
             line, entry = entry_at(lines, number)
-            slot, hash_ = int64(load_u32(line, 8 + entry)), load_u64(line, entry)
-            if slot == 0 or hash_ < low or hash_ > high:
-                continue
             age = age_of(step, load_u32(line, 12 + entry))
-            if age >= least and age <= most:
+            if age < least or age > most:
+                continue
+            slot, hash_ = int64(load_u32(line, 8 + entry)), load_u64(line, entry)
+            if slot != 0 and hash_ >= low and hash_ <= high:
                 store_i64(ids, count, int64(unmix(hash_)))
                 store_i64(slots, count, slot)
                 store_i64(ages, count, age)

@@ -4,7 +4,16 @@ import numpy as np
 from numba import boolean, int64, types, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.intrinsics import helper, kernel, load_packed_u32, prefetch, store_wide
+from psfleet.kernels.intrinsics import (
+    helper,
+    kernel,
+    load_packed_i8,
+    load_packed_u32,
+    prefetch,
+    prefetch_write,
+    store_packed_i8,
+    store_wide,
+)
 
 AHEAD = 16
 I64 = types.Array(int64, 1, "C", readonly=True)
@@ -80,16 +89,42 @@ def find(ids, keys, slots, direct, places, rows, width, out, words):
     return missing
 
 
-@kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1]))
-def put(ids, keys, slots, direct, count, places):
-    """The place of each id; a new one gets the next. Returns how many there are then."""
+@helper
+def prefetch_place(ids, i, keys, slots, direct):
+    """Have at hand what tells the place of ids[i]: first the slot, and AHEAD // 2 ids later the key."""
+    if i < len(ids):
+        prefetch(slots.ctypes.data + 4 * home_of(ids[i], slots, direct))
+    before = i - AHEAD // 2
+    if 0 <= before < len(ids):
+        place = int64(slots[home_of(ids[before], slots, direct)]) - 1  # what is likely its place
+        if place >= 0:
+            prefetch(keys.ctypes.data + 8 * place)
+
+
+@kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1], int64, int64, int64))
+def put(ids, keys, slots, direct, count, places, rows, width, content):
+    """The place of each id; a new one gets the next. Returns how many there are then.
+
+    rows, width: address of the rows, of so many bytes; they get the `content`, an address.
+    """
+    for i in range(AHEAD):
+        prefetch_place(ids, i, keys, slots, direct)
     for i in range(len(ids)):
+        prefetch_place(ids, i + AHEAD, keys, slots, direct)
         slot = search(ids[i], keys, slots, direct)
         if slots[slot] == uint32(0):
             keys[count] = ids[i]
             count += 1
             slots[slot] = uint32(count)
         places[i] = int64(slots[slot]) - 1
+    for i in range(len(ids)):
+        if i + AHEAD < len(ids):
+            prefetch_write(rows + width * places[i + AHEAD])
+        source, target = content + width * i, rows + width * places[i]
+        for word in range(width // 4):
+            store_wide(target, word, load_packed_u32(source, word))
+        for byte in range(width // 4 * 4, width):
+            store_packed_i8(target, byte, load_packed_i8(source, byte))
     return count
 
 

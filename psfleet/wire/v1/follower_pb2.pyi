@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/follower.proto, SHA-256 5e15fec8139ae757d191805e84bcd58be01a4e9cedaed2dda4be29ad95138413
+# From protos/psfleet/v1/follower.proto, SHA-256 c4bfe1b1ccfd299f03f506f9d81e60352d8c2cf30b6c9b5747b20966e469a243
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor

@@ -10,33 +10,28 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by
+from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.tables.assigned_weights import values_of
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.sparse import SparseTable
-from psfleet.wire.change_messages import NO_IDS, ChangedTable, write_rows
-from psfleet.wire.v1.follower_pb2 import (
-    ChangesReply,
-    ChangesRequest,
-    FollowedPush,
-    RowsReply,
-    RowsRequest,
-)
+from psfleet.tables.row_data import TableChanges
+from psfleet.wire.change_messages import NO_IDS, TableToSend, lay_out_changes, lay_out_rows
+from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, FollowedPush, RowsRequest
 from psfleet_server.rpc.deferred_reply import DeferredReply
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+_ANY = 1  # in place of a number that is not known yet
 _MOST = 128 << 20  # bytes of rows in one reply
 _PAGE = 1 << 16  # rows
 
 
 @dataclass(frozen=True)
 class SendChanges:
-    """Answer a follower."""
+    """Answer a follower, with a ChangesReply."""
 
     call: DeferredReply
-    changes: ChangesReply
+    changes: bytes
 
 
 class Followers:
@@ -46,7 +41,7 @@ class Followers:
 
     Attributes:
         asked, gaps: Replies so far, and those of them that sent a follower to copy anew.
-        bytes: Bytes of ids and weights in all replies.
+        bytes: Bytes of all replies.
 
     Args:
         shard, boot: The shard, and the number of this process.
@@ -94,21 +89,18 @@ class Followers:
         request = self._waiting.pop(reply, None)
         return [] if request is None else [SendChanges(reply, self._changes(request))]
 
-    def _changes(self, request: ChangesRequest) -> ChangesReply:
+    def _changes(self, request: ChangesRequest) -> bytes:
         shard, log, began = self._shard, self._shard.tables.changes, time.thread_time()
-        ids_of = log.since(request.version if request.boot == self._boot else 0)
+        changed = log.since(request.version if request.boot == self._boot else 0, shard.tables)
         if request.snapshot:
             number = self._snapshot(request.snapshot)
-            ids_of = shard.last_cuts.changed_since(shard.tables, number)
-        gap = ids_of is None or self._is_too_much(ids_of)
-        if ids_of is None or gap:
-            ids_of = dict.fromkeys(shard.tables)
-        changes = [self._change(key, ids, gap, request) for key, ids in ids_of.items()]
-        self.asked += 1
-        self.gaps += gap
-        self.bytes += sum(change.ids.nbytes + change.weights.nbytes for change in changes)
+            changed = shard.last_cuts.changed_since(shard.tables, number)
+        gap = changed is None or self._is_too_much(changed)
+        if changed is None or gap:
+            changed = dict.fromkeys(shard.tables)
+        tables = [self._change(key, change, gap, request) for key, change in changed.items()]
         pushes = shard.workers.last_pushes({}).items()
-        reply = ChangesReply(
+        head = ChangesReply(
             boot=self._boot,
             version=log.version,
             gap=gap,
@@ -120,38 +112,53 @@ class Followers:
             ],
             server=shard.index,
             servers=shard.servers,
+            microseconds=_ANY,
+            process_microseconds=_ANY,
         )
-        for change in changes:  # in place: a message that is passed would be copied
-            change.write(reply.tables.add())
-        reply.microseconds = round((time.thread_time() - began) * 1e6)
-        reply.process_microseconds = round(time.process_time() * 1e6)
-        return reply
+        message, weights, room = lay_out_changes(head, tables)
+        for one, out in zip(tables, weights, strict=True):
+            self._read(one.spec, one.ids, out)
+        self.asked += 1
+        self.gaps += gap
+        self.bytes += len(message)
+        head.microseconds = max(round((time.thread_time() - began) * 1e6), 1)
+        head.process_microseconds = round(time.process_time() * 1e6)
+        room[:] = np.frombuffer(head.SerializeToString(), np.uint8)
+        return message
 
-    def _is_too_much(self, ids_of: Mapping[int, Ids | None]) -> bool:
-        return (
-            sum(
-                len(ids) * (8 + 4 * self._shard.tables[key].spec.dim)
-                for key, ids in ids_of.items()
-                if ids is not None
-            )
-            > _MOST
+    def _is_too_much(self, changed: Mapping[int, TableChanges | None]) -> bool:
+        tables = self._shard.tables
+        sizes = (
+            len(one.ids) * (8 + 4 * tables[key].spec.dim) for key, one in changed.items() if one
         )
+        return sum(sizes) > _MOST
 
     def _change(
-        self, key: int, ids: Ids | None, gap: bool, request: ChangesRequest
-    ) -> ChangedTable:
+        self, key: int, changes: TableChanges | None, gap: bool, request: ChangesRequest
+    ) -> TableToSend:
         table = self._shard.tables[key]
         if isinstance(table, DenseTable):
-            return ChangedTable(table.spec, NO_IDS, values_of(table), whole=True)
-        part = _part(NO_IDS if gap else table.ids() if ids is None else ids, request)
-        there, weights = _weights(table, part)
-        absent = NO_IDS
-        if ids is not None and len(there) < len(part):
-            absent = np.setdiff1d(part, there, assume_unique=True)
-        return ChangedTable(table.spec, there, weights, absent, whole=ids is None)
+            return TableToSend(table.spec, NO_IDS, table.count, whole=True)
+        whole = changes is None
+        if changes is None:
+            changes = TableChanges(NO_IDS if gap else table.ids())
+        ids, removed = _part(changes.ids, request), _part(changes.removed, request)
+        return TableToSend(table.spec, ids, len(ids) * table.spec.dim, removed, whole)
 
-    def rows(self, request: RowsRequest) -> RowsReply:
-        """Return a page of rows as they are."""
+    def _read(self, spec: TableSpec, ids: Ids, out: Floats) -> None:
+        """Write weights where they will travel."""
+        table = self._shard.tables[spec.key]
+        if isinstance(table, DenseTable):
+            table.pull_into(out)
+        elif len(ids):
+            unknown = table.pull_into(ids, out.reshape(len(ids), spec.dim))
+            table.traffic.pulled -= len(ids)  # nobody trains with them
+            table.traffic.unknown -= (
+                unknown  # of `rows`; that these have gone comes with the changes
+            )
+
+    def rows(self, request: RowsRequest) -> bytes:
+        """Return a RowsReply: a page of rows as they are."""
         _check_part(request.part, request.parts)
         table, first = self._shard.tables[request.table], request.segment
         if isinstance(table, DenseTable) or first >= SEGMENT_COUNT:
@@ -160,23 +167,12 @@ class Followers:
                 f"to {SEGMENT_COUNT - 1}"
             )
         last = min(first + max(self._page * SEGMENT_COUNT // max(len(table), 1), 1), SEGMENT_COUNT)
-        ids, weights = _weights(table, _part(table.segment_ids(first, last), request))
-        self.bytes += ids.nbytes + weights.nbytes
-        reply = RowsReply(next=last % SEGMENT_COUNT)
-        write_rows(reply, ids, weights)
-        return reply
-
-
-def _weights(table: SparseTable, ids: Ids) -> tuple[Ids, Floats]:
-    """Those of the ids that have rows, and the weights of these."""
-    weights = np.empty((len(ids), table.spec.dim), np.float32)
-    unknown = table.pull_into(ids, weights)
-    table.traffic.pulled -= len(ids)  # nobody trains with them
-    table.traffic.unknown -= unknown
-    if not unknown:
-        return ids, weights
-    there = table.scan.has(ids)
-    return ids[there], weights[there]
+        ids = _part(table.segment_ids(first, last), request)
+        message, rooms = lay_out_rows(ids, table.spec.dim, last % SEGMENT_COUNT)
+        for room in rooms:
+            self._read(table.spec, ids, room)
+        self.bytes += len(message)
+        return message
 
 
 def _part(ids: Ids, request: ChangesRequest | RowsRequest) -> Ids:

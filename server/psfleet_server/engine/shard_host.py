@@ -433,7 +433,7 @@ class ShardHost:
                 case SendError():
                     reply.fail(instruction.error)
                 case SendChanges():
-                    reply.complete(instruction.changes.SerializeToString())
+                    reply.complete(instruction.changes)
                 case SendOutcome() | SendReport():
                     raise AssertionError(f"{instruction} answers a call that waits for values")
 

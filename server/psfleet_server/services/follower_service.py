@@ -3,7 +3,7 @@
 from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply
-from psfleet_server.services.protobuf_messages import encoded, parsed
+from psfleet_server.services.protobuf_messages import parsed
 
 
 class FollowerService:
@@ -18,4 +18,4 @@ class FollowerService:
     def read_rows(self, request: bytes) -> bytes:
         rows = self._host.followers.rows(parsed(RowsRequest, request))
         self._host.settle_read()
-        return encoded(rows)
+        return rows

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import PsfleetError
 from psfleet.shard.change_log import ChangeLog
-from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
+from psfleet.wire.change_messages import read_reply
+from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsReply, RowsRequest
 from psfleet_server.engine.followers import Followers, SendChanges
 from tests.protocol.fleet.calls import Request, Response
 from tests.protocol.fleet.follower import Changes, checksum, content_of
@@ -42,7 +43,7 @@ class Followed:
                 return self._sent(self._followers.ask(request, call))
             case Received(source, Request(number, RowsRequest() as request)):
                 try:
-                    content: Any = self._followers.rows(request)
+                    content: Any = RowsReply.FromString(self._followers.rows(request))
                 except PsfleetError as error:
                     content = error
                 return [Send(source, Response(number, content))]
@@ -62,6 +63,7 @@ class Followed:
             self._waits.pop(call, None)
             source, number = call
             held = content_of(self._shard)
-            one.changes.microseconds = one.changes.process_microseconds = 0  # times are the seed's
-            sent.append(Send(source, Response(number, Changes(one.changes, held))))
+            reply = read_reply(one.changes)
+            reply.microseconds = reply.process_microseconds = 0  # times are the seed's
+            sent.append(Send(source, Response(number, Changes(reply, held))))
         return sent
