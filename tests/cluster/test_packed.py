@@ -23,7 +23,7 @@ from psfleet.wire import frame
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import TrainingWorkload, same_bits, train_together
 
-TRAINING = TrainingWorkload(steps=15, dim=9)
+TRAINING = TrainingWorkload(steps=15, dim=8)
 NARROW = TrainingWorkload(steps=15, dim=3)
 
 

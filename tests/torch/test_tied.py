@@ -28,11 +28,11 @@ class Tied(nn.Module):
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
-        self.bag = nn.EmbeddingBag(ROWS, 6, mode="sum", sparse=sparse, padding_idx=3)
-        self.item = nn.Embedding(ROWS, 6, sparse=sparse, padding_idx=0)
-        self.mean = nn.EmbeddingBag(ROWS, 6, mode="mean", sparse=sparse)
+        self.bag = nn.EmbeddingBag(ROWS, 8, mode="sum", sparse=sparse, padding_idx=3)
+        self.item = nn.Embedding(ROWS, 8, sparse=sparse, padding_idx=0)
+        self.mean = nn.EmbeddingBag(ROWS, 8, mode="mean", sparse=sparse)
         self.item.weight = self.mean.weight = self.bag.weight
-        self.head = nn.Linear(6, 1)
+        self.head = nn.Linear(8, 1)
 
     def forward(self, batch: Any) -> Any:
         ids = batch["ids"]

@@ -44,15 +44,15 @@ def build() -> nn.Sequential:
     """Rows, dropout, running statistics, a tuple between modules, one module without parameters at an end."""
     torch.manual_seed(7)
     return nn.Sequential(
-        nn.EmbeddingBag(ROWS, 12, mode="sum", sparse=True),
-        nn.Linear(12, 12),
+        nn.EmbeddingBag(ROWS, 16, mode="sum", sparse=True),
+        nn.Linear(16, 16),
         nn.ReLU(inplace=True),
         nn.Dropout(0.3),
-        nn.BatchNorm1d(12),
-        Skip(12),
-        Join(12),
+        nn.BatchNorm1d(16),
+        Skip(16),
+        Join(16),
         nn.Dropout(0.2),
-        nn.Linear(12, 1),
+        nn.Linear(16, 1),
         nn.Flatten(0),
     )
 
