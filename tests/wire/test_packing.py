@@ -20,7 +20,7 @@ from psfleet.wire.v1.frame_pb2 import Header, Precision, Segment
 from psfleet.wire.value_formats import FORMATS, NUMBERED, SCALE_BLOCK, CompressedValues
 
 DENSE = TableSpec("packed/dense", "dense", (600,), make_rule("sgd", {}))
-ROWS = TableSpec("packed/rows", "sparse", (8,), make_rule("sgd", {}))
+ROWS = TableSpec("packed/rows", "sparse", (6,), make_rule("sgd", {}))
 SHORT = TableSpec("packed/short", "sparse", (3,), make_rule("sgd", {}))
 SPECS = {spec.key: spec for spec in (DENSE, ROWS, SHORT)}
 IDS = np.array([3, -9, 2**62])
@@ -28,7 +28,7 @@ FORMS: list[Format] = ["bfloat16", "int8"]
 
 
 def rows_of(count: int = 3) -> Any:
-    return np.random.default_rng(1).standard_normal((count, 8)).astype(np.float32)
+    return np.random.default_rng(1).standard_normal((count, 6)).astype(np.float32)
 
 
 def push_of(form: Format) -> tuple[Header, bytes]:
@@ -71,7 +71,7 @@ def test_a_push_comes_back(form: Format, shift: int) -> None:
     np.testing.assert_allclose(rows.values, rows_of(), atol=0.03)
     np.testing.assert_allclose(dense.values, np.linspace(-1, 1, 600), atol=0.01)
     whole = segments.read_request(header, memoryview(payload), SPECS.__getitem__)
-    assert whole.gradient_bytes == {"int8": 672, "bfloat16": 1272}[form]
+    assert whole.gradient_bytes == {"int8": 666, "bfloat16": 1260}[form]
 
 
 def test_sizes() -> None:
@@ -87,7 +87,7 @@ def test_which_form_a_table_takes() -> None:
     assert value_format(ROWS, "int8") == "int8"
     assert value_format(SHORT, "int8") == "bfloat16"
     counted = TableSpec(
-        "counted", "sparse", (8,), make_rule("sgd", {}), entry=ShowClickEntry("show", "click")
+        "counted", "sparse", (6,), make_rule("sgd", {}), entry=ShowClickEntry("show", "click")
     )
     compressor, ids = GradientCompressor(0, "int8"), np.arange(3)
     assert compressor.form_of(ROWS, Gradient(ROWS.key, rows_of(), ids)) == "int8"
@@ -123,7 +123,7 @@ def test_a_value_that_was_packed_is_packed_to_itself(form: Format) -> None:
     rows = rows_of(50)
     once = repacked(rows, form)
     np.testing.assert_allclose(repacked(once, form), once, rtol=1e-6)
-    assert not repacked(np.zeros((4, 8), np.float32), form).any()
+    assert not repacked(np.zeros((4, 6), np.float32), form).any()
 
 
 def test_two_workers_and_two_pushes_draw_differently() -> None:
@@ -136,7 +136,7 @@ def test_two_workers_and_two_pushes_draw_differently() -> None:
         )
         return buffer.tobytes()
 
-    other = TableSpec("packed/other", "sparse", (8,), make_rule("sgd", {}))
+    other = TableSpec("packed/other", "sparse", (6,), make_rule("sgd", {}))
     assert drawn(0, 1) == drawn(0, 1)
     assert len({drawn(0, 1), drawn(0, 2), drawn(1, 1), drawn(0, 1, other)}) == 4
 
