@@ -27,9 +27,13 @@ def static_kernels(name: str) -> ModuleType:
 
 
 @cache
-def width_kernels(name: str, dim: int) -> ModuleType:
-    """The kernels of `sources/<name>.py` for rows of `dim` values, a constant to the compiler."""
-    return load_text(f"{name}_{dim}", _set(_source(f"{name}.py"), "DIM", dim))
+def width_kernels(name: str, dim: int, more: str = "") -> ModuleType:
+    """The kernels of `sources/<name>.py` for rows of `dim` values, a constant to the compiler.
+
+    more: The text `sources/<name>_<more>.txt` follows: a kernel that few need who need another of them.
+    """
+    text = _source(f"{name}.py") + (_source(f"{name}_{more}.txt") if more else "")
+    return load_text(f"{name}_{dim}", _set(text, "DIM", dim))
 
 
 @cache

@@ -25,7 +25,8 @@ def encode(values: Floats, block: int, scales: Floats, codes: Codes) -> None:
         scales: float32 [ceil(n / block)], written.
         codes: int8 [n], written.
     """
-    width_kernels("int8", block).encode(values, values.view(np.uint32), scales, codes)
+    kernels = width_kernels("int8", block, "encode")
+    kernels.encode(values, values.view(np.uint32), scales, codes)
 
 
 def encode_fed(values: Floats, rests: Floats, block: int, scales: Floats, codes: Codes) -> None:
@@ -37,7 +38,7 @@ def encode_fed(values: Floats, rests: Floats, block: int, scales: Floats, codes:
         values: float32 [n], finite.
         rests: float32 [n], read and written.
     """
-    kernels = width_kernels("int8", block)
+    kernels = width_kernels("int8", block, "encode_fed")
     kernels.encode_fed(values, rests, rests.view(np.uint32), scales, codes)
 
 
@@ -59,11 +60,11 @@ def encode_drawn(
         The first row that has an infinity or NaN; then only the rows before it are written.
     """
     flat = rows.reshape(-1)
-    kernels = width_kernels("int8", rows.shape[1])
+    kernels = width_kernels("int8", rows.shape[1], "encode_drawn")
     bad = int(kernels.encode_drawn(flat, flat.view(np.uint32), ids, salt, scales, codes))
     return None if bad < 0 else bad
 
 
 def decode(codes: Codes, scales: Floats, block: int, values: Floats) -> None:
     """Write the values that codes int8 [n] and scales float32 [ceil(n / block)] stand for."""
-    width_kernels("int8", block).decode(codes, scales, values)
+    width_kernels("int8", block, "decode").decode(codes, scales, values)
