@@ -51,7 +51,7 @@ def test_flights_reaches_what_was_asked(tmp_path: Path, flights: Flights) -> Non
     assert log_loss <= 0.517
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["embedded", "async"])
 def test_numpy_client_learns(way: str, tmp_path: Path) -> None:
     """Four lines of progress; the loss falls from the first to the last, far below 0.69."""
     output = run(way, "numpy_client.py", tmp_path)

@@ -1,9 +1,7 @@
 """The models of examples/models on two servers and two workers: in sync mode they learn as in one process."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,23 +27,24 @@ def on_cluster(launch: Launch, model: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"(\S+) (\d\.\d{4})", out)}
 
 
-def more(*names: str) -> Iterator[Any]:
-    """Models that only make docs trains: they differ in what they do with rows, not in how they get them."""
-    return (pytest.param(name, marks=IN_DOCS) for name in names)
-
-
-@pytest.mark.parametrize("model", ["mmoe", *more("deepfm", "dlrm", "dcnv2")])
+@pytest.mark.parametrize(
+    "model", ["mmoe", *(pytest.param(name, marks=IN_DOCS) for name in ("deepfm", "dlrm", "dcnv2"))]
+)
 def test_a_cluster_learns_as_one_process(
     launch: Launch, model: str, request: pytest.FixtureRequest
 ) -> None:
-    """Both workers have a half of each batch, so the AUC is that of one process but for rounding."""
+    """Both workers have a half of each batch, so the AUC is that of one process but for rounding.
+
+    The others differ in what they do with rows, not in how they get them: make docs trains each.
+    """
     if model != "mmoe":
         request.getfixturevalue("flights")
     actual, embedded = on_cluster(launch, model), scores(model, *FEW)
     assert actual == pytest.approx(embedded, abs=0.002)
 
 
-@pytest.mark.parametrize("model", ["two_tower", *more("sasrec")])
+@IN_DOCS
+@pytest.mark.parametrize("model", ["two_tower", "sasrec"])
 def test_a_cluster_scores_sessions(launch: Launch, model: str) -> None:
     """With other negatives in each worker the metrics are not those of one process, but shares like them."""
     actual = on_cluster(launch, model)

@@ -34,7 +34,7 @@ def features(counts: bool = True) -> FeatureSet:
     start = Normal(scale=1.0, seed=3)
     users, items = Table("users", 5, Adam(0.1), start), Table("items", 16, Adagrad(0.1), start)
     entry = ShowClickEntry("shows", "clicks") if counts else None
-    seen = Table("seen", 2, Adagrad(0.1), start, entry)
+    seen = Table("seen", 5, Adagrad(0.1), start, entry)
     return FeatureSet(
         [
             Feature("user", users),
