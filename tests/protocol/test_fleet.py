@@ -9,15 +9,16 @@ from collections import Counter
 
 import pytest
 
-from tests.protocol.fleet import follower_mutants, logged_mutants, scaling_mutants
+from tests.protocol.fleet import follower_mutants, logged_mutants, scaling_mutants, standby_mutants
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
-from tests.protocol.fleet.scaled_fleet import fleet
+from tests.protocol.fleet.runs import fleet
 from tests.protocol.scheduler import Broken, run, shrink
 
 assert follower_mutants  # adds to MUTANTS, as the other one does
 assert scaling_mutants
 assert logged_mutants
+assert standby_mutants
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
@@ -27,6 +28,8 @@ MOVED = range(25, 25 + 6 + MORE)
 """Likewise where the number of servers changes."""
 LOGGED = range(36, 36 + 3 + MORE)
 """Likewise where these servers keep logs."""
+FOLLOWING = range(37, 37 + 3 + MORE)
+"""Likewise where they have standbys."""
 HAPPENS = {
     "removal": ("silences",),
     "standbys": ("takeovers", "deposed"),
@@ -51,7 +54,8 @@ def test_promises_hold(suite: str) -> None:
     Another number of servers: workers go on with the old one or the new one, which all servers have; no push
     is lost and none counts twice over all servers; a move that is given up changes nothing. Where these
     servers keep no logs, the death of one ends the job; where they do, any of them dies at any record and at
-    any step of a move, and the logs give what it holds."""
+    any step of a move, and the logs give what it holds; where they have standbys, no death ends the job
+    whose server has one that is ready, whether rows of before or after the move count."""
     counts: Counter[str] = Counter()
     seeds = _seeds(suite)
     for seed in seeds:
@@ -73,7 +77,7 @@ def test_promises_hold(suite: str) -> None:
 
 def _seeds(suite: str) -> range:
     if "moves" in suite:
-        return LOGGED if "logs" in suite else MOVED
+        return LOGGED if "logs" in suite else FOLLOWING if "standbys" in suite else MOVED
     return FOLLOWED if "followers" in suite else SEEDS
 
 

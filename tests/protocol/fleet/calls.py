@@ -103,9 +103,10 @@ class Other:
 
 @dataclass(frozen=True)
 class Follow:
-    """A standby to its primary."""
+    """A standby of one of so many servers to its primary."""
 
     attach: int
+    servers: int
 
 
 @dataclass(frozen=True)

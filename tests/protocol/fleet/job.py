@@ -161,6 +161,8 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "async removal moves": ("async",),
     "sync mode_requests moves": ("sync",),
     "async groups moves": ("async",),
+    "sync standbys moves": ("sync",),
+    "async standbys moves": ("async",),
     "sync logs moves": ("sync",),
     "async logs moves": ("async",),
     "sync logs removal moves": ("sync",),

@@ -12,6 +12,7 @@ from psfleet_server.durability.log import ServerLog, chained
 from psfleet_server.durability.records import RecordKind, decode
 from psfleet_server.durability.recovery import Journal, open_log, restored
 from tests.protocol.fleet.follower import content_of
+from tests.protocol.fleet.job import Job
 from tests.protocol.scheduler import Broken, Disk
 
 _OF_TRAINING = (RecordKind.PUSH, RecordKind.CLOSE, RecordKind.VIEW, RecordKind.JOIN)
@@ -25,17 +26,17 @@ class Start:
         generation: Of the log that it goes on from.
     """
 
-    def __init__(self, rank: int, endpoints: Iterable[str], workers: int, folder: Path, logs: bool):
+    def __init__(self, rank: int, endpoints: Iterable[str], folder: Path, job: Job):
         self.environment = Environment(
             "server",
             rank,
             tuple(endpoints),
-            workers,
-            durability="log" if logs else "none",
+            job.workers,
+            durability="log" if job.logs else "none",
             log_folder=str(folder),
         )
         self.generation = 0
-        if logs:
+        if job.logs or job.standbys:
             self.environment, self.generation = generations.decided(self.environment)
         self.servers = len(self.environment.servers)
         self.folder = folder

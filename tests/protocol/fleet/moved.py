@@ -44,9 +44,17 @@ class _Host:
         self.shard, self.coordinator, self.boot = server.its_shard, server.coordinator, server.boot
         self.journal = None if server.kept is None else server.kept.journal
         self.parts = self.lanes = _Nothing()
-        self.feed = LogShipping()
         self.scale_file = ScaleRequestFile(folder if server.coordinator is not None else None)
         self._server = server
+
+    @property
+    def feed(self) -> LogShipping:
+        """See ShardHost."""
+        return self._server.feed
+
+    @feed.setter
+    def feed(self, feed: LogShipping) -> None:
+        self._server.feed = feed
 
     def meet(self, step: Callable[[Coordinator], Iterable[Outcome]]) -> None:
         """See ShardHost."""
@@ -65,6 +73,7 @@ class Moved:
     def __init__(self, server: "Server", start: Start) -> None:
         self.endpoints: Sequence[str] = [f"S{one}" for one in range(server.job.servers)]
         self.ticks = 0
+        self._out: list[Send] = []
         self._server = server
         self._number = server.boot << 20
         self._waited: set[int] = set()
@@ -73,8 +82,9 @@ class Moved:
         host: Any = _Host(server, start.folder)
         network: Any = self
         self._start, self._file = start, host.scale_file
-        keeps = () if server.kept is None else (server.kept.open, start.generation)
-        self._moves = RowMoves(host, network, *keeps)
+        keeps = {} if server.kept is None else {"open_log": server.kept.open}
+        self._moves = RowMoves(host, network, generation=start.generation, **keeps)
+        self.copy, self.release = self._moves.copy, self._moves.release
         self._service = _ScalingService(host, self._moves)
         if server.coordinator is not None:
             self._scaling = ServerScaling(
@@ -105,6 +115,14 @@ class Moved:
                 self._replies[number] = content
         self._run()
 
+    def sent(self) -> list[Send]:
+        """Calls and answers of moves, which wait for no standby."""
+        sent, self._out = self._out, []
+        return sent
+
+    def _say(self, send: Send) -> None:
+        (self._out if self._server.job.standbys else self._server.out).append(send)
+
     def _run(self) -> None:
         while ready := [strand for strand in self._strands if strand.until()]:
             ready[0].go_on()
@@ -121,7 +139,7 @@ class Moved:
             reply = getattr(self._service, method)(body)
         except PsfleetError as error:
             reply = error
-        self._server.out.append(Send(source, Response(number, reply)))
+        self._say(Send(source, Response(number, reply)))
 
     def die(self) -> None:
         """The process ends, and its threads and open files with it."""
@@ -145,7 +163,7 @@ class Moved:
         number, end = self._number, self.ticks + _PATIENCE + seconds / 60
         self._waited.add(number)
         move = MoveRows(method.removeprefix("Scaling/").lower(), request)
-        self._server.out.append(Send(to, Request(number, move)))
+        self._say(Send(to, Request(number, move)))
         Strand.wait(lambda: number in self._replies or self.ticks > end)
         self._waited.discard(number)
         reply = self._replies.pop(number, None)

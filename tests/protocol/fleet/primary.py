@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from psfleet.errors import PsfleetError
+from psfleet.shard.shard import Shard
+from psfleet.shard.shard_state import ShardState
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
-from psfleet_server.durability.records import encode
+from psfleet_server.durability.records import RecordKind, encode
 from psfleet_server.durability.recovery import copied
 from psfleet_server.services.replica_service import _copy
 from tests.protocol.fleet.calls import Part, Took
@@ -25,8 +27,9 @@ class Primary:
     are taken. Answers are kept back as Host.changing does it, which would hold the thread.
     """
 
-    def __init__(self, server: "Server") -> None:
-        self.feed = LogShipping()
+    def __init__(self, server: "Server", feed: LogShipping | None = None) -> None:
+        self.feed = feed or LogShipping()
+        self.feed.enabled = server.job.standbys
         self._server = server
         self._to = ""  # the standby
         self._attach = 0
@@ -38,13 +41,13 @@ class Primary:
         self._lengths: deque[int] = deque([0], server.job.lag + 1)  # of the stream, after events
         self._held: list[tuple[int, Send]] = []
 
-    def begin(self, standby: str, attach: int) -> None:
-        """A standby wants to follow: copy all that the server holds, at this moment."""
-        server, shard = self._server, self._server.its_shard
+    def begin(self, standby: str, attach: int, shard: Shard, state: ShardState) -> bool:
+        """A standby wants to follow: copy these tables, as they are, and what is beside them. Is it done?"""
+        server = self._server
         try:
             last = self.feed.attach(attach)
         except PsfleetError:
-            return  # it asks again
+            return False  # it asks again
         self._to, self._attach, self._stream = standby, attach, []
         self._taken = self._sent = 0
         self._lengths.clear()
@@ -54,9 +57,15 @@ class Primary:
         for record in _copy(frozen):
             kind, parts = encode(record)
             self._add(0, kind, joined(parts), None)
-        kind, state = copied(frozen.state, server.coordinator)
+        kind, body = copied(state, server.coordinator)
         frozen.close()
-        self._add(last, kind, joined(state), list(server.history))
+        self._add(last, kind, joined(body), list(server.history))
+        return True
+
+    def replace(self, before: "Primary") -> None:
+        """What the one before has kept back may be said: nobody follows it any more."""
+        self._drain()
+        self._held = [(0, one) for _, one in before._held]
 
     def feed_record(self, kind: int, body: bytes, record: object) -> None:
         """A record is about to take effect."""
@@ -80,9 +89,7 @@ class Primary:
 
     def hold(self, out: list[Instruction]) -> list[Instruction]:
         """What may be performed now: what others are told waits until the standby has what it rests on."""
-        while self.feed._waiting:
-            fed = next(self._records)
-            self._add(fed.number, fed.kind, fed.body, self._said.pop(0) if fed.kind else None)
+        self._drain()
         self._lengths.append(len(self._stream))
         due = self._stream[self._sent : min(self._taken + _WINDOW, self._lengths[0])]
         self._sent += len(due)
@@ -91,6 +98,14 @@ class Primary:
         self._held = [(end, one) for end, one in self._held if not self._is_settled(end)]
         instructions = [one for one in out if not isinstance(one, Send)]
         return [*instructions, *(Send(self._to, part) for part in due), *free]
+
+    def _drain(self) -> None:
+        while self.feed._waiting:
+            fed = next(self._records)
+            said = self._said.pop(0) if fed.kind and self._said else None
+            if fed.kind == RecordKind.COPIED:  # of a move
+                said = list(self._server.history)
+            self._add(fed.number, fed.kind, fed.body, said)
 
     def _is_settled(self, end: int) -> bool:
         return not self.feed.required or self.feed._taken >= end

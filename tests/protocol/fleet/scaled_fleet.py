@@ -1,33 +1,27 @@
 """A fleet that gets another number of servers while it trains: the launcher's part, and what must hold."""
 
 import os
-import random
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from psfleet.faults import CrashFaults
 from psfleet.formats import SCALE_READY, write_scale
-from psfleet.runtime.interface import Read
-from psfleet.shard.shard import Shard
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady
 from psfleet_launch.supervision.scaling_requests import ScalingRequests, ScalingStep
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator_messages import Registration
-from tests.protocol.fleet.calls import MoveRows, Register, Request, Response
-from tests.protocol.fleet.checks import check_weights, in_effect, rounds_of
+from tests.protocol.fleet.calls import MoveRows, Register, Release, Request, Response
 from tests.protocol.fleet.fleet import Fleet
-from tests.protocol.fleet.job import COUNTS, Job, Phase, job_of
+from tests.protocol.fleet.job import Job
 from tests.protocol.fleet.kept import Start, check_log
+from tests.protocol.fleet.moved_rows import check_rows
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
-from tests.protocol.fleet.strands import Died, scheduled
+from tests.protocol.fleet.standby import Standby
+from tests.protocol.fleet.strands import CrashPoints, Died, scheduled
 from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
 
 _MOST = 4  # servers
@@ -41,21 +35,6 @@ _FATAL = 0.03  # of the deaths of servers without logs: one of the job's
 _RECORD = ("append", "tear", "appended", "replay")
 _IN_MOVE = 50  # times as often as within a record a server with a log dies at a point of a move
 _PARTS = 0.05  # of the steps: a server that the job has no more ends
-
-
-class _Crashes(CrashFaults):
-    """Crash points of the product, at which the process may die that is having its turn."""
-
-    def __init__(self, fleet: "ScaledFleet") -> None:
-        super().__init__()
-        self._fleet = fleet
-
-    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
-        """See CrashFaults."""
-        if self._fleet.dies_at(point):
-            if before is not None:
-                before()
-            raise Died
 
 
 class ScaledFleet(Fleet):
@@ -72,7 +51,7 @@ class ScaledFleet(Fleet):
         super().__init__(job, chances, seed, suppressed)
         self.endpoints = [place.address for place in self.places]
         self.ended = ""
-        self.patience = 1000 if job.logs else self.patience  # there is more to do
+        self.patience = 1000 if job.logs or job.standbys else self.patience  # there is more to do
         self._arriving: dict[int, Place] = {}  # servers that are none of the job's yet
         self._made: set[tuple[str, int]] = set()  # calls between servers
         self._late: list[tuple[str, str, Any]] = []  # calls whose callers may have given up waiting
@@ -80,15 +59,19 @@ class ScaledFleet(Fleet):
         self._looks = 0
         self._acting = self._doomed = ""
         self._leaving: list[Place] = []  # of servers that have been told to end
+        self._prepared: dict[str, Member] = {}  # standbys of the servers that there are to be
+        self._next_servers = 0
 
     def run(self) -> None:
         """See Scheduler."""
         shared = Path("/dev/shm")
         with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
             self.folder = Path(folder)
-            self._requests = ScalingRequests(self.folder, self._refusal, lambda rank: f"S{rank}")
+            self._requests = ScalingRequests(
+                self.folder, self._refusal, lambda rank: f"S{rank}", self._standbys_of
+            )
             try:
-                with scheduled(_Crashes(self)):
+                with scheduled(CrashPoints(self.dies_at)):
                     super().run()
             finally:
                 for name in [*self.machines]:
@@ -100,13 +83,19 @@ class ScaledFleet(Fleet):
         """See Scheduler."""
         if name in self.workers or name in self.followers:
             return super().make(name, disk, boot)
-        start = self._start_of(int(name[1:].split(".")[0]))
+        rank, number = map(int, name[1:].split("."))
+        place = self._place_of(name)
+        if place is not None and name != place.primary:
+            servers = self._next_servers if name in self._prepared else len(self.endpoints)
+            job, boot = replace(self.job, servers=servers), 2 * (boot + 1000 * number) + 1
+            return Standby(rank, job, boot, place.attach, lambda: self._start_of(rank))
+        start = self._start_of(rank)
         job = replace(self.job, servers=start.servers)
         return Server(start.environment.rank, job, disk, 2 * boot, start)
 
     def _start_of(self, rank: int) -> Start:
         known = [*self.endpoints, *(f"S{new}" for new in range(len(self.endpoints), rank + 1))]
-        return Start(rank, known, self.job.workers, self.folder, self.job.logs)
+        return Start(rank, known, self.folder, self.job)
 
     @property
     def _all_places(self) -> list[Place]:
@@ -123,12 +112,26 @@ class ScaledFleet(Fleet):
     def start(self, name: str) -> None:
         """See Scheduler. A process may end before it is ready."""
         self._acting = name
-        if any(name == place.primary for place in self.places):  # see JobRunner._keep_servers
-            self._take_step(self._requests.give_up(f"{name} has a new process", self.endpoints))
+        if any(name in place.names for place in self.places):
+            self._keep_servers(name)
         try:
             super().start(name)
         except Died:
             self.crash(name)
+
+    def _keep_servers(self, name: str) -> None:
+        """See JobRunner."""
+        self._take_step(self._requests.give_up(f"{name} has a new process", self.endpoints))
+
+    def _promote(self, place: Place) -> None:
+        self._keep_servers(place.standby)
+        super()._promote(place)
+        self.do(place.primary, Release(place.attach))  # messages of those before may be late
+
+    def _depose(self, place: Place) -> None:
+        """Who is replaced has ended: one that was cut off would not have the files of this folder."""
+        if self._has_other(place.primary) and self.fault(f"{place.primary} dies"):
+            self.crash(place.primary)
 
     def do(self, name: str, event: Any) -> None:
         """See Scheduler. A process may end at a crash point, or by itself."""
@@ -147,9 +150,10 @@ class ScaledFleet(Fleet):
 
     def dies_at(self, point: str) -> bool:
         """Whether the process that is having its turn dies at this point; it may do so with its answer."""
-        if self.is_calm or not self.job.logs:
+        if self.is_calm or not (self.job.logs or self._has_other(self._acting)):
             return False
-        chance = self.chances.torn * (1 if point in _RECORD else _IN_MOVE)
+        after = 10 if point in ("decided", "adopted") and self.job.standbys else 1
+        chance = self.chances.torn * (1 if point in _RECORD else _IN_MOVE * after)
         if self.dice.random() >= chance or not self.fault(f"{self._acting} dies at {point!r}"):
             return False
         self.counts["dead at points"] += 1
@@ -161,8 +165,14 @@ class ScaledFleet(Fleet):
     def crash(self, name: str) -> None:
         """See Scheduler. Without logs the death of a server that is the job's ends the job."""
         self._bury(name)
+        if name in self._prepared:
+            self._requests.take(ProcessExited(self._prepared[name], -9))
+            self._gone(name)
+            return
+        if any(name == place.standby for place in self.places):
+            self._keep_servers(name)
         super().crash(name)
-        if name in self.workers:
+        if name in self.workers or name in self.followers:
             return
         member = Member("server", int(name[1:].split(".")[0]))
         if any(name == place.primary for place in self._leaving):
@@ -170,8 +180,10 @@ class ScaledFleet(Fleet):
         elif self._requests.is_new(member):
             self._gone(name)
             self._requests.take(ProcessExited(member, -9))
-        elif not self.job.logs:
+        elif not self.job.logs and any(name == place.primary for place in self.places):
             self._gone(name)
+            if self.job.standbys and not self.counts["fatal"]:
+                raise Broken(f"{member} has died, and no process has what it had")
             self.ended = self.ended or f"{member} has ended"
 
     def _gone(self, name: str) -> None:
@@ -193,7 +205,7 @@ class ScaledFleet(Fleet):
                     self.lose(to, source, message)
                     return
                 self._made.add((source, number))
-            case Request(_, Register(boot=boot)) if self.job.logs:
+            case Request(_, Register(boot=boot)) if self.job.logs or self.job.standbys:
                 worker = self.machines.get(source)  # these runs are long, and nobody registers
                 if worker is None or worker.boot != boot:  # long after death
                     return
@@ -214,7 +226,18 @@ class ScaledFleet(Fleet):
         if name in self.workers:
             return self.job.deals
         is_new = any(name == place.primary for place in self._arriving.values())
-        return self.job.logs or is_new or self.dice.random() < _FATAL
+        if self.job.logs or is_new or self._has_other(name):
+            return True
+        self.counts["fatal"] += (dies := self.dice.random() < _FATAL)
+        return dies
+
+    def _has_other(self, name: str) -> bool:
+        """Whether a process has what this one has."""
+        place = self._place_of(name)
+        standby = self.machines.get("" if place is None else place.standby)
+        return self.job.standbys and (
+            name in self._prepared or (standby is not None and standby.is_ready)
+        )
 
     # -- the launcher ----------------------------------------------------------------------------
 
@@ -257,28 +280,64 @@ class ScaledFleet(Fleet):
             os.utime(ready, ns=(self._looks, self._looks))
         for member in step.start:
             self._begin(member.rank)
+        for member in step.standbys:
+            self._begin_standby(member)
         if step.servers is not None:
             self.counts["moves"] += 1
             self._rescale(step.endpoints)
         elif step.said:
             self.counts["given up"] += 1
+        for name in [name for name, one in self._prepared.items() if one in step.given_up]:
+            del self._prepared[name]
+            self._gone(name)
         for member in step.end:
-            self._end(self._arriving[member.rank])
+            if member.copy < 0:
+                self._end(self._arriving[member.rank])
         for member in step.given_up:
-            del self._arriving[member.rank]
+            if member.copy < 0:
+                del self._arriving[member.rank]
 
     def _begin(self, rank: int) -> None:
         place = self._arriving[rank] = Place(f"S{rank}", False)
+        place.attach = self._looks  # above those of an earlier server of this rank
         name = place.primary
         self.names.append(name)
         self.disks[name] = self.first_disk(name)
         self.boots.setdefault(name, 0)
         self.start(name)
 
+    def _standbys_of(self, servers: int) -> tuple[Member, ...]:
+        """See JobRunner._prepared_standbys."""
+        self._next_servers = servers
+        places = [*self.places, *self._arriving.values()][:servers]
+        return tuple(
+            Member("server", rank, copy=place.attach + 1)
+            for rank, place in enumerate(places)
+            if self.job.standbys
+        )
+
+    def _begin_standby(self, member: Member) -> None:
+        place = [*self.places, *self._arriving.values()][member.rank]
+        taken = {place.primary, place.standby, *self.crashed}
+        name = next(one for number in range(9) if (one := f"{place.address}.{number}") not in taken)
+        place.attach = member.copy
+        place.names = sorted({*place.names, name})
+        self._prepared[name] = member
+        self.names = sorted({*self.names, name})
+        self.disks[name] = self.first_disk(name)
+        self.boots.setdefault(name, 0)
+        Scheduler.start(self, name)
+
     def _rescale(self, endpoints: Sequence[str]) -> None:
         for rank in sorted(self._arriving):
             if rank < len(endpoints):
                 self.places.append(self._arriving.pop(rank))
+        for place in self.places if self.job.standbys else ():
+            for name in sorted({*place.names} - {place.primary, *self._prepared}):
+                self._gone(name)
+            place.standby = next((one for one in place.names if one in self._prepared), "")
+            place.names = [place.primary, place.standby]
+        self._prepared.clear()
         for place in self.places[len(endpoints) :]:
             self._end(place)
         del self.places[len(endpoints) :]
@@ -312,14 +371,16 @@ class ScaledFleet(Fleet):
         if home is None or self.dice.random() > _KILLS:
             return
         scaling = home.coordinator.scaling
-        if self.job.logs and not scaling.moving and self.dice.random() > _AHEAD:
+        keeps = self.job.logs or self.job.standbys
+        if keeps and not scaling.moving and self.dice.random() > _AHEAD:
             return
         if scaling.moving and self.step >= self._cut_until and self.dice.random() < 0.5:
             if self.fault(f"{(to := self.dice.choice(self.endpoints))} is cut off"):
                 self._cut, self._cut_until = to, self.step + self.dice.randint(*_CUT)
             return
         new = [place.primary for place in self._arriving.values()] if scaling.moving else []
-        old = [self.servers[0], *self.servers] if self.job.logs else []
+        old = [self.servers[0], *self.servers] if keeps else []
+        old += self._prepared
         names = [*new, *old, *self.workers] if scaling.request is not None else []
         name = self.dice.choice(names) if names else ""
         if name in self.machines and self.may_die(name) and self.fault(f"{name} dies at a move"):
@@ -378,57 +439,5 @@ class ScaledFleet(Fleet):
         for rank, shard in enumerate(shards if self.job.logs else ()):
             check_log(self._start_of(rank), shard)
         home = self.machines[self.at(self.job.home)]
-        _check_rows(self, shards, home.history, home.coordinator.dispatch.torn)
-
-
-def _check_rows(fleet: ScaledFleet, shards: Sequence[Shard], history: Any, torn: Any) -> None:
-    """Every sample is there once, and in sync mode the weights are those of a job that never moved.
-
-    Server 0, which gets all pushes, says which there were. Missing are only samples of torn steps.
-    """
-    job, pushes = fleet.job, fleet.pushes
-    totals = _totals(shards, job.samples)
-    if job.phases == (Phase("sync"),) and not job.mode_requests:
-        rounds = rounds_of(job, [history], pushes)
-        check_weights(shards, rounds)
-        expected = {
-            int(sample): round(1.0 / len(members), 5)
-            for members in rounds
-            for samples in members.values()
-            for sample in samples
-        }
-        if totals != [expected.get(sample, 0.0) for sample in range(job.samples)]:
-            raise Broken(f"servers count {totals}, where {expected} were used")
-        return
-    used = Counter(int(s) for push in in_effect(job, history) for s in pushes[push])
-    declared = {(step.worker, step.incarnation) for step in torn}
-    excused = {int(s) for push in pushes if push[:2] in declared for s in pushes[push]}
-    for sample, total in enumerate(totals):
-        once = total == 1.0 or (job.mode_requests and 0 < total < 1)
-        if used[sample] > 1 or total > 1 or (not once and sample not in excused):
-            raise Broken(f"sample {sample} was used {used[sample]} times, and counts {total}")
-
-
-def _totals(shards: Sequence[Shard], samples: int) -> list[float]:
-    """How often each sample was used, over all servers."""
-    ids = np.arange(samples)
-    found = [shard.tables.read([Read(COUNTS.key, ids)])[0][:, 0] for shard in shards]
-    return [round(float(total), 5) for total in np.sum(found, axis=0)]
-
-
-def fleet(suite: str, seed: int) -> Callable[[Iterable[int]], Scheduler]:
-    """What makes one run of a suite, without the faults of the numbers that it is given."""
-    dice = random.Random(f"{suite}/{seed}")
-    job = job_of(suite, dice)
-    chances = Chances.drawn(dice, torn=dice.choice([0, 0.001, 0.01]))
-    if job.moves:
-        chances = replace(chances, drop=chances.drop / 3)
-    if job.moves and job.logs:  # training must get on between two deaths
-        steps, fault, torn = 3 * chances.steps, chances.fault / 4, chances.torn / 10
-        chances = replace(chances, steps=steps, fault=fault, torn=torn)
-    kind = ScaledFleet if job.moves else Fleet
-
-    def make(without: Iterable[int] = ()) -> Scheduler:
-        return kind(job, chances, f"{suite}/{seed}", without)
-
-    return make
+        torn = home.coordinator.dispatch.torn
+        check_rows(self.job, self.pushes, shards, home.history, torn)

@@ -30,7 +30,7 @@ from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision, Heartbeat, Outcome
-from psfleet_server.durability.log_shipping import joined
+from psfleet_server.durability.log_shipping import LogShipping, joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take
 from psfleet_server.snapshots.snapshot_events import SnapshotPart, Standing
@@ -95,7 +95,7 @@ class Server:
         self.out: list[Instruction] = []
         self.parts: dict[int, Taken] = {}
         self._frozen: list[FrozenShard] = []
-        self._primary = Primary(self)
+        self._primaries = [Primary(self)]  # that of the present standby, and of one that a move has
         self._snapshots = Snapshots(self, disk) if job.snapshots and index == 0 else None
         self.shard = None if index is None else Shard(index, job.servers, job.workers)
         self._followed = Followed(self) if job.followers and index is not None else None
@@ -153,11 +153,13 @@ class Server:
             case Silent(worker, seconds):
                 self._pass(worker, seconds)
             case Release(attach):
-                self._primary.feed.release(attach)
-            case Received(source, Follow(attach)):
-                self._primary.begin(source, attach)
+                release = self.feed.release if self.moved is None else self.moved.release
+                release(attach)
+            case Received(source, Follow(attach, servers)):
+                self._begin_copy(source, attach, servers)
             case Received(_, Took() as took):
-                self._primary.took(took)
+                for primary in self._primaries:
+                    primary.took(took)
             case Received(source, message):
                 self._receive(source, message)
         if self.shard is not None:
@@ -168,7 +170,37 @@ class Server:
             self.moved.handle(event)
         if self._followed is not None:
             self.out += self._followed.handle(event)
-        return self._primary.hold(self.out)
+        others = [sent for one in self._primaries[1:] for sent in one.hold([])]
+        free = [] if self.moved is None else self.moved.sent()
+        return [*self._primary.hold(self.out), *others, *free]
+
+    @property
+    def _primary(self) -> Primary:
+        return self._primaries[0]
+
+    @property
+    def feed(self) -> LogShipping:
+        """To its present standby."""
+        return self._primary.feed
+
+    @feed.setter
+    def feed(self, feed: LogShipping) -> None:
+        found = [one for one in self._primaries if one.feed is feed] or [Primary(self, feed)]
+        found[0].replace(self._primary)
+        self._primaries = found
+
+    def _begin_copy(self, standby: str, attach: int, servers: int) -> None:
+        shard, feed = self.its_shard, self.feed
+        state = shard.state()
+        if self.moved is not None:
+            try:
+                feed, shard, state = self.moved.copy(servers)
+            except PsfleetError:
+                return  # it asks again
+        if feed is self.feed:
+            self._primary.begin(standby, attach, shard, state)
+        elif (one := Primary(self, feed)).begin(standby, attach, shard, state):
+            self._primaries = [self._primary, one]
 
     def hurry(self) -> None:
         """From now on what goes to the standby is not late."""

@@ -1,10 +1,13 @@
 """A standby: takes its primary's records through the code that replays a log, until it is to take over."""
 
+from collections.abc import Callable
 from typing import Any
 
 from psfleet_server.durability.recovery import take
 from tests.protocol.fleet.calls import Follow, Part, Promote, Took
 from tests.protocol.fleet.job import Job
+from tests.protocol.fleet.kept import Start
+from tests.protocol.fleet.moved import Moved
 from tests.protocol.fleet.server import Server
 from tests.protocol.scheduler import Append, Boot, Disk, Instruction, Received, Send, Store, Tick
 
@@ -17,8 +20,16 @@ class Standby(Server):
         is_ready: Its primary requires it: it may take over.
     """
 
-    def __init__(self, index: int, job: Job, boot: int, attach: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        job: Job,
+        boot: int,
+        attach: int,
+        start: Callable[[], Start | None] = lambda: None,
+    ) -> None:
         super().__init__(index, job, Disk(), boot)
+        self._start = start
         self.attach = attach
         self.is_ready = False
         self._index = index
@@ -35,9 +46,11 @@ class Standby(Server):
         match event:
             case Promote():
                 self._leads = True
+                if (start := self._start()) is not None:
+                    self.moved = Moved(self, start)
                 return super().handle(Boot())
             case Tick() if not self._place:
-                self.out.append(Send(f"S{self._index}", Follow(self.attach)))
+                self.out.append(Send(f"S{self._index}", Follow(self.attach, self.job.servers)))
             case Received(source, Part() as part) if part.attach == self.attach:
                 self._take(source, part)
         return self.out

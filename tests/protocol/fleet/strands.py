@@ -16,6 +16,7 @@ import pytest
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.faults import CrashFaults
+from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine import row_moves, server_scaling
 from psfleet_server.rpc.peer import Peer
 
@@ -26,6 +27,21 @@ class _Killed(BaseException):
 
 class Died(BaseException):
     """The process dies here, at a crash point of the product."""
+
+
+class CrashPoints(CrashFaults):
+    """Crash points of the product, at which the process may die that is having its turn."""
+
+    def __init__(self, dies_at: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._dies_at = dies_at
+
+    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
+        """See CrashFaults."""
+        if self._dies_at(point):
+            if before is not None:
+                before()
+            raise Died
 
 
 class Strand:
@@ -186,6 +202,11 @@ class Signal:
         return self._is_set
 
 
+def _settle(feed: LogShipping, end: int, seconds: float | None = None) -> bool:
+    Strand.wait(lambda: feed.is_settled(end))
+    return True
+
+
 def _end_process(code: int) -> NoReturn:
     raise Died
 
@@ -199,6 +220,7 @@ def scheduled(crashes: CrashFaults) -> Iterator[None]:
         patch.setattr(server_scaling, "ThreadPoolExecutor", _Pool)
         patch.setattr(row_moves, "Throttle", _Unhurried)
         patch.setattr(os, "_exit", _end_process)
+        patch.setattr(LogShipping, "settle", _settle)
         patch.setattr(CrashFaults, "wanted", lambda: crashes)
         patch.setattr(server_scaling, "_FOLLOW", 0.0)
         patch.setattr(server_scaling, "_AWAIT", 0.0)
