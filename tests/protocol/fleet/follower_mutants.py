@@ -75,7 +75,9 @@ def _forget_removed(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@without("F4: changes after a question raise the version", "sync followers@0", "async followers@0")
+@without(
+    "F4: changes after a question raise the version", "sync followers@24", "async followers@98"
+)
 def _keep_the_version(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangeLog, "version", property(lambda log: log._floor + len(log._intervals)))
 
@@ -101,7 +103,7 @@ def _take_any_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Followers, "_changes", lenient)
 
 
-@without("F7: who asks for changes that are kept no more is told so", "async followers@3")
+@without("F7: who asks for changes that are kept no more is told so", "async followers@98")
 def _hide_gaps(patch: pytest.MonkeyPatch) -> None:
     since = ChangeLog.since
 
@@ -123,7 +125,7 @@ def _begin_behind_the_pages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WeightCopy, "fill", careless)
 
 
-@without("F9: a snapshot is known by its own checksum", "async snapshots followers@7")
+@without("F9: a snapshot is known by its own checksum", "async snapshots followers@14")
 def _take_any_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Followed, "_number_of", lambda followed, sha: max(followed._server.parts, default=0)
@@ -135,7 +137,7 @@ without("F10: pushes of incarnations that are over count on", "async followers@1
 )
 
 
-@without("F11: what has changed since a snapshot is applied to it", "async snapshots followers@2")
+@without("F11: what has changed since a snapshot is applied to it", "async snapshots followers@122")
 def _take_the_snapshot_alone(patch: pytest.MonkeyPatch) -> None:
     begin = WeightCopy.begin
 

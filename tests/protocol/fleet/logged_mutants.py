@@ -14,7 +14,7 @@ from psfleet_server.engine.server_scaling import ServerScaling
 from tests.protocol.fleet.mutants import replaced, without
 
 
-@without("S12: a server promises its part before the decision", "sync logs moves@2")
+@without("S12: a server promises its part before the decision", "sync logs moves@3")
 def _promise_nothing(patch: pytest.MonkeyPatch) -> None:
     def prepare(moves: RowMoves, number: int, state: bytes) -> None:
         with moves._lock, moves._host.lock:
@@ -23,7 +23,7 @@ def _promise_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowMoves, "prepare", prepare)
 
 
-@without("S13: a process reads at its start which log counts", "async logs moves@4")
+@without("S13: a process reads at its start which log counts", "async logs moves@18")
 def _read_no_decision(patch: pytest.MonkeyPatch) -> None:
     def unread(environment: Environment) -> tuple[Environment, int]:
         return environment, 0
@@ -31,7 +31,7 @@ def _read_no_decision(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(generations, "decided", unread)
 
 
-@without("S14: server 0 that starts again brings its decision to all", "sync logs moves@10")
+@without("S14: server 0 that starts again brings its decision to all", "sync logs moves@21")
 def _keep_the_decision(patch: pytest.MonkeyPatch) -> None:
     recover = ServerScaling.recover
 
@@ -56,6 +56,6 @@ def _forget_what_is_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServerScaling, "recover", forgetful)
 
 
-without("S19: the log of before goes on until the decision", "async logs moves@4")(
+without("S19: the log of before goes on until the decision", "async logs moves@12")(
     replaced(Journal, "go_on_in", lambda journal, log: None)
 )

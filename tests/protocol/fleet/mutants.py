@@ -80,7 +80,7 @@ def replaced(owner: type, name: str, do: Callable[..., Any]) -> Remove:
 # -- durability ---------------------------------------------------------------------------------------
 
 
-@without("a push is answered when its record is logged", "sync@8", "async@1")
+@without("a push is answered when its record is logged", "sync@92", "async@1")
 def _forget_pushes(patch: pytest.MonkeyPatch) -> None:
     record = Shard._record
 
@@ -276,7 +276,7 @@ def _forget_addressed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Workers, "pushed", forgetful)
 
 
-@without("R12: marks of earlier snapshots are ignored", "async snapshots@16")
+@without("R12: marks of earlier snapshots are ignored", "async snapshots@39")
 def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
     mark = CutState.mark
 
