@@ -2,7 +2,8 @@
 
 26 ids and 13 numbers a sample, tables of a million rows of 16 and of 1, MLP 400-400-1; batches of 1 and 100.
 The plain model has its tables as torch's own embeddings in memory; psfleet has the weights as a snapshot.
-One thread of BLAS. CPU is that of the process that predicts; the clients' is not counted. All in turn.
+One thread of BLAS. CPU is that of the process that predicts; the clients' is not counted. All in turn. It
+takes two minutes of a quiet machine.
 """
 
 import argparse
@@ -83,6 +84,11 @@ def batches(size: int) -> list[dict[str, Any]]:
     ]
 
 
+def in_turn(names: list[str], runs: int) -> list[str]:
+    """Each name so many times, every second round the other way round."""
+    return [name for number in range(runs) for name in names[:: -1 if number % 2 else 1]]
+
+
 def plain_predictor() -> Ask:
     """Plain torch as a function of arrays."""
     import torch
@@ -96,21 +102,18 @@ def plain_predictor() -> Ask:
     return predict
 
 
-def embedded(folder: Path, sizes: list[int], runs: int, calls: int) -> dict[str, float]:
+def embedded(folder: Path, runs: int, calls_of: dict[int, int]) -> dict[str, float]:
     """CPU of a prediction in microseconds, by contender and size of the batch."""
     from psfleet import serving
 
-    contenders = {"torch": plain_predictor()}
-    for form in ("float32", "int8"):
-        contenders[f"psfleet {form}"] = serving.load(
-            "serving:plain_model", checkpoint=folder / "snapshot", rows=form
-        )
+    own = serving.load("serving:plain_model", checkpoint=folder / "snapshot")
+    contenders = {"torch": plain_predictor(), "psfleet": own}
     taken: dict[str, list[float]] = {}
-    for size in sizes:
+    for size, calls in calls_of.items():
         inputs = batches(size)
-        expected = contenders["torch"](inputs[0])
-        assert np.allclose(contenders["psfleet float32"](inputs[0]), expected, atol=1e-6)
-        for name in list(contenders) * runs:
+        first, second = (predict(inputs[0]) for predict in contenders.values())
+        assert np.allclose(first, second, atol=1e-6)
+        for name in in_turn(list(contenders), runs):
             ask, start = contenders[name], time.process_time()
             for number in range(calls):
                 ask(inputs[number % len(inputs)])
@@ -240,7 +243,7 @@ def bodies(size: int) -> list[bytes]:
     ]
 
 
-def services(folder: Path, sizes: list[int], runs: int, calls: int) -> dict[str, float]:
+def services(folder: Path, runs: int, calls_of: dict[int, int]) -> dict[str, float]:
     """CPU of the service for a request in microseconds, and the median of its wall time."""
     taken: dict[str, list[float]] = {}
     with service("psfleet", folder) as own, service("starlette", folder) as peer:
@@ -250,10 +253,11 @@ def services(folder: Path, sizes: list[int], runs: int, calls: int) -> dict[str,
             "psfleet, gRPC": (own[0], over_grpc(own[2]), batches),
             "psfleet, gRPC, client of grpcio": (own[0], over_grpcio(own[2]), batches),
         }
-        for size in sizes:
-            for name in list(contenders) * runs:
+        for size, calls in calls_of.items():
+            made = {make: make(size) for make in (batches, bodies)}
+            for name in in_turn(list(contenders), runs):
                 pid, ask, make = contenders[name]
-                inputs, walls, start = make(size), [], cpu_of(pid)
+                inputs, walls, start = made[make], [], cpu_of(pid)
                 for number in range(calls):
                     begun = time.perf_counter()
                     ask(inputs[number % len(inputs)])
@@ -275,8 +279,8 @@ def memory() -> dict[str, float]:
     found = {}
     for form in ("float32", "bfloat16", "int8", "int4"):
         table = ServedTable(TableSpec("rows", "sparse", (DIM,), SGD()), form)
-        for start in range(0, ROWS, 4096):
-            ids = np.arange(start, min(start + 4096, ROWS))
+        for start in range(0, ROWS, 1 << 16):
+            ids = np.arange(start, min(start + (1 << 16), ROWS))
             table.put(ids, np.ones((len(ids), DIM), np.float32))
         found[f"bytes of a row of {DIM}, {form}"] = table.bytes / len(table)
     return found
@@ -293,12 +297,12 @@ def main() -> None:
     if options.serve:
         serve(options.serve, Path(options.folder))
         return
-    runs, calls = (3, 300) if options.short else (5, 2000)
+    runs, calls_of = (3, {1: 300, 100: 100}) if options.short else (5, {1: 1000, 100: 200})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_snapshot(folder)
-        figures = embedded(folder, [1, 100], runs, calls)
-        figures |= services(folder, [1, 100], runs, calls) | memory()
+        figures = embedded(folder, 3 * runs, calls_of)
+        figures |= services(folder, runs, calls_of) | memory()
     for name, value in figures.items():
         print(f"{name:50} {value:10,.1f}")
     if options.json:

@@ -354,7 +354,7 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
     key, count, dim = module.table.key, module.num_embeddings, module.embedding_dim
     owner, padding = f"embedding {module.table.name!r}", module.padding_idx
     mean = isinstance(module, EmbeddingBag) and module.mode == "mean"
-    bags: dict[tuple[int, ...], RowBags] = {}  # by shape of ids
+    bags: dict[tuple[int, ...], RowBags] = {}  # by shape of rows
 
     def pulled(ids: Tensor) -> Floats:
         numbers = as_ids(ids.numpy() if ids.is_cpu else ids.numpy(force=True), owner)
@@ -376,16 +376,17 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
         assert isinstance(module, EmbeddingBag)
         plain = offsets is None and weights is None and padding is None and ids.is_cpu
         if plain and ids.ndim == 2 and module.mode != "max":
-            rows, shape = pulled(ids), tuple(ids.shape)
-            if shape not in bags:
-                bags[shape] = RowBags(np.full(shape[0], shape[1]), mean=mean)
+            rows = pulled(ids)
+            own = bags.get(rows.shape)
+            if own is None:
+                own = bags[rows.shape] = RowBags(np.full(*rows.shape[:2]), mean=mean)
                 if len(bags) > _MOST_SHAPES:
                     del bags[next(iter(bags))]
-            return torch.from_numpy(bags[shape].pool(rows.reshape(-1, dim)))
+            return torch.from_numpy(own.pool(rows.reshape(-1, dim)))
         places = torch.arange(ids.numel(), device=ids.device).reshape(ids.shape)
-        own, first = module._without_padding(ids, places)
+        kept, first = module._without_padding(ids, places)
         return functional.embedding_bag(
-            own,
+            kept,
             look_up(ids).reshape(-1, dim),
             offsets,
             mode=module.mode,
