@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant("if self._attach and self._attach <= self._floor:", "if self._attach:", "tests/standby"),
     # -- the worker's stream -------------------------------------------------------------------------
-    Mutant("if number <= self._last_snapshot:", "if number < self._last_snapshot:", STREAM),
+    Mutant("if number <= self.last_snapshot:", "if number < self.last_snapshot:", STREAM),
     Mutant("last = max(self._begun, session.sequence)", "last = session.sequence", STREAM),
     Mutant(
         "before = self._addressed or (sequence - 1,) * len(goes_to)",

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -45,14 +46,14 @@ def deaths(seed: int, points: Mapping[int, Sequence[str]]) -> dict[int, list[str
     }
 
 
-def train(fleet: LocalFleet) -> list[TableState]:
+def train(fleet: LocalFleet, training: TrainingWorkload = TRAINING) -> list[TableState]:
     """Sync training by every worker; the tables that worker 0 then reads."""
 
     def connect(worker: int) -> ClusterRuntime:
         return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
 
     with fleet.reviving():
-        states = train_together(fleet.workers, TRAINING, connect)
+        states = train_together(fleet.workers, training, connect)
         assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
     return states
 
@@ -78,8 +79,11 @@ def test_the_only_server_dies_at_every_point(points: tuple[str, ...]) -> None:
     alone = EmbeddedRuntime()
     ALONE.run(alone)
     crashes = {0: [f"{point}:1" for point in points]}
+    slow = replace(
+        TRAINING, pause=0.15
+    )  # a server that starts again hears its worker after a second
     with LocalFleet(1, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
-        same_bits(train(fleet), ALONE.result(alone))
+        same_bits(train(fleet, slow), ALONE.result(alone))
         assert fleet.restarts == len(points)
         assert not (fleet.snapshots.parent / "server.0.log").exists()
         left = [path.name for path in fleet.snapshots.iterdir() if path.name.endswith(".partial")]

@@ -50,6 +50,22 @@ from tests.server.snapshot_play import (
 )
 
 
+def test_a_process_before_had_begun_snapshots() -> None:
+    """A server 0 that has started again numbers its first snapshot when it has heard each worker, above all
+    of which they have heard: a worker takes part once in each number. It does not wait for a dead worker."""
+    play, everybody = Play(), frozenset(INCARNATIONS)
+    assert not play(MembersChanged(frozenset(), frozenset(), everybody))
+    assert not play.request(seen=6)
+    assert not play(MembersChanged(frozenset(), frozenset({0}), frozenset({1}), 9))
+    assert not play.request(call="b")
+    assert play(MembersChanged(frozenset(), everybody, last=8)) == [OpenDraft(9, "")]
+    late = Play()
+    late(MembersChanged(frozenset(), frozenset({0}), frozenset({1}), 9))
+    assert not late.request()
+    assert not late(TimePassed(), seconds=9.9)
+    assert late(TimePassed(), seconds=0.1) == [OpenDraft(10, "")]
+
+
 def test_an_asynchronous_snapshot() -> None:
     """Servers are cut at the marks of the incarnations that all of them know; workers mark once all have
     learned of the snapshot; it is published when all files are there, and the requester hears when all

@@ -1,6 +1,8 @@
 """A server that was started again remembers no base: the next delta holds everything and says so."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import zero_rows
+from tests.waiting import until
 
 COUNTS = zero_rows("counts")
 IDS = np.arange(100)
@@ -61,3 +64,27 @@ def test_a_delta_after_a_restart_holds_everything(tmp_path: Path, server: int) -
     assert held(tmp_path / "whole") == 10 * [3.0] + 90 * [1.0]
     assert read_manifest(tmp_path / "delta").base is not None
     assert held(tmp_path / "delta") == 10 * [4.0] + 90 * [1.0]
+
+
+def test_a_snapshot_that_a_dead_server_had_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server 0 dies while one worker has heard of a snapshot and another has not: that is taken anew."""
+    with (
+        LocalFleet(1, 2, durability="log") as fleet,
+        fleet.reviving(),
+        ThreadPoolExecutor() as pool,
+    ):
+        make = partial(ClusterRuntime, mode="async", patience=PATIENCE)
+        runtimes = [*pool.map(make, map(fleet.environment, range(2)))]
+        hears, deaf = (runtime._fleet.stream for runtime in runtimes)
+        with monkeypatch.context() as patch:
+            patch.setattr(deaf, "hears", lambda number: False)
+            saved = pool.submit(runtimes[0].save, str(tmp_path / "taken"))
+            until(lambda: hears.last_snapshot == 1)
+            fleet.kill(0)
+        saved.result(300)
+        assert hears.last_snapshot == deaf.last_snapshot == 2
+        [*pool.map(ClusterRuntime.close, runtimes)]
+        assert fleet.wait(300) == [0]
+    assert read_manifest(tmp_path / "taken").base is None

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 85f2b1ac190c441aad59f0364c9bafe55266d7f5266672c3b5b2ab1ce067f306
+# From protos/psfleet/v1/membership.proto, SHA-256 4505540c7bae45d5da0c4b3798ff96c40255979f6904e94e240c7c3c4430b1fe
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("index", "server", "incarnation", "boot", "step", "metrics", "nonfinite", "nonfinite_at")
+    __slots__ = ("index", "server", "incarnation", "boot", "step", "metrics", "nonfinite", "nonfinite_at", "snapshot")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class HeartbeatRequest(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_AT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     index: int
     server: bool
     incarnation: int
@@ -24,7 +25,8 @@ class HeartbeatRequest(_message.Message):
     metrics: bytes
     nonfinite: str
     nonfinite_at: float
-    def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[bytes] = ..., nonfinite: _Optional[str] = ..., nonfinite_at: _Optional[float] = ...) -> None: ...
+    snapshot: int
+    def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[bytes] = ..., nonfinite: _Optional[str] = ..., nonfinite_at: _Optional[float] = ..., snapshot: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("view", "snapshot", "wants_metrics", "complete")

@@ -27,7 +27,8 @@ from psfleet_server.coordinator.membership import Membership
 class Heartbeat:
     """A heartbeat of a worker (of its `incarnation`) or of a server.
 
-    `step`: of a worker the last one it has started, of a server the last closed round.
+    `step`: of a worker the last one it has started, of a server the last closed round. `snapshot`: the last
+    one of which a worker has heard.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Heartbeat:
     incarnation: int = 0
     boot: int = 0
     step: int = 0
+    snapshot: int = 0
 
 
 @dataclass

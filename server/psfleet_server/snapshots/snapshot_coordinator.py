@@ -1,9 +1,10 @@
 """Takes one snapshot of the fleet after the other: one cut through all servers.
 
-IDLE -> OPENING -> HOLDING <-> DISAGREEING
-                     `-> PLACING -> AWAITING_ROUND (sync, at a multiple of rounds)
-                           |   `-> AWAITING_WORKERS (other modes)
-                           `-> CUTTING -> WRITING -> AWAITING_STATES -> PUBLISHING -> SETTLING -> IDLE
+IDLE -> NUMBERING -> OPENING -> HOLDING <-> DISAGREEING
+                                  `-> PLACING -> AWAITING_ROUND (sync, at a multiple of rounds)
+                                        |   `-> AWAITING_WORKERS (other modes)
+                                        `-> CUTTING -> WRITING -> AWAITING_STATES -> PUBLISHING
+                                                                  SETTLING -> IDLE <-'
 
 Any failure leads to SETTLING and ends this snapshot only; the next one has a higher number (rules R11
 to R13 of the protocol). Pure like the shard: events in, instructions out. Times are seconds of
@@ -80,9 +81,11 @@ class SnapshotCoordinator:
         self._last_round = 0  # in the last complete snapshot
         self._last_base: tuple[int, str] | None = None
         self._workers = WorkerStates()
+        self._at = 0.0  # time of the event that is handled
 
     def handle(self, event: SnapshotEvent, at: float) -> Instructions:
         """Take an event that happens at time `at`; what is to be done about it, in order."""
+        self._at = at
         match event:
             case SnapshotRequested():
                 return self._requested(event)
@@ -118,15 +121,15 @@ class SnapshotCoordinator:
         assert (now is None) == (stage is Stage.IDLE)
         assert now is not None or not self._queue
         assert not (self.is_stopping and self._queue)
-        waits = stage in (Stage.DISAGREEING, Stage.AWAITING_WORKERS, Stage.AWAITING_STATES)
-        assert (self.deadline < NEVER) == waits
+        waits = Stage.NUMBERING, Stage.DISAGREEING, Stage.AWAITING_WORKERS, Stage.AWAITING_STATES
+        assert (self.deadline < NEVER) == (stage in waits)
         if now is not None:
-            assert now.number == self._number
-            assert now.folder or stage is Stage.OPENING
+            assert now.number == (0 if stage is Stage.NUMBERING else self._number)
+            assert now.folder or stage in (Stage.NUMBERING, Stage.OPENING)
             assert now.learned.keys() <= now.members.keys()
             assert not now.learned or stage is Stage.AWAITING_WORKERS
             assert bool(now.failure) <= (stage is Stage.SETTLING)
-            assert not self._last_base or self._last_base[0] <= now.number
+            assert not self._last_base or self._last_base[0] <= self._number
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -141,11 +144,17 @@ class SnapshotCoordinator:
     def _begin_next(self) -> Instructions:
         if not self._queue:
             return []
-        event = self._queue.popleft()
-        self._number = max(self._number, event.seen) + 1
-        self._snapshot = SnapshotUnderWay(event, self._number)
-        self.stage = Stage.OPENING
-        return [OpenDraft(self._number, event.request.path)]
+        self._snapshot = SnapshotUnderWay(self._queue.popleft())
+        self._enter(Stage.NUMBERING, self._until(self._at, self._timeouts.worker))
+        return self._advance()
+
+    def _open(self) -> Instructions:
+        """Begin it, under a number of which nobody has heard: a worker takes part once in each."""
+        now = self._now
+        self._number = max(self._number, now.asked.seen, self._workers.last) + 1
+        now.number = self._number
+        self._enter(Stage.OPENING)
+        return [OpenDraft(self._number, now.asked.request.path)]
 
     def _stop(self, at: float) -> Instructions:
         """Give up what waits for time, workers or rounds; what waits for servers goes on."""
@@ -320,6 +329,8 @@ class SnapshotCoordinator:
 
     def _advance(self) -> Instructions:
         """Go on if no worker is waited for any more."""
+        if self.stage is Stage.NUMBERING and not self._workers.unheard:
+            return self._open()
         if self.stage is Stage.AWAITING_WORKERS and not self._unaware():
             calls, self._now.learned = self._now.learned, {}
             releases = [self._now.release(call) for call in calls.values()]
@@ -398,6 +409,8 @@ class SnapshotCoordinator:
         if at < self.deadline and not self.is_stopping:
             return []
         match self.stage:
+            case Stage.NUMBERING:
+                return self._open()  # who is silent is most likely dead
             case Stage.DISAGREEING:
                 if not self.is_stopping and at <= self._now.agree_by:
                     return self._hold()

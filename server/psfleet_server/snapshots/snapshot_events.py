@@ -175,11 +175,19 @@ class WorkerIntroduced:
 
 @dataclass(frozen=True)
 class MembersChanged:
-    """The seats whose workers have left, and those that have sent a heartbeat since this server has
-    started."""
+    """A worker has left, or is heard for the first time.
+
+    Attributes:
+        left: Seats whose workers have left.
+        alive: Those that have sent a heartbeat since this server has started.
+        unheard: Those of others that a server 0 before this one knew.
+        last: The number of the last snapshot of which any of them has heard, from whichever server 0.
+    """
 
     left: frozenset[int]
     alive: frozenset[int]
+    unheard: frozenset[int] = frozenset()
+    last: int = 0
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ class SnapshotRunner:
         self._events: queue.SimpleQueue[SnapshotEvent | None] = queue.SimpleQueue()
         self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._peers: list[Peer] = []
+        self._from_before: frozenset[int] = frozenset()  # seats of a process before this one
         self._draft: SnapshotDraft | None = None
         self._place = ""  # of the snapshot under way
         self._number, self._began = 0, 0.0  # likewise
@@ -121,6 +122,7 @@ class SnapshotRunner:
 
     def start(self) -> None:
         """Begin to take snapshots."""
+        self._from_before = frozenset(self._host.shard.workers.incarnations)
         self._host.members_changed = self.look_at_members
         self.look_at_members()
         self._thread.start()
@@ -171,8 +173,14 @@ class SnapshotRunner:
         assert coordinator is not None
         with self._host.lock:
             leavers = frozenset(self._host.shard.rounds.left)
-            alive = frozenset(seat for server, seat in coordinator.heartbeats if not server)
-            self.post(MembersChanged(leavers, alive))
+            heartbeats = {
+                seat: heartbeat
+                for (server, seat), (heartbeat, _) in coordinator.heartbeats.items()
+                if not server
+            }
+            unheard = self._from_before - leavers - heartbeats.keys()
+            last = max((heartbeat.snapshot for heartbeat in heartbeats.values()), default=0)
+            self.post(MembersChanged(leavers, frozenset(heartbeats), unheard, last))
 
     # -- the thread of events ------------------------------------------------------------------
 

@@ -24,6 +24,9 @@ class Stage(Enum):
     """Stages of the snapshot under way, each named by what it waits for."""
 
     IDLE = "there is none"
+    NUMBERING = (
+        "a heartbeat of each worker, which may know of a snapshot that a server 0 before had begun"
+    )
     OPENING = "its folder"
     HOLDING = "where every server stands"
     DISAGREEING = "servers that do not agree on who is in the fleet"
@@ -53,7 +56,7 @@ class SnapshotUnderWay:
 
     Attributes:
         asked: The request for the snapshot, with its call.
-        number: Its own; numbers only rise.
+        number: Its own; numbers only rise. 0: it has none yet.
         path, folder: Where it will be, and where its files are until then.
         agree_by: Time by which the servers must agree on who is in the fleet.
         members: Incarnations of the workers in it, by seat.
@@ -66,7 +69,7 @@ class SnapshotUnderWay:
     """
 
     asked: SnapshotRequested
-    number: int
+    number: int = 0
     path: str = ""
     folder: str = ""
     agree_by: float = NEVER
@@ -112,9 +115,15 @@ class SnapshotUnderWay:
 
 
 class WorkerStates:
-    """Server 0's knowledge of its workers' states, from one snapshot to the next. Pure."""
+    """Server 0's knowledge of its workers' states, from one snapshot to the next. Pure.
+
+    Attributes:
+        unheard, last: See MembersChanged.
+    """
 
     def __init__(self) -> None:
+        self.unheard: frozenset[int] = frozenset()
+        self.last = 0
         self._left: frozenset[int] = frozenset()
         self._alive: frozenset[int] = frozenset()
         self._state_keepers: dict[tuple[int, int], bool] = {}  # by seat and incarnation
@@ -125,6 +134,7 @@ class WorkerStates:
     def change(self, event: MembersChanged) -> None:
         """Workers have left, or are heard for the first time."""
         self._left, self._alive = event.left, event.alive
+        self.unheard, self.last = event.unheard, event.last
 
     def introduce(self, event: WorkerIntroduced) -> None:
         """A worker says whether it has state."""

@@ -172,6 +172,7 @@ class FleetConnection:
             metrics=self.metrics.text(),
             nonfinite=nonfinite,
             nonfinite_at=at,
+            snapshot=self.stream.last_snapshot,
         )
 
     def _listen(self, reply: HeartbeatReply) -> None:

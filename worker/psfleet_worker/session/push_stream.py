@@ -45,6 +45,7 @@ class Stream:
     Attributes:
         open: The round that is pushed and not committed; 0: none.
         cut: The last snapshot that is marked, and the last push in it.
+        last_snapshot: The last snapshot that is wanted.
     """
 
     def __init__(self, session: Session) -> None:
@@ -52,7 +53,7 @@ class Stream:
         self.cut = (0, 0)
         self._session = session
         self._begun = 0  # the last push that has got its number
-        self._last_snapshot = 0  # the last snapshot that is wanted
+        self.last_snapshot = 0
         self._left = False  # a push has left since all before it were acknowledged, or is about to
         self._ahead = False  # something is read ahead that may be under way
         self._overtaken = False  # and a push has been made after it
@@ -160,9 +161,9 @@ class Stream:
 
     def hears(self, number: int) -> bool:
         """Return whether a snapshot that server 0 requests is new; then run `mark`, beside the script."""
-        if number <= self._last_snapshot:
+        if number <= self.last_snapshot:
             return False
-        self._last_snapshot = number
+        self.last_snapshot = number
         return True
 
     def mark(self, number: int) -> Program[None]:
