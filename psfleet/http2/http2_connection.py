@@ -364,24 +364,25 @@ class Http2Connection(BufferedReader, Generic[S]):
                 return
             number, length = stream.number, len(message)
             whole = PREFIX + length
-            if (
-                not self._unsent
-                and whole <= self.window
-                and whole <= stream.window
-                and whole <= self._largest_frame
-                and not self._table_update
-            ):
-                self.window -= whole
+            if self.takes(whole, stream.window):
                 stream.window -= whole
-                opening, closing = around_message(number, length, block, trailers)
                 if trailers:
                     stream.closed = True
                     self.streams.pop(number, None)
-                    self.transport.send([opening, message, closing])
-                else:
-                    self.transport.send([opening, message])
+                self.send_at_once(number, block, message, trailers)
                 return
             self.send_apart(stream, block, [b"\0" + length.to_bytes(4, "big"), message], trailers)
+
+    def takes(self, whole: int, window: int) -> bool:
+        """Return whether a message of so many bytes can leave now, in one frame. The lock is held."""
+        room = min(window, self.window, self._largest_frame)
+        return whole <= room and not self._unsent and not self._table_update
+
+    def send_at_once(self, number: int, block: bytes, message: bytes, trailers: bytes) -> None:
+        """Send what this end `takes`. The lock is held."""
+        self.window -= PREFIX + len(message)
+        opening, closing = around_message(number, len(message), block, trailers)
+        self.transport.send([opening, message, closing] if trailers else [opening, message])
 
     def send_headers(self, number: int, block: bytes, flags: int) -> None:
         """Send a frame of headers. The lock is held."""

@@ -3,7 +3,7 @@
 import select
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from typing_extensions import override
 
@@ -12,6 +12,7 @@ from psfleet.http2 import frames
 from psfleet.http2.call_errors import DamagedMessage, ErrorCode, ProtocolViolation, StreamError
 from psfleet.http2.header_blocks import (
     OK_HEADERS,
+    OK_TRAILERS,
     REQUEST,
     TEXT_HEADERS,
     TEXT_TRAILERS,
@@ -49,6 +50,7 @@ class ServerSettings:
         incoming: Calls of one connection whose message is on its way.
         handshake: Seconds within which a connection must have made a call.
         refuse: Says why a call to this path with this header `authorization` is not taken; "": it is.
+        at_once: Functions that answer some calls at once, by path; None: the call goes to its behavior.
     """
 
     message: int
@@ -58,6 +60,7 @@ class ServerSettings:
     incoming: int
     handshake: float
     refuse: Callable[[str, str], str] = lambda path, authorization: ""
+    at_once: Mapping[str, Callable[[bytes], bytes | None]] = field(default_factory=dict)
 
 
 class ServerConnection(Http2Connection[IncomingCall]):
@@ -92,7 +95,10 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self._newest = 0
         self._messages = messages
         self._late: dict[int, None] = {}  # streams that were ended here and not by their clients
-        self._known: dict[bytes, Behavior] = {}  # by headers of calls that were taken, no timeouts
+        # By headers of calls that were taken, without timeouts.
+        self._known: dict[bytes, Behavior] = {}
+        self._at_once: dict[bytes, Callable[[bytes], bytes | None]] = {}
+        self._is_answering = False
         self.later: list[Callable[[], None]] = []
 
     def run(self) -> None:
@@ -161,11 +167,31 @@ class ServerConnection(Http2Connection[IncomingCall]):
         if self.received >= RENEW:
             self.took(0)
         self._newest = number
+        message, reply_to = part[body:], self._at_once.get(block)
+        reply = None
+        if reply_to is not None:
+            self._is_answering = True
+            reply = reply_to(message)
+            if reply is not None and self._send_whole(number, reply):
+                self._is_answering = False
+                return True
         call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
+        self._is_answering = False
         call.connection, call.behavior, call.ended = self, behavior, True
+        if reply is not None:  # the windows do not take it now
+            call.end(reply)
+            return True
         call.deadline = time.monotonic() + int(timeout[:-1]) * 1e-3
-        behavior(part[body:], call)
+        behavior(message, call)
         return True
+
+    def _send_whole(self, number: int, reply: bytes) -> bool:
+        """Send the reply of a call, if the windows take all of it."""
+        with self.sending:
+            takes = self.takes(PREFIX + len(reply), self.stream_window)
+            if takes:
+                self.send_at_once(number, OK_HEADERS, reply, OK_TRAILERS)
+            return takes
 
     @override
     def newest(self) -> int:
@@ -174,7 +200,9 @@ class ServerConnection(Http2Connection[IncomingCall]):
     @property
     def is_busy(self) -> bool:
         """True if a call waits for its one answer."""
-        return any(not isinstance(call.behavior, Streaming) for call in [*self.streams.values()])
+        return self._is_answering or any(
+            not isinstance(call.behavior, Streaming) for call in [*self.streams.values()]
+        )
 
     def limit(self, length: int, is_decoded: bool) -> None:
         """See Http2Connection: until a call has come that may be made, few frames are read."""
@@ -235,7 +263,10 @@ class ServerConnection(Http2Connection[IncomingCall]):
             and len(self._known) < _MOST_KNOWN
             and self.headers.knows(block)
         ):
-            self._known[split_timeout(block)[0]] = behavior
+            prefix, path = split_timeout(block)[0], headers[":path"]
+            self._known[prefix] = behavior
+            if path in self._limits.at_once:
+                self._at_once[prefix] = self._limits.at_once[path]
         self._take_call(call, behavior, seconds_of(timeout))
 
     def _take_call(

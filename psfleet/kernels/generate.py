@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from string import Template
 from types import ModuleType
+from typing import Any
 
 import numba
 
@@ -112,6 +113,13 @@ def sparse_kernels(
             **parts,
         ),
     )
+
+
+def address_of_kernel(kernel: Any) -> int:
+    """Return the address of the machine code of a kernel, for kernels that call it."""
+    compiled_kernel = kernel.overloads[kernel.signatures[0]]
+    name = compiled_kernel.fndesc.llvm_func_name
+    return int(compiled_kernel.library.get_pointer_to_function(name))
 
 
 def filled(template: str, more: str = "", **parts: object) -> str:

@@ -78,6 +78,18 @@ if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):  # a
     address_of = _asked_for
 
 
+def int64s_at(address: int, count: int) -> NDArray[np.int64]:
+    """Return the numbers at an address as an array, valid for as long as they are."""
+    numbers: Any = (ctypes.c_int64 * count).from_address(address)
+    return np.frombuffer(numbers, np.int64)
+
+
+def floats_at(address: int, count: int) -> NDArray[np.float32]:
+    """Return the float32 at an address likewise."""
+    numbers: Any = (ctypes.c_float * count).from_address(address)
+    return np.frombuffer(numbers, np.float32)
+
+
 STREAM_FROM = 1 << 20
 """Bytes from which an array is streamed: what is shorter may well be read from a cache soon."""
 

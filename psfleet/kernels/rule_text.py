@@ -50,12 +50,16 @@ def scalars_of(
         resting: For the rows that the batch does not name.
     """
     make = rule.resting_scalars if resting else rule.scalars
-    numbers = make(learning_rate, step)
+    return np.array(with_decay(make(learning_rate, step), decay), np.float32)
+
+
+def with_decay(numbers: tuple[float, ...], decay: DecaySpec) -> tuple[float, ...]:
+    """Return a rule's numbers of a batch, then the decay's."""
     if decay.l2:
         numbers = *numbers, decay.l2
     if decay.l1:
         numbers = *numbers, decay.l1
-    return np.array(numbers, np.float32)
+    return numbers
 
 
 class RuleSource:

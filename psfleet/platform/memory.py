@@ -34,7 +34,12 @@ def unwritten_bytes(length: int) -> tuple[bytes, "ctypes.Array[Any]"]:
     The content is valid for as long as the object is.
     """
     content: bytes = _new_bytes(None, length)
-    return content, (ctypes.c_uint8 * length).from_address(id(content) + _HEAD)
+    return content, (ctypes.c_uint8 * length).from_address(content_address(content))
+
+
+def content_address(content: bytes) -> int:
+    """Return the address of the content of a bytes object, valid for as long as the object is."""
+    return id(content) + _HEAD
 
 
 T = TypeVar("T")

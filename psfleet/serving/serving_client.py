@@ -1,6 +1,7 @@
 """A client of a prediction service, over gRPC."""
 
 from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -132,7 +133,12 @@ class ServingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 

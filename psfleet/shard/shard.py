@@ -91,6 +91,12 @@ class Shard:
         """Members of each round, and in every mode the workers that have left."""
         return self.consistency.rounds
 
+    @property
+    def is_quiet(self) -> bool:
+        """True if no pull waits, and nothing that changes is kept, followed, cut or on the move."""
+        follows, keeps = self.tables.changes.is_kept, self.journal is not None
+        return not (self._waiting or self.moving or self.cuts.under_way or follows or keeps)
+
     def progress(self) -> int:
         """Return the progress of training: closed rounds, or the pushes of the fastest worker."""
         return max(self.rounds.closed, self.workers.furthest())
@@ -209,18 +215,24 @@ class Shard:
                 push = self.stale_gradients.correct(push, staleness, self.tables)
             make_room(self.tables, push, self.rounds.held if holds else None, self._record)
             self._record(push)
-            self._accept(push)
+            if holds:
+                self.rounds.hold(push)
+            else:
+                self.note(push)
+                take(self.tables, push, adds=self.consistency.declared.adds_deltas)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
-    def _accept(self, push: Push) -> None:
-        if self.consistency.declared.has_rounds:
-            self.rounds.hold(push)
-            return
+    def note(self, push: Push) -> None:
+        """Know, in a mode without rounds, of a new push that is about to update the tables."""
         self.workers.pushed(push)
         self.staleness.pushed(push.worker)
         self.consistency.pushed(push)
-        take(self.tables, push, adds=self.consistency.declared.adds_deltas)
+
+    def serve(self, pull: Pull) -> None:
+        """Know that a pull is answered."""
+        self.staleness.pulled(pull.worker)
+        self.consistency.serve(pull)
 
     def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
         self.workers.admit(pull.worker, pull.incarnation)
@@ -240,8 +252,7 @@ class Shard:
     def _advance(self) -> list[Instruction]:
         """Close what can be closed and serve every pull that waits for nothing more.
 
-        What led here has taken effect already. So a close for which there is no room waits: an error
-        would reach one caller only.
+        What led here has taken effect. A close without room waits: an error would reach one caller only.
         """
         instructions = [] if self.cuts.under_way is None else self._cut_if_due()
         self.waits_for_room = False
@@ -267,8 +278,7 @@ class Shard:
         return settled and self.consistency.rounds.is_complete()
 
     def _serve(self, call: Call, pull: Pull) -> SendValues:
-        self.staleness.pulled(pull.worker)
-        self.consistency.serve(pull)
+        self.serve(pull)
         return SendValues(call, pull.reads, pull.worker if pull.keeps else None)
 
     # -- tables --------------------------------------------------------------------------------

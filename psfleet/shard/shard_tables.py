@@ -68,6 +68,7 @@ class ShardTables(dict[int, Table]):
         budgets: The memory that they share, by its kind.
         choice: Choice of each table's memory.
         changes: Log of the last changes, for followers.
+        version: Rises when a table comes, or takes the place of another one.
     """
 
     def __init__(self, index: int, servers: int) -> None:
@@ -78,9 +79,11 @@ class ShardTables(dict[int, Table]):
         self.budgets: dict[str, MemoryBudget] = {HOST.name: HOST.budget()}
         self.choice = MemoryChoice()
         self.changes = ChangeLog()
+        self.version = 0
 
     def __setitem__(self, key: int, table: Table) -> None:
         super().__setitem__(key, table)
+        self.version += 1
         add = functools.partial(self.changes.add, key)
         if isinstance(table, DenseTable):
             table.changed = functools.partial(add, None)

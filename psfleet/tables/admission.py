@@ -113,6 +113,11 @@ class AdmissionFilter:
         self._room = room
         self._rule = rule
 
+    @property
+    def admits_all(self) -> bool:
+        """True if every id gets a row for which there is room."""
+        return self._rule is None
+
     def check(self, parts: Sequence[Ids], step: int, written: bool = False) -> None:
         """See SparseTable.check_room."""
         if self._room.surely_fit(sum(map(len, parts))):

@@ -1,22 +1,28 @@
 """A rule at work on the rows of a sparse table, in host memory or on a device behind the same interface."""
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import merge_pushes
-from psfleet.kernels.generate import pull_kernels, sparse_kernels
-from psfleet.kernels.initial_values import address_of, initializer_arguments
+from psfleet.kernels.dedup import first_repeat, merge_pushes
+from psfleet.kernels.generate import address_of_kernel, pull_kernels, sparse_kernels, static_kernels
+from psfleet.kernels.initial_values import address_of, initializer_arguments, int64s_at
 from psfleet.kernels.packed_text import RowFormat
-from psfleet.kernels.rule_text import scratch_for
+from psfleet.kernels.rule_text import scalars_of, scratch_for, with_decay
 from psfleet.schema.table import TableSpec
+from psfleet.tables.budget import MemoryAccount
 from psfleet.tables.host_rows import HostRowMemory
+from psfleet.tables.lifetime import RowLifetime
+from psfleet.tables.row_memory import RowMemory, RowTraffic
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+_FEW = 64  # ids of which each is compared with all others
 
 
 class DeviceValues(Protocol):
@@ -148,3 +154,105 @@ class HostRowUpdate:
             self._initial[-1],
             address_of(self._scratch),
         )
+
+    def block(self) -> NDArray[np.int64]:
+        """Return the block of psfleet/kernels/sources/plain_call.py."""
+        kind, low, span, stream = self._initial
+        kernels = address_of_kernel(self._push), address_of_kernel(self._pull), self._index.address
+        floats, last = np.array([low, span]).view(np.int64), np.array([stream]).view(np.int64)
+        arrays = address_of(self._ring), address_of(self._scratch)
+        return np.concatenate([[*kernels, kind], floats, last, arrays]).astype(np.int64)
+
+
+class UpdatedTable(Protocol):
+    """See SparseTable."""
+
+    spec: TableSpec
+    step: int
+    traffic: RowTraffic
+
+
+def placed_rows(
+    table: UpdatedTable,
+    lock: threading.Lock,
+    rule: RowUpdate,
+    index: RowMemory,
+    room: MemoryAccount,
+    lifetime: RowLifetime,
+) -> "PlacedRows | None":
+    """Return the pulls and pushes of a table; None: its rows are not in host memory alone."""
+    if (
+        type(rule) is HostRowUpdate and type(index) is HostRowMemory
+    ):  # others page, or are elsewhere
+        return PlacedRows(table, lock, rule, index, room, lifetime)
+    return None
+
+
+class PlacedRows:
+    """Pulls and pushes of few rows of a table, by the addresses of their arrays.
+
+    They do not give up Python's lock, which takes longer than they do. Nothing else changes the table
+    meanwhile, and nobody follows its changes.
+
+    Args:
+        table: The table.
+        lock: Its lock.
+        rule: The rule at work on its rows.
+        index, room, lifetime: Index of these rows, memory for more, and when they go.
+    """
+
+    def __init__(
+        self,
+        table: UpdatedTable,
+        lock: threading.Lock,
+        rule: HostRowUpdate,
+        index: HostRowMemory,
+        room: MemoryAccount,
+        lifetime: RowLifetime,
+    ) -> None:
+        kernels, spec = static_kernels("plain_call"), table.spec
+        self._push, self._pull, self._unknown = kernels.push, kernels.pull, kernels.unknown
+        self._table, self._lock, self._index = table, lock, index
+        self._room, self._lifetime, self._rule = room, lifetime, rule
+        self._block = rule.block()
+        self._place = address_of(self._block)
+        self._scalars = scalars_of(spec.rule, spec.decay, 0.1, 1)
+        self._scalars_at = address_of(self._scalars)
+        self._words: Any = self._scalars.data
+        self._grows = False
+
+    def fits(self, ids: int, count: int) -> bool:
+        """Return whether no id is named twice, and those without a row have room for sure."""
+        if count <= _FEW:
+            unknown = self._unknown(self._place, ids, count)
+        else:
+            unknown = -1 if first_repeat(int64s_at(ids, count)) is not None else count
+        self._grows = unknown > 0
+        return unknown == 0 or (unknown > 0 and self._room.surely_fit(count))
+
+    def push(self, ids: int, count: int, gradients: int, learning_rate: float) -> None:
+        """Push what has been found to fit, see SparseTable.push."""
+        table, words, place = self._table, self._words, 0
+        with self._lock:
+            if self._grows:
+                self._index.expect(count)
+            if self._index.views:
+                self._index.keep(int64s_at(ids, count))
+            step = table.step = table.step + 1
+            spec, turns = table.spec, table.spec.rule.turns
+            for number in with_decay(spec.rule.scalars(learning_rate, step), spec.decay):
+                words[place] = number
+                place += 1  # as fast as it goes
+            table.traffic.updated += count
+            turn = (step - 1) % turns if turns else 0
+            self._push(self._place, ids, count, gradients, self._scalars_at, turn, step)
+            if self._grows:
+                self._room.account()
+            self._lifetime.age(step)
+
+    def pull(self, ids: int, count: int, out: int) -> None:
+        """See SparseTable.pull_into."""
+        traffic = self._table.traffic
+        with self._lock:
+            traffic.unknown += self._pull(self._place, ids, count, out)
+            traffic.pulled += count

@@ -1,8 +1,7 @@
 """A server's part of one sparse table: rows of weights and optimizer state by 64-bit id.
 
 For snapshots: `rows`, `candidates` and `clock` hand out everything, `write`, `write_candidates` and
-`set_clock` take it back. What has changed meanwhile:
-    mark = table.mark()                     # from now on the table remembers what it removes
+`set_clock` take it back. Meanwhile `table.mark()` has it remember what it removes:
     changes = table.changed_since(mark)     # ids to write again, ids to delete
     delta = table.rows(changes.ids)
     table.release(mark)
@@ -38,7 +37,7 @@ from psfleet.tables.row_data import (
 from psfleet.tables.row_memory import EVERY, RowLimits, RowTraffic
 from psfleet.tables.row_scan import EvictionStream, RowScan
 from psfleet.tables.row_snapshot import FrozenRows, FrozenSparseTable
-from psfleet.tables.row_update import RowValues
+from psfleet.tables.row_update import PlacedRows, RowValues, placed_rows
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -165,11 +164,14 @@ class SparseTable:
         with self._lock:
             self._push(np.ascontiguousarray(ids), np.ascontiguousarray(gradients), learning_rate)
 
-    def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
-        """One update by the mean of several pushes, summed in their order; shows and clicks are summed.
+    def placed(self) -> PlacedRows | None:
+        """Pulls and pushes by the places of their arrays; None: this table needs the arrays."""
+        if not self._admission.admits_all or self._counts or self.spec.every_row:
+            return None
+        return placed_rows(self, self._lock, self._rule, self._index, self._room, self._lifetime)
 
-        Args and errors as for `push`.
-        """
+    def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
+        """`push` of the mean of several, summed in their order; shows and clicks are summed."""
         if len(parts) == 1:
             self.push(*parts[0], learning_rate)
             return
@@ -231,10 +233,10 @@ class SparseTable:
             self._room.reserve(rows)
 
     def surplus(self, parts: Sequence[Ids]) -> Ids:
-        """Rows that have to go so that memory suffices for the next update, which names these ids.
+        """Ids of rows that have to go so that memory suffices for the next update, which names these ids.
 
-        Ids of the rows pushed the longest time ago, a sixteenth of the table at least, none of `parts`. Empty
-        if memory suffices, if the table does not let rows go, or if letting all others go were not enough.
+        None of `parts`, a sixteenth of the table at least, pushed the longest time ago. Empty if memory
+        suffices, the table does not let rows go, or letting all others go were not enough.
         """
         if not self._room.evicts_for_memory or self._room.surely_fit(sum(map(len, parts))):
             return np.zeros(0, np.int64)
@@ -274,10 +276,8 @@ class SparseTable:
             UsageError: The table's entry does not ask for them, or it has not come so far.
         """
         if self.evictions is None:
-            raise UsageError(
-                f"table {self.spec.name!r} does not remember evicted ids; join its entry with an "
-                "EvictionStreamEntry"
-            )
+            why = "does not remember evicted ids; join its entry with an EvictionStreamEntry"
+            raise UsageError(f"table {self.spec.name!r} {why}")
         with self._lock:
             return self.evictions.read(position, limit)
 

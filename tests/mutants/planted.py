@@ -19,6 +19,7 @@ class Mutant:
 
 
 SHARD = "tests/shard tests/protocol"
+PLAIN = "tests/server/test_plain_calls.py"
 FLEET = "tests/cluster tests/consistency"
 ROWS = "tests/tables"
 LOG = "tests/recovery tests/fuzz tests/standby"
@@ -58,6 +59,18 @@ MUTANTS = (
         SHARD,
     ),
     Mutant("return push.sequence > last", "return push.sequence >= last", SHARD),
+    Mutant("        shard.note(push)", "        shard.staleness.pushed(push.worker)", PLAIN),
+    Mutant(
+        "keeps = self.tables.changes.is_kept, self.journal is not None",
+        "keeps = self.tables.changes.is_kept, False",
+        PLAIN,
+    ),
+    Mutant(
+        "or turn <= shared.turn:\n                return False",
+        "or not turn:\n                return False",
+        PLAIN,
+    ),
+    Mutant("unknown == 0 or (unknown > 0 and self._room.surely_fit(count))", "unknown >= 0", PLAIN),
     Mutant(
         "if push.sequence - 1 - push.skipped > last:",
         "if push.sequence - 1 - push.skipped > last + 1:",

@@ -61,6 +61,7 @@ class CallBytes:
         push, pull, exchange: That came with each kind of call.
         values: That were sent.
         saved: By which the values would have been longer in float32.
+        plain: Number of calls that PlainCalls has taken.
     """
 
     push: int = 0
@@ -68,6 +69,7 @@ class CallBytes:
     exchange: int = 0
     values: int = 0
     saved: int = 0
+    plain: int = 0
 
     @property
     def received(self) -> int:

@@ -14,6 +14,7 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.rpc.call_layout import CallLayout
+from psfleet_server.rpc.call_plan import CallPlan
 
 _MOST_LAYOUTS = 32
 
@@ -116,6 +117,23 @@ class AttachedMemory:
                 )
             shared.turn = turn
             return shared.memory
+
+    def plan(self, worker: int, generation: int, layout: bytes) -> CallPlan | None:
+        """Return the plan of calls with these bytes, if there is one; the call is not taken yet."""
+        shared = self._shared.get(worker)
+        if shared is None or shared.generation != generation:
+            return None
+        call = shared.layouts.get(layout)
+        return None if call is None else call.plan
+
+    def claim(self, worker: int, generation: int, turn: int) -> bool:
+        """Take a call; False: `of` would refuse it, as it says there."""
+        with self._lock:
+            shared = self._shared.get(worker)
+            if shared is None or shared.generation != generation or turn <= shared.turn:
+                return False
+            shared.turn = turn
+            return True
 
     def keep(self, header: Header, layout: bytes, call: CallLayout) -> None:
         """Calls in the memory of this one may come with the same bytes again."""

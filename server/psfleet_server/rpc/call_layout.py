@@ -17,6 +17,7 @@ from psfleet.wire.frame import ALIGNMENT, read_header
 from psfleet.wire.segments import ELEMENTS, TensorRequest
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1.frame_pb2 import PRECISION_FLOAT32, Header
+from psfleet_server.rpc.call_plan import CallPlan
 from psfleet_server.rpc.pull_response import PullResponse, lay_out_in
 
 
@@ -28,10 +29,12 @@ class CallLayout:
         tensors: Gradients and reads of the call; shared between calls, so read-only.
         room: Room for the response, in the memory that the worker shares; None: its values go into the
             message.
+        plan: For calls like it; None: they have none.
     """
 
     tensors: TensorRequest
     room: PullResponse | None = None
+    plan: CallPlan | None = None
 
 
 _MOST_LAYOUTS = 64
@@ -57,12 +60,27 @@ class MessageLayouts:
             return None
         return CallLayout(known.over(payload))
 
-    def keep(self, layout: bytes, payload: memoryview, tensors: TensorRequest) -> None:
+    def plan(self, layout: bytes, size: int) -> CallPlan | None:
+        """Return the plan of calls with these bytes and a payload of this size, if there is one."""
+        known = self._layouts.get(layout)
+        return None if known is None or known.size != size else known.plan
+
+    def keep(
+        self,
+        layout: bytes,
+        payload: memoryview,
+        tensors: TensorRequest,
+        plan: CallPlan | None = None,
+    ) -> None:
         """Calls may come with the same bytes as this one again."""
         if 0 < len(payload) <= _LONGEST:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[layout] = _MessageLayout(payload, tensors)
+            self._layouts[layout] = _MessageLayout(payload, tensors, plan)
+
+    def forget(self) -> None:
+        """Tables are others: calls with the same bytes are laid out anew."""
+        self._layouts.clear()
 
 
 class _MessageLayout:
@@ -70,10 +88,12 @@ class _MessageLayout:
 
     Attributes:
         size: Bytes of the payload.
+        plan: For calls of this layout; None: there is none.
     """
 
-    def __init__(self, payload: memoryview, tensors: TensorRequest) -> None:
+    def __init__(self, payload: memoryview, tensors: TensorRequest, plan: CallPlan | None) -> None:
         self.size = len(payload)
+        self.plan = plan
         at = 0
 
         def next_place(array: NDArray[Any]) -> _Place:

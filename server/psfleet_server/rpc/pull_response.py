@@ -59,7 +59,7 @@ class PullResponse:
             target.pack(values)
         if self.message:
             return self.message
-        message = _placed(outcome, view)
+        message = placed(outcome, view)
         self.size += len(message)
         return message
 
@@ -71,7 +71,7 @@ def push_response(outcome: Outcome) -> bytes:
 
 
 @lru_cache(64)
-def _placed(outcome: Outcome, view: int) -> bytes:
+def placed(outcome: Outcome, view: int) -> bytes:
     """The message which says that all values are in shared memory."""
     header = Header(outcome=outcome, view=view)
     header.lane.SetInParent()

@@ -19,6 +19,7 @@ from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable
 from psfleet_server.rpc.http2_listener import MeasuredMethod
 from psfleet_server.services.coordinator_service import CoordinatorService, MembershipService
 from psfleet_server.services.follower_service import FollowerService
+from psfleet_server.services.plain_calls import PlainCalls
 from psfleet_server.services.shard_service import ShardService
 
 B = TypeVar("B", bound=Callable[..., Any])
@@ -33,12 +34,14 @@ class PromptMethod:
         behavior: Takes a request and returns the answer.
         latency: Gets the time from each call to its answer.
         over_http2: It carries tensors of the training, and is answered over psfleet's own HTTP/2 too.
+        plainly: There it is asked first; see PlainCalls.
     """
 
     name: str
     behavior: Callable[[bytes], bytes]
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     over_http2: bool = False
+    plainly: Callable[[bytes], bytes | None] | None = None
 
     @property
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -48,7 +51,7 @@ class PromptMethod:
     @property
     def measured_method(self) -> MeasuredMethod:
         """Answers it over HTTP/2."""
-        return self.behavior, self.latency, True
+        return self.behavior, self.latency, True, self.plainly
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class WaitingMethod:
     behavior: Callable[[bytes, DeferredReply], None]
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     over_http2: bool = False
+    plainly: Callable[[bytes], bytes | None] | None = None
 
     @property
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -73,7 +77,7 @@ class WaitingMethod:
     @property
     def measured_method(self) -> MeasuredMethod:
         """Handler of the method over HTTP/2, with its latency histogram."""
-        return self.behavior, self.latency, False
+        return self.behavior, self.latency, False, self.plainly
 
 
 Method = PromptMethod | WaitingMethod
@@ -84,11 +88,14 @@ def _shard_methods(host: ShardHost) -> tuple[Method, ...]:
     shard, times = ShardService(host), host.latencies
     pulls = times.of("pull", "Time to answer a pull, with waiting")
     exchanges = times.of("exchange", "Time to answer a push with the pull behind it")
+    plain = PlainCalls(host, shard.layouts, pulls, exchanges)
+    traces = host.tracing is not None  # of each push, which a plain call knows nothing of
+    push, exchange = (None, None) if traces else (plain.push, plain.exchange)
     return (
-        PromptMethod("Push", _traced(host, "Push", shard.push), times.push, over_http2=True),
-        WaitingMethod("Pull", shard.pull, pulls, over_http2=True),
+        PromptMethod("Push", _traced(host, "Push", shard.push), times.push, True, push),
+        WaitingMethod("Pull", shard.pull, pulls, True, plain.pull),
         WaitingMethod(
-            "Exchange", _traced(host, "Exchange", shard.exchange), exchanges, over_http2=True
+            "Exchange", _traced(host, "Exchange", shard.exchange), exchanges, True, exchange
         ),
         PromptMethod("Attach", shard.attach),
         PromptMethod("Join", shard.join),

@@ -32,6 +32,7 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import JOIN, LEAVE, SHRINK, read_push
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.call_layout import CallLayout, MessageLayouts, is_lasting, lay_out_call
+from psfleet_server.rpc.call_plan import plan_of
 from psfleet_server.rpc.deferred_reply import DeferredReply
 from psfleet_server.rpc.pull_response import push_response
 from psfleet_server.services.protobuf_messages import encoded, parsed
@@ -43,11 +44,15 @@ _MOST_EVICTIONS = 1 << 20  # of an answer to Evictions
 
 
 class ShardService:
-    """Methods of the service Shard."""
+    """Methods of the service Shard.
+
+    Attributes:
+        layouts: Layouts of calls with their tensors in the message.
+    """
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
-        self._layouts = MessageLayouts()
+        self.layouts = MessageLayouts()
 
     def push(self, request: bytes) -> bytes:
         header, call = self._open(request)
@@ -102,7 +107,7 @@ class ShardService:
         call = None
         if layout and not header.segments:
             call = (
-                self._layouts.known(header, layout, payload)
+                self.layouts.known(header, layout, payload)
                 if payload
                 else lanes.known(header, layout)
             )
@@ -111,10 +116,12 @@ class ShardService:
             memory = lanes.of(header)
             content = payload if memory is None else memory.bytes
             tensors = segments.read_request(header, content, self._spec_of)
-            call = lay_out_call(tensors, memory, self._host.shard.tables.shape_of)
+            tables = self._host.shard.tables
+            call = lay_out_call(tensors, memory, tables.shape_of)
             if layout and is_lasting(layout, header):
+                call.plan = plan_of(tables, tensors, call.room, payload)
                 if memory is None:
-                    self._layouts.keep(layout, payload, tensors)
+                    self.layouts.keep(layout, payload, tensors, call.plan)
                 else:
                     lanes.keep(header, layout, call)
         if call.room is not None:

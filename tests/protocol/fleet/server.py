@@ -18,6 +18,8 @@ from psfleet.shard.events import (
     Event,
     FrozenShard,
     Join,
+    Pull,
+    Push,
     SendError,
     SendOutcome,
     SendReport,
@@ -59,6 +61,7 @@ from tests.protocol.fleet.followed import Followed
 from tests.protocol.fleet.job import COUNTS, FEW, ROWS, Job, sample_of
 from tests.protocol.fleet.kept import Kept, Start
 from tests.protocol.fleet.moved import Moved
+from tests.protocol.fleet.plain import take_plainly
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.fleet.snapshots import Snapshots
 from tests.protocol.scheduler import (
@@ -102,6 +105,7 @@ class Server:
         hosts = index is None or (index == 0 and not job.apart)
         self.coordinator = Coordinator(job.workers, job.servers, DEAD_AFTER) if hosts else None
         self._now = 0.0
+        self._taken = 0
         self.kept: Kept | None = None
         if start is not None and job.logs:
             self.kept = Kept(start, self.its_shard, self.coordinator, disk)
@@ -219,6 +223,14 @@ class Server:
 
     def _event(self, event: Event, call: Any) -> None:
         assert self.shard is not None
+        if isinstance(event, Push | Pull):
+            self._taken += 1
+            if self._taken % 2 and take_plainly(self.shard, event):  # others the ordinary way
+                if isinstance(event, Push):
+                    self._reply(call, SendOutcome(call, "applied"))
+                else:
+                    self._perform(SendValues(call, event.reads))
+                return
         for instruction in self.shard.handle(event, call):
             match instruction:
                 case SendOutcome(waiting) if isinstance(event, BeginCut):

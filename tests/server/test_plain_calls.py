@@ -1,0 +1,362 @@
+"""Plain calls have the responses and the effects that the ordinary way gives them."""
+
+import itertools
+import os
+import random
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet
+from psfleet.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
+from psfleet.observability.histograms import LatencyHistogram
+from psfleet.rules import SGD, Adagrad, Adam, Ftrl, Lamb
+from psfleet.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
+from psfleet.schema.table import DecaySpec, TableSpec
+from psfleet.settings.environment import Environment
+from psfleet.settings.limits import ServerLimits
+from psfleet.shard.events import BeginCut, EndCut, Join, Pull, Shrink
+from psfleet.shard.shard import Shard
+from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.sparse import SparseTable
+from psfleet.wire import frame, segments
+from psfleet.wire.shared_memory import SharedMemory
+from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.process import Server
+from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
+from psfleet_server.services.plain_calls import PlainCalls
+from psfleet_server.services.shard_service import ShardService
+
+SPECS = (
+    TableSpec("adam", "sparse", (2,), Adam(), seed=5),
+    TableSpec("bias", "dense", (5,), Adam()),
+    TableSpec("sgd", "sparse", (2,), SGD(), DecaySpec(l1=1e-3, l2=1e-2)),
+    TableSpec("ftrl", "sparse", (2,), Ftrl()),
+    TableSpec("lamb", "sparse", (4,), Lamb()),
+    TableSpec("halves", "sparse", (4,), Adam(), precision="bfloat16"),
+    TableSpec("old", "sparse", (2,), Adam(), entry=TTLEntry(steps=6)),
+    TableSpec("few", "sparse", (2,), SGD(), entry=CapacityEntry(rows=24)),
+    TableSpec("full", "sparse", (2,), Adagrad()),
+    TableSpec("seldom", "sparse", (2,), SGD(), entry=CountFilterEntry(2)),
+    TableSpec("every", "sparse", (2,), Adam(), every_row=True),
+)
+WORKERS, LANE = 3, 1 << 16
+COUNTS = (5, 5, 5, 5, 1, 8, 0, 70, 5, 5)
+
+
+class Side:
+    """A server with three workers that share memory with it. `chance`: that a call may be taken plainly."""
+
+    def __init__(self, mode: ConsistencyMode, chance: float) -> None:
+        self.shard = Shard(0, 1, WORKERS)
+        self.host = ShardHost(self.shard, None, Deadlines(), ServerLimits(waiting_calls=64))
+        self.service = ShardService(self.host)
+        pulls, exchanges = LatencyHistogram(), LatencyHistogram()
+        self.times = {"push": self.host.latencies.push, "pull": pulls, "exchange": exchanges}
+        self.plain = PlainCalls(self.host, self.service.layouts, pulls, exchanges)
+        self.chance, self.dice = chance, random.Random(3)
+        self.replies: list[Any] = []
+        self.memories = []
+        for spec in SPECS:
+            self.shard.create(spec, np.zeros(5 if spec.kind == "dense" else 0, np.float32), 0)
+        self.shard.tables[SPECS[8].key] = SparseTable(SPECS[8], max_rows=20)
+        for worker in range(WORKERS):
+            self.host.ask(Join(worker, 1, mode))
+            made = SharedMemory.make(LANE)
+            assert made is not None
+            memory, handle = made
+            assert self.host.lanes.attach(worker, 1, 2**63 + worker, handle)
+            os.close(handle.descriptor)
+            self.memories.append(memory)
+
+    def __enter__(self) -> "Side":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in range(WORKERS):
+            self.host.lanes.drop(worker)
+
+    def call(self, method: str, request: bytes) -> None:
+        """Keep the answer, or the error."""
+        place = len(self.replies)
+        self.replies.append("waits")
+
+        def end(message: bytes | None) -> None:
+            self.replies[place] = message if message is not None else context.details
+
+        context: Any = SimpleNamespace(
+            time_remaining=lambda: 60.0,
+            add_callback=lambda callback: True,
+            set_code=lambda code: None,
+            set_details=lambda details: setattr(context, "details", details),
+            set_trailing_metadata=lambda metadata: None,
+        )
+        if self.dice.random() < self.chance:
+            message: bytes | None = getattr(self.plain, method)(request)
+            if message is not None:
+                end(message)
+                return
+        reply = DeferredReply(context, end, self.times[method])
+        try:
+            if method == "push":
+                reply.complete(self.service.push(request))
+            else:
+                getattr(self.service, method)(request, reply)
+        except Exception as error:
+            end(f"{type(error).__name__}: {error}".encode())
+
+    def signature(self) -> list[Any]:
+        """All that calls change, and what lies in shared memory."""
+        shard, tables = self.shard, []
+        for table in shard.tables.values():
+            if isinstance(table, SparseTable):
+                rows = table.page(0, 1000)
+                columns: list[Any] = [rows.ids, rows.values, rows.touched, rows.scores]
+                tables.append(
+                    [*(one.tobytes() for one in columns), asdict(table.traffic), table.clock]
+                )
+            else:
+                tables.append([[one.tobytes() for one in table.state()], table.step])
+        return [
+            tables,
+            asdict(shard.workers),
+            (shard.consistency.gate.at, shard.consistency.gate.leading_steps),
+            asdict(shard.staleness),
+            asdict(shard.counters),
+            asdict(self.host.bytes) | {"plain": 0},
+            [sum(times.counts) for times in self.times.values()],
+            shard.recent.lines(),
+            [memory.bytes[64:].tobytes() for memory in self.memories],
+        ]
+
+
+class Program:
+    """A random program of calls, the same for each side."""
+
+    def __init__(self, mode: ConsistencyMode, seed: int, *sides: Side) -> None:
+        self.dice, self.mode, self.sides = random.Random(seed), mode, sides
+        self.values = np.random.default_rng(seed)
+        self.turns = [itertools.count(1) for _ in range(WORKERS)]
+        self.incarnations = [1] * WORKERS
+        self.earlier: list[tuple[str, bytes]] = []
+        # Few layouts, so that most are known: each push names some tables, and so many ids of each.
+        kinds = ("push", "pull", "exchange", "exchange")
+        self.shapes = [
+            (
+                kinds[k % 4],
+                self.dice.sample(SPECS[: 11 if k > 7 else 9], 1 + k % 3),
+                COUNTS[k],
+                k % 2,
+            )
+            for k in range(10)
+        ]
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.dice.random() < 0.04:
+                self.event()
+            elif self.earlier and self.dice.random() < 0.06:
+                self.call(*self.dice.choice(self.earlier))
+            else:
+                self.next_call()
+            for side in self.sides if self.dice.random() < 0.3 else ():
+                for _, expire in [*side.host._deadlines.live.values()]:
+                    expire()
+            self.compare()
+
+    def compare(self) -> None:
+        one, other = self.sides
+        assert one.replies == other.replies
+        for mine, its in zip(one.signature(), other.signature(), strict=True):
+            assert mine == its
+
+    def event(self) -> None:
+        """Something else happens, in all sides."""
+        worker, kind = self.dice.randrange(WORKERS), self.dice.randrange(8)
+        for side in self.sides:
+            host, shard = side.host, side.shard
+            if kind == 0:
+                host.ask(Shrink(SPECS[0].key, unseen=1))
+            elif kind == 1:
+                host.ask(Join(worker, self.incarnations[worker] + 1, self.mode))
+            elif kind == 2:
+                shard.tables.changes.since(0, shard.tables)
+            elif kind == 3:
+                host.ask(BeginCut(PendingCut(9, members=None if self.mode.has_rounds else {99: 1})))
+            elif kind == 4:
+                shard.tables[SPECS[2].key] = SparseTable(SPECS[2])
+            else:
+                host.ask(EndCut(9, 0))
+                shard.tables.changes.is_kept = False
+        if kind == 1:
+            self.incarnations[worker] += 1
+
+    def ids(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self.values.choice(30 if count < 30 else 90, count, replace=False).astype(np.int64)
+
+    def next_call(self) -> None:
+        dice, worker = self.dice, self.dice.randrange(WORKERS)
+        method, specs, count, in_lane = dice.choice(self.shapes)
+        last = self.sides[1].shard.workers.sequences[worker]
+        sequence = last + (method != "pull")
+        header = Header(worker=worker, incarnation=self.incarnations[worker], clock=sequence)
+        if method != "pull":
+            header.sequence = sequence
+        payload, at, replies = [], 64, 1 << 15
+        layout = b""
+        for kind in ("push", "pull"):
+            for spec in specs if method in (kind, "exchange") else ():
+                segment = Segment(table=spec.key, count=count if spec.kind == "sparse" else 0)
+                ids = self.ids(count)
+                if dice.random() < 0.02 and count > 1 and kind == "push":
+                    ids[0] = ids[-1]
+                arrays: list[np.ndarray[Any, Any]] = [ids] if spec.kind == "sparse" else []
+                if kind == "push":
+                    shape = (count, *spec.shape) if arrays else spec.shape
+                    segment.count = shape[0]
+                    values = self.values.standard_normal(shape).astype(np.float32)
+                    arrays.append(values)
+                    segment.learning_rate = 0.1
+                    segment.content = segments.ID_ROWS if len(arrays) > 1 else segments.VALUES
+                else:
+                    segment.content = segments.IDS if arrays else segments.WHOLE
+                    if in_lane:
+                        segment.reply, replies = replies, replies + 8 * 300
+                segment.offset = at if in_lane else 0
+                content = b"".join(array.tobytes() for array in arrays)
+                payload.append(content + bytes(-len(content) % 8))
+                at += len(payload[-1])
+                layout += segments.written(segment)
+        self.vary(header, method)
+        content = b"".join(payload)
+        if in_lane:
+            header.lane.generation, header.lane.turn = 2**63 + worker, next(self.turns[worker])
+            for side in self.sides:
+                side.memories[worker].bytes[64 : 64 + len(content)] = np.frombuffer(
+                    content, np.uint8
+                )
+            request = frame.encode_header(header, layout)
+        else:
+            request = frame.encode(header, [content] if content else [], layout)
+        if dice.random() < 0.05:
+            request = self.damaged(request)
+        self.earlier = [*self.earlier[-6:], (method, request)]
+        self.call(method, request)
+
+    def vary(self, header: Header, method: str) -> None:
+        """Say in the header what most calls say, and sometimes what few do."""
+        dice = self.dice
+        if method != "pull":
+            header.samples = dice.choice([0, 8, 2**40])
+            if dice.random() < 0.5:
+                header.loss = dice.choice([0.0, 0.25, -1e300])
+            if dice.random() < 0.3:
+                header.leases, header.lease_samples = dice.randrange(3), dice.randrange(300)
+            header.progress = dice.choice(["", "", '{"epoch": 1}', "große Schritte"])
+        if dice.random() < 0.15:
+            name, value = dice.choice(
+                [
+                    ("incarnation", 0), ("incarnation", 9), ("sequence", header.sequence + 3),
+                    ("sequence", 0), ("skipped", 1), ("cut", 9), ("staleness_damping", 1.0),
+                    ("staleness_damping", -1.0), ("delay_compensation", 0.5), ("withdrawn", True),
+                    ("commit", 1), ("seatless", True), ("traceparent", "00-1"), ("worker", 7),
+                    ("clock", 50), ("outcome", 1), ("incarnation", 2**64 - 1),
+                ]
+            )  # fmt: skip
+            setattr(header, name, value)
+
+    def damaged(self, request: bytes) -> bytes:
+        """Bytes that differ from these at one place, or end before."""
+        place = self.dice.randrange(min(len(request), 200))
+        if self.dice.randrange(2):
+            return request[:place]
+        return request[:place] + bytes([self.dice.randrange(256)]) + request[place + 1 :]
+
+    def call(self, method: str, request: bytes) -> None:
+        for side in self.sides:
+            side.call(method, request)
+
+
+@pytest.mark.parametrize(
+    "mode", [AsyncMode(), SspMode(12), SyncMode(), GeoMode()], ids=lambda mode: mode.name
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_plain_calls_do_what_others_do(mode: ConsistencyMode, seed: int) -> None:
+    """After each call of a random program responses, tables and state of a server that takes calls plainly
+    are those of one that does not, byte for byte. Calls come again and late, are damaged, name ids twice,
+    fill tables; incarnations change, rows are evicted, tables are replaced, somebody follows."""
+    with Side(mode, 0.8) as one, Side(mode, 0.0) as other:
+        Program(mode, seed, one, other).run(150)
+        assert not other.host.bytes.plain
+        assert (one.host.bytes.plain > 5) == isinstance(mode, AsyncMode | SspMode)
+
+
+def exchange(side: Side) -> bool:
+    """Make an exchange with the next push of worker 0; whether it was taken plainly."""
+    before, key = side.host.bytes.plain, SPECS[0].key
+    sequence = side.shard.workers.sequences[0] + 1
+    ids, values = np.arange(2), np.ones((2, 2), np.float32)
+    push = Segment(table=key, content=segments.ID_ROWS, count=2, learning_rate=0.1)
+    pull = Segment(table=key, content=segments.IDS, count=2)
+    header = Header(worker=0, incarnation=1, sequence=sequence, clock=sequence)
+    layout = segments.written(push) + segments.written(pull)
+    side.call("exchange", segments.joined(header, [(ids, values), (ids,)], layout))
+    assert side.shard.workers.sequences[0] == sequence
+    return side.host.bytes.plain > before
+
+
+def test_no_call_is_plain_that_others_wait_for() -> None:
+    """With a log or a standby, a follower, a cut or a pull that waits a call goes the ordinary way."""
+    with Side(SspMode(12), 1.0) as side:
+        shard = side.shard
+        assert [exchange(side), exchange(side)] == [False, True]  # then the layout is known
+        records: list[Any] = []
+        shard.journal = records.append
+        assert not exchange(side)
+        assert len(records) == 1
+        shard.journal = None
+        assert exchange(side)
+        shard.tables.changes.since(0, shard.tables)
+        assert not exchange(side)
+        shard.tables.changes.is_kept = False
+        side.host.ask(BeginCut(PendingCut(1, members={99: 1})))
+        assert not exchange(side)
+        side.host.ask(EndCut(1))
+        assert exchange(side)
+        shard.handle(Pull(1, 1, (), clock=20), "waits")  # for worker 2
+        assert not exchange(side)
+
+
+def test_tables_elsewhere_need_arrays(tmp_path: Path) -> None:
+    """Rows on disk or on a device, and tables with rules of their own for ids, are not reached by places."""
+    tables = [SparseTable(spec) for spec in SPECS if spec.kind == "sparse"]
+    plain = {table.spec.name for table in tables if table.placed() is not None}
+    assert plain == {spec.name for spec in SPECS} - {"bias", "seldom", "every"}
+    own = MemoryBudget(folder=str(tmp_path))
+    assert SparseTable(SPECS[0], max_rows=1000, device="disk", device_budget=own).placed() is None
+
+
+@pytest.mark.parametrize("lane", ["", "inline"])
+def test_most_calls_of_a_job_are_plain(
+    lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an asynchronous job without a log all calls but the first of each layout are taken plainly."""
+    endpoint = f"unix:{tmp_path}/server"
+    variables = {"ROLE": "worker", "RANK": "0", "SERVERS": endpoint, "WORKERS": "1"}
+    for name, value in (variables | ({"LANE": lane} if lane else {})).items():
+        monkeypatch.setenv(f"PSFLEET_{name}", value)
+    with Server(Environment("server", 0, (endpoint,), 1)) as server:
+        with psfleet.connect(mode="async") as fleet:
+            table = fleet.sparse_table("adam", 2, psfleet.optimizer.Adam())
+            bias = fleet.dense_table("bias", np.zeros(5), psfleet.optimizer.Adam())
+            for step in range(60):
+                ids = np.arange(5) + step % 9
+                fleet.pull({table: ids, bias: None})
+                fleet.push({table: (ids, np.ones((5, 2))), bias: np.ones(5)})
+        assert server.host.bytes.plain > 40
