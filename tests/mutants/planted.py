@@ -250,9 +250,14 @@ MUTANTS = (
     ),
     # -- followers -----------------------------------------------------------------------------------
     Mutant(
-        "ids_by_table[key] = ascending([changes.ids, changes.removed])",
-        "ids_by_table[key] = changes.ids",
+        "ids, removed = _part(changes.ids, request), _part(changes.removed, request)",
+        "ids, removed = _part(changes.ids, request), NO_IDS",
         "tests/serving/test_followers.py",
+    ),
+    Mutant(
+        "changes.first = changes.first or step",
+        "changes.first = step",
+        "tests/shard/test_change_log.py",
     ),
     Mutant(
         "lambda: rows_of_snapshot(path, self._form, part=self._part),",
