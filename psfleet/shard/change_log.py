@@ -75,6 +75,10 @@ class ChangeLog:
         """Rises with each question before which something has changed."""
         return self._floor + max(len(self._intervals) - 1, 0)
 
+    def begin_after(self, before: "ChangeLog") -> None:
+        """No version of the log of other tables is one of this."""
+        self._floor = before.version + 1
+
     def add(self, key: int, ids: Ids | None) -> None:
         """Rows of a table have been set or have gone; None: all of it may have changed."""
         if not self.is_kept:

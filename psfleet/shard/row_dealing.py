@@ -197,6 +197,7 @@ class DealtShard:
         """Let the shard for which these tables were made hold them, as one of so many servers."""
         tables = self.shard.tables
         tables.makers = shard.tables.makers
+        tables.changes.begin_after(shard.tables.changes)
         tables.budget.limit = self._limit
         shard.tables, shard.servers = tables, tables.servers
         shard.delta_bases, shard.last_cuts = DeltaBases(), DeltaBases(bounded=True)

@@ -28,7 +28,7 @@ MOVED = range(25, 25 + 6 + MORE)
 """Likewise where the number of servers changes."""
 LOGGED = range(36, 36 + 3 + MORE)
 """Likewise where these servers keep logs."""
-FOLLOWING = range(37, 37 + 3 + MORE)
+FOLLOWING = range(38, 38 + 3 + MORE)
 """Likewise where they have standbys."""
 HAPPENS = {
     "removal": ("silences",),

@@ -55,7 +55,8 @@ class Fleet(Scheduler):
             return kind(int(name[1:]), self.job, boot, self.pushes)
         if name in self.followers:
             boot = 100 * boot + self.followers.index(name)
-            return Follower(self.job, boot, self.cuts, self.pushes, self._leads, self._newest)
+            counts = (self._newest, lambda: len(self.places))
+            return Follower(self.job, boot, self.cuts, self.pushes, self._leads, *counts)
         if name == "C":
             return Server(None, self.job, disk, boot)
         index, number = map(int, name[1:].split("."))
@@ -99,7 +100,7 @@ class Fleet(Scheduler):
         super().do(name, event)
         if self.cuts.count > before and self.job.standbys and not self.is_calm:
             self._after_cut()
-        if self.cuts.count > before or isinstance(event, Boot | Promote):
+        if not self.job.moves and (self.cuts.count > before or isinstance(event, Boot | Promote)):
             for server, place in enumerate(self.places):
                 primary = self.machines.get(place.primary)
                 if primary is not None:

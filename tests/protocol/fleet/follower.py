@@ -70,6 +70,7 @@ class Follower:
     Args:
         leads: Whether a process answers for its place now: one that was replaced may tell what was.
         newest: The newest snapshot.
+        count: How many servers there are.
     """
 
     def __init__(
@@ -80,13 +81,15 @@ class Follower:
         pushes: Pushes,
         leads: Callable[[str], bool],
         newest: Callable[[], Published | None],
+        count: Callable[[], int],
     ) -> None:
+        self._count, self._servers = count, count()
         self._job, self._cuts, self._pushes, self._leads = job, cuts, pushes, leads
         self._newest = newest
         self._dice = random.Random(boot)
         self._now = self._until = 0.0
         self._following = Following(
-            job.servers, self._new_copy, self._found, _INTERVAL, lambda: self._now
+            self._servers, self._new_copy, self._found, _INTERVAL, lambda: self._now
         )
         self._step = self._following.next_step()
         self._resume: Callable[[], Any] = self._step.__next__
@@ -147,6 +150,10 @@ class Follower:
         if self._pages:
             outcome = replies[0]
         else:
+            if any(changes.reply.servers != self._servers for changes in replies):
+                return self._fail(
+                    ServerUnavailable("the job has other servers")
+                )  # see ReaderRuntime
             self._held = [changes.held for changes in replies]
             outcome = [changes.reply for changes in replies]
         self._resume = partial(self._step.send, outcome)
@@ -158,6 +165,9 @@ class Follower:
             try:
                 wanted = self._resume()
             except (StopIteration, PsfleetError):
+                if self._count() != self._servers:
+                    self._servers = self._count()
+                    self._following.begin_anew(self._servers)
                 self._step = self._following.next_step()
                 self._resume = self._step.__next__
                 if self._until <= self._now:
@@ -231,9 +241,11 @@ class Follower:
         if self._content() != _union(held):
             raise Broken(f"the copy is not what the servers held at cut {cut.number}")
         counts = [_counts(server, content) for server, content in enumerate(held)]
+        if self._job.moves:  # each server counts its own samples alone
+            counts = [_counts(0, _union(held))]
         if cut.round is not None:
             self._check_round(cut.round)
-        else:
+        elif not self._job.moves:
             for server, own in enumerate(counts):
                 self._check_pushes(server, cut.pushes[server], own)
         if all(map(self._leads, self._sources)):
@@ -247,7 +259,7 @@ class Follower:
         rows = self._following.copy.rows
         if rows.has("rows"):
             self._cuts.rows.append((number, rows.look_up("rows", IDS)))
-        for server, content in enumerate(self._held):
+        for server, content in enumerate(() if self._job.moves else self._held):
             own = content.get(FEW.name, {})
             if self._cuts.rounds.setdefault((server, number), own) != own:
                 raise Broken(f"server {server} has held {own} after round {number}, or others")

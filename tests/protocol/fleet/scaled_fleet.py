@@ -14,8 +14,9 @@ from psfleet_launch.supervision.scaling_requests import ScalingRequests, Scaling
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator_messages import Registration
 from tests.protocol.fleet.calls import MoveRows, Register, Release, Request, Response
+from tests.protocol.fleet.checks import check_cuts
 from tests.protocol.fleet.fleet import Fleet
-from tests.protocol.fleet.job import Job
+from tests.protocol.fleet.job import Job, Phase
 from tests.protocol.fleet.kept import Start, check_log
 from tests.protocol.fleet.moved_rows import check_rows
 from tests.protocol.fleet.places import Place
@@ -128,6 +129,10 @@ class ScaledFleet(Fleet):
         super()._promote(place)
         self.do(place.primary, Release(place.attach))  # messages of those before may be late
 
+    def _after_cut(self) -> None:
+        if self.job.logs or all(self._has_other(place.primary) for place in self.places):
+            super()._after_cut()
+
     def _depose(self, place: Place) -> None:
         """Who is replaced has ended: one that was cut off would not have the files of this folder."""
         if self._has_other(place.primary) and self.fault(f"{place.primary} dies"):
@@ -226,7 +231,7 @@ class ScaledFleet(Fleet):
         if name in self.workers:
             return self.job.deals
         is_new = any(name == place.primary for place in self._arriving.values())
-        if self.job.logs or is_new or self._has_other(name):
+        if self.job.logs or is_new or self._has_other(name) or name in self.followers:
             return True
         self.counts["fatal"] += (dies := self.dice.random() < _FATAL)
         return dies
@@ -309,12 +314,9 @@ class ScaledFleet(Fleet):
     def _standbys_of(self, servers: int) -> tuple[Member, ...]:
         """See JobRunner._prepared_standbys."""
         self._next_servers = servers
-        places = [*self.places, *self._arriving.values()][:servers]
-        return tuple(
-            Member("server", rank, copy=place.attach + 1)
-            for rank, place in enumerate(places)
-            if self.job.standbys
-        )
+        places = [*self.places, *self._arriving.values()][: servers if self.job.standbys else 0]
+        copies = [place.attach + 1 for place in places]
+        return tuple(Member("server", rank, copy=copy) for rank, copy in enumerate(copies))
 
     def _begin_standby(self, member: Member) -> None:
         place = [*self.places, *self._arriving.values()][member.rank]
@@ -441,3 +443,6 @@ class ScaledFleet(Fleet):
         home = self.machines[self.at(self.job.home)]
         torn = home.coordinator.dispatch.torn
         check_rows(self.job, self.pushes, shards, home.history, torn)
+        self.counts["cuts"] += self.cuts.count
+        if self.job.followers and self.job.phases == (Phase("sync"),):
+            check_cuts(self.job, self.cuts.rows, [home.history], self.pushes)

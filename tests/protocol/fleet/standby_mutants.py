@@ -1,7 +1,8 @@
-"""What a move without logs rests on where servers have standbys, and what becomes of it without that."""
+"""What a move rests on where servers have standbys or followers, and what becomes of it without that."""
 
 import pytest
 
+from psfleet.shard.change_log import ChangeLog
 from psfleet.wire.frame import Part
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
@@ -35,3 +36,8 @@ def _keep_the_standby(patch: pytest.MonkeyPatch) -> None:
         moves._host.feed = LogShipping()
 
     patch.setattr(RowMoves, "adopt", forgetful)
+
+
+without("S24: no version of what has changed outlives a move", "sync logs followers moves@6")(
+    lambda patch: patch.setattr(ChangeLog, "begin_after", lambda log, before: None)
+)
