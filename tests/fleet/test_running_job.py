@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import subprocess
 import sys
 import threading
@@ -32,16 +33,7 @@ from tests.trainings import TrainingWorkload, in_threads, same_bits
 from tests.waiting import until
 
 IDS, MISSING = np.arange(-20, 20), np.array([1000, 1001])
-READER = """
-import sys
-import numpy as np
-import psfleet
-ps = psfleet.connect(job=sys.argv[1])
-tables = {ps.sparse_table(name): np.arange(-50, 150) for name in sys.argv[2].split()}
-for _ in range(10**6):
-    ps.pull(tables)
-    print("read", ps.version.steps, flush=True)
-"""
+READER = [sys.executable, str(Path(__file__).parent / "scripts" / "reader.py")]
 
 
 def job(fleet: LocalFleet) -> str:
@@ -52,7 +44,7 @@ def job(fleet: LocalFleet) -> str:
 @contextlib.contextmanager
 def reading(fleet: LocalFleet, *tables: str) -> Iterator["subprocess.Popen[str]"]:
     """A process that reads these tables again and again, from its first read until it is killed."""
-    command = [sys.executable, "-c", READER, job(fleet), " ".join(tables)]
+    command = [*READER, job(fleet), " ".join(tables), str(10**6)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         lines = process.stdout
         assert lines is not None
@@ -210,11 +202,10 @@ def test_modes_that_work_on_copies(mode: str) -> None:
 
 def test_a_script_that_does_not_close() -> None:
     """Its process ends nevertheless."""
-    script = READER.replace("range(10**6)", "range(3)")
     with LocalFleet(1, 1, in_process=True) as fleet, Client(fleet.connect(0, "async")) as ps:
         ps.sparse_table("users", 3, SGD(0.1)).push(IDS, np.ones((40, 3))).wait()
-        command = [sys.executable, "-c", script, job(fleet), "users"]
-        process = ended(command)
+        environment = {**os.environ, "PSFLEET_TEST_STARTER": "0"}  # how an interpreter ends
+        process = ended([*READER, job(fleet), "users", "3"], env=environment)
         assert process.returncode == 0, process.stderr
         assert process.stdout.count("read") == 3
 

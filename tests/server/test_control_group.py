@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.control_group import memory_limit
+from tests.programs import ended
 from tests.server.test_process import ENV
 
 LIMIT, ROWS = (
@@ -30,12 +31,10 @@ print(digest.hexdigest())
 """
 
 
-def worker(**variables: str) -> str:
+def worker(script: Path, **variables: str) -> str:
     """What the script prints, embedded unless the variables name a server."""
-    command = [sys.executable, "-c", SCRIPT]
-    return subprocess.run(
-        command, env=ENV | variables, stdout=subprocess.PIPE, text=True, check=True, timeout=240
-    ).stdout
+    script.write_text(SCRIPT)
+    return ended([sys.executable, script], 240, env=ENV | variables, check=True).stdout
 
 
 def test_rows_on_disk_fit_a_control_group(tmp_path: Path) -> None:
@@ -55,8 +54,8 @@ def test_rows_on_disk_fit_a_control_group(tmp_path: Path) -> None:
             assert server.stdout is not None
             assert server.stdout.readline()
             role = {"PSFLEET_ROLE": "worker", "PSFLEET_RANK": "0", "PSFLEET_WORKERS": "1"}
-            digest = worker(PSFLEET_SERVERS=socket, **role)
+            digest = worker(tmp_path / "train.py", PSFLEET_SERVERS=socket, **role)
             assert server.wait(60) == 0
         finally:
             server.kill()
-    assert digest == worker()
+    assert digest == worker(tmp_path / "train.py")
