@@ -1,7 +1,6 @@
 """A client of a prediction service, over gRPC."""
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -133,12 +132,7 @@ class ServingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
