@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import weakref
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import psfleet
 from psfleet.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
 from psfleet.observability.histograms import LatencyHistogram
 from psfleet.rules import SGD, Adagrad, Adam, Ftrl, Lamb
+from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.settings.environment import Environment
@@ -25,11 +27,14 @@ from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire import frame, segments
-from psfleet.wire.shared_memory import SharedMemory
+from psfleet.wire.segments import TensorRequest
+from psfleet.wire.shared_memory import FIRST, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.process import Server
+from psfleet_server.rpc.call_plan import plan_of
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
+from psfleet_server.rpc.pull_response import PullResponse
 from psfleet_server.services.plain_calls import PlainCalls
 from psfleet_server.services.shard_service import ShardService
 
@@ -340,6 +345,26 @@ def test_tables_elsewhere_need_arrays(tmp_path: Path) -> None:
     assert plain == {spec.name for spec in SPECS} - {"bias", "seldom", "every"}
     own = MemoryBudget(folder=str(tmp_path))
     assert SparseTable(SPECS[0], max_rows=1000, device="disk", device_budget=own).placed() is None
+
+
+def test_a_plan_keeps_the_memory_of_its_worker() -> None:
+    """A worker that dies during a plain push leaves its memory until the push has ended."""
+    shard = Shard(0, 1, 1)
+    shard.create(SPECS[0], np.zeros(0, np.float32), 0)
+    made = SharedMemory.make(LANE)
+    assert made is not None
+    memory, handle = made
+    os.close(handle.descriptor)
+    ids = memory.part(FIRST, 8).view(np.int64)
+    values = memory.part(FIRST + 64, 8).view(np.float32).reshape(1, 2)
+    mapping = weakref.ref(memory.bytes)
+    push = TensorRequest([Gradient(SPECS[0].key, values, ids, 0.1)])
+    plan = plan_of(shard.tables, push, PullResponse(), memoryview(b""))
+    assert plan is not None
+    del made, memory, ids, values, push
+    assert mapping() is not None
+    del plan
+    assert mapping() is None
 
 
 @pytest.mark.parametrize("lane", ["", "inline"])

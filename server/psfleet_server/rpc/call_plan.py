@@ -78,6 +78,8 @@ class CallPlan:
         self._updates = [self._update(one) for one in request.gradients]
         self._reads = [self._part(one.table, one.ids) for one in request.reads]
         self._outs = [] if room is None else [address_of(values) for values in room.values]
+        # A worker's memory goes with the last array in it, and a worker may die during a call.
+        self._lent = () if room is None else (*request.gradients, *room.values)
         self._bytes = 0 if room is None else room.size
         self._openings: dict[tuple[Outcome, int], _Opening] = {}
 
