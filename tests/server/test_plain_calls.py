@@ -14,8 +14,9 @@ import pytest
 
 import psfleet
 from psfleet.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
+from psfleet.kernels.initial_values import address_of
 from psfleet.observability.histograms import LatencyHistogram
-from psfleet.rules import SGD, Adagrad, Adam, Ftrl, Lamb
+from psfleet.rules import RULES, SGD, Adagrad, Adam, Ftrl, Lamb
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
 from psfleet.schema.table import DecaySpec, TableSpec
@@ -38,20 +39,21 @@ from psfleet_server.rpc.pull_response import PullResponse
 from psfleet_server.services.plain_calls import PlainCalls
 from psfleet_server.services.shard_service import ShardService
 
+# Widths and rules whose kernels tests of tables compile.
 SPECS = (
-    TableSpec("adam", "sparse", (2,), Adam(), seed=5),
+    TableSpec("adam", "sparse", (5,), Adam(), seed=5),
     TableSpec("bias", "dense", (5,), Adam()),
-    TableSpec("sgd", "sparse", (2,), SGD(), DecaySpec(l1=1e-3, l2=1e-2)),
-    TableSpec("ftrl", "sparse", (2,), Ftrl()),
-    TableSpec("lamb", "sparse", (4,), Lamb()),
-    TableSpec("halves", "sparse", (4,), Adam(), precision="bfloat16"),
-    TableSpec("old", "sparse", (2,), Adam(), entry=TTLEntry(steps=6)),
-    TableSpec("few", "sparse", (2,), SGD(), entry=CapacityEntry(rows=24)),
-    TableSpec("full", "sparse", (2,), Adagrad()),
-    TableSpec("seldom", "sparse", (2,), SGD(), entry=CountFilterEntry(2)),
-    TableSpec("every", "sparse", (2,), Adam(), every_row=True),
+    TableSpec("sgd", "sparse", (5,), SGD(), DecaySpec(l1=1e-3, l2=1e-2)),
+    TableSpec("ftrl", "sparse", (5,), Ftrl()),
+    TableSpec("lamb", "sparse", (5,), Lamb()),
+    TableSpec("halves", "sparse", (16,), SGD(), precision="bfloat16"),
+    TableSpec("old", "sparse", (5,), Adam(), entry=TTLEntry(steps=6)),
+    TableSpec("few", "sparse", (5,), SGD(), entry=CapacityEntry(rows=24)),
+    TableSpec("full", "sparse", (5,), Adagrad()),
+    TableSpec("seldom", "sparse", (5,), SGD(), entry=CountFilterEntry(2)),
+    TableSpec("every", "sparse", (5,), Adam(), every_row=True),
 )
-WORKERS, LANE = 3, 1 << 16
+WORKERS, LANE = 3, 1 << 17
 COUNTS = (5, 5, 5, 5, 1, 8, 0, 70, 5, 5)
 
 
@@ -213,7 +215,7 @@ class Program:
         header = Header(worker=worker, incarnation=self.incarnations[worker], clock=sequence)
         if method != "pull":
             header.sequence = sequence
-        payload, at, replies = [], 64, 1 << 15
+        payload, at, replies = [], 64, 1 << 16
         layout = b""
         for kind in ("push", "pull"):
             for spec in specs if method in (kind, "exchange") else ():
@@ -232,7 +234,7 @@ class Program:
                 else:
                     segment.content = segments.IDS if arrays else segments.WHOLE
                     if in_lane:
-                        segment.reply, replies = replies, replies + 8 * 300
+                        segment.reply, replies = replies, replies + 64 * 80
                 segment.offset = at if in_lane else 0
                 content = b"".join(array.tobytes() for array in arrays)
                 payload.append(content + bytes(-len(content) % 8))
@@ -306,7 +308,7 @@ def exchange(side: Side) -> bool:
     """Make an exchange with the next push of worker 0; whether it was taken plainly."""
     before, key = side.host.bytes.plain, SPECS[0].key
     sequence = side.shard.workers.sequences[0] + 1
-    ids, values = np.arange(2), np.ones((2, 2), np.float32)
+    ids, values = np.arange(2), np.ones((2, 5), np.float32)
     push = Segment(table=key, content=segments.ID_ROWS, count=2, learning_rate=0.1)
     pull = Segment(table=key, content=segments.IDS, count=2)
     header = Header(worker=0, incarnation=1, sequence=sequence, clock=sequence)
@@ -338,6 +340,27 @@ def test_no_call_is_plain_that_others_wait_for() -> None:
         assert not exchange(side)
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_places_stand_for_arrays(name: str) -> None:
+    """Under each rule a table that is pushed and pulled by places has the bits of one that gets arrays."""
+    spec = TableSpec("t", "sparse", (5,), RULES[name](), seed=2)
+    one, other = SparseTable(spec), SparseTable(spec)
+    rows, dice = one.placed(), np.random.default_rng(1)
+    assert rows is not None
+    for count in (6, 90, 0, 6):
+        ids = dice.choice(99, count, replace=False).astype(np.int64)
+        values = dice.standard_normal((count, spec.push_width)).astype(np.float32)
+        assert rows.fits(address_of(ids), count)
+        rows.push(address_of(ids), count, address_of(values), 0.1)
+        other.push(ids, values, 0.1)
+        outs = np.empty((2, count, 5), np.float32)
+        rows.pull(address_of(ids), count, address_of(outs[0]))
+        other.pull_into(ids, outs[1])
+        np.testing.assert_array_equal(outs[0], outs[1])
+    np.testing.assert_array_equal(one.page(0, 99).values, other.page(0, 99).values)
+    assert (one.traffic, one.clock) == (other.traffic, other.clock)
+
+
 def test_tables_elsewhere_need_arrays(tmp_path: Path) -> None:
     """Rows on disk or on a device, and tables with rules of their own for ids, are not reached by places."""
     tables = [SparseTable(spec) for spec in SPECS if spec.kind == "sparse"]
@@ -356,7 +379,7 @@ def test_a_plan_keeps_the_memory_of_its_worker() -> None:
     memory, handle = made
     os.close(handle.descriptor)
     ids = memory.part(FIRST, 8).view(np.int64)
-    values = memory.part(FIRST + 64, 8).view(np.float32).reshape(1, 2)
+    values = memory.part(FIRST + 64, 20).view(np.float32).reshape(1, 5)
     mapping = weakref.ref(memory.bytes)
     push = TensorRequest([Gradient(SPECS[0].key, values, ids, 0.1)])
     plan = plan_of(shard.tables, push, PullResponse(), memoryview(b""))
@@ -378,10 +401,10 @@ def test_most_calls_of_a_job_are_plain(
         monkeypatch.setenv(f"PSFLEET_{name}", value)
     with Server(Environment("server", 0, (endpoint,), 1)) as server:
         with psfleet.connect(mode="async") as fleet:
-            table = fleet.sparse_table("adam", 2, psfleet.optimizer.Adam())
+            table = fleet.sparse_table("adam", 5, psfleet.optimizer.Adam())
             bias = fleet.dense_table("bias", np.zeros(5), psfleet.optimizer.Adam())
             for step in range(60):
                 ids = np.arange(5) + step % 9
                 fleet.pull({table: ids, bias: None})
-                fleet.push({table: (ids, np.ones((5, 2))), bias: np.ones(5)})
+                fleet.push({table: (ids, np.ones((5, 5))), bias: np.ones(5)})
         assert server.host.bytes.plain > 40
