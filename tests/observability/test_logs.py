@@ -104,9 +104,9 @@ def test_the_log_of_a_job_tells_what_happened_to_it(tmp_path: Path) -> None:
     """Joins, snapshots with seconds and bytes, the takeover and who has left, each a line of JSON."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(tmp_path), "--replicas", "1"]
-    command += ["--snapshot-every", "10 rounds", KILLING, "5:KILL:ready.0:ready.0.1"]
+    command += [KILLING, "5:KILL:ready.0:ready.0.1"]
     variables = {"PSFLEET_LOG_FORMAT": "json", "PSFLEET_LOG": "warning,psfleet.server=info"}
-    done = ended(command, env={**os.environ, **variables})
+    done = ended(command, env={**os.environ, **variables, "SNAPSHOT": str(tmp_path / "snapshot")})
     assert done.returncode == 0, done.stderr
     lines = [
         {"file": path.name, **json.loads(line)}

@@ -4,7 +4,7 @@ python killing.py STEP:SIGNAL:READY:AWAITED ...
 
 Before that step it sends the signal to the process that has written the ready file READY, once there is
 the file AWAITED: `5:KILL:ready.0:ready.0.1` kills server 0 once its first standby is ready. Whom it sends
-STOP it prints.
+STOP it prints. With SNAPSHOT=FOLDER it takes a snapshot at the end.
 """
 
 import json
@@ -63,6 +63,8 @@ def main(blows: list[str]) -> None:
         weights = active.pull([Read(WEIGHTS.key)])[0]
         noise = np.random.default_rng((me, step)).standard_normal(9000, np.float32)
         active.push([Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05)])
+    if me == 0 and "SNAPSHOT" in os.environ:
+        active.save(os.environ["SNAPSHOT"])
     fleet.barrier_worker()
     if me == 0:
         print("weights", active.pull([Read(WEIGHTS.key)])[0].tobytes().hex())
