@@ -33,9 +33,7 @@ _log = log_of(__name__)
 
 _REPLY = 10.0  # seconds for a server to answer a call without rows
 _MOVED = 600.0  # seconds for a server to send its rows
-_COPIED = (
-    6 * 3600.0
-)  # and to send all of them first, in a small share of the time, while nobody waits
+_COPIED = 6 * 3600.0  # and to send all of them first, in a small share of the time
 _PAUSE = 0.05
 _LOOK = 0.2  # seconds between two looks for a request
 _WAIT = 0.005  # and for the launcher's decision
