@@ -111,7 +111,7 @@ def test_a_waiting_job_is_cancelled(site: Site) -> None:
     """Ctrl-C takes a job out of the queue that has not started; its exit code is not 0."""
     assert site.lab is not None
     launcher = site.launch("--sbatch-options", "--begin=now+1hour", *TWO, TRAINER, "30")
-    launcher.until(lambda: number(site) != "", "job in the queue")
+    launcher.until(lambda: "Slurm job " in site.said(), "job in the queue")
     launcher.process.send_signal(signal.SIGINT)
     code, _, err = site.ends(launcher)
     assert code != 0

@@ -135,7 +135,6 @@ class BatchJob:
         for old in job.output:
             old.unlink(missing_ok=True)
         job.id = queue.submit(path)
-        print(f"{queue.label} {job.id}, from {path}", file=sys.stderr, flush=True)
         return job
 
     def follow(self) -> int:
@@ -143,6 +142,8 @@ class BatchJob:
         streams = (sys.stdout.buffer, sys.stderr.buffer)
         shown = [0, 0]
         with self._passes_signals_on():
+            where = self._folder / f"job.{self._queue.suffix}"
+            print(f"{self._queue.label} {self.id}, from {where}", file=sys.stderr, flush=True)
             for state in self._states():  # noqa: B007  # the last one counts
                 for number, (path, stream) in enumerate(zip(self.output, streams, strict=True)):
                     shown[number] += _show(path, shown[number], stream)
