@@ -115,7 +115,7 @@ class BatchJob:
         self.id = ""
         self.output = folder / f"{queue.prefix}.out", folder / f"{queue.prefix}.err"
         self._queue = queue
-        self._folder = folder
+        self._script = folder / f"job.{queue.suffix}"
 
     @classmethod
     def submit(
@@ -130,11 +130,13 @@ class BatchJob:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if is_claimed(folder):
             raise ConfigError(f"job {name!r} is running; choose another --job, or wait for its end")
-        job, path = cls(queue, folder), folder / f"job.{queue.suffix}"
-        path.write_text(queue.script(name, launch.of(BatchSettings), words, needs, job.output))
+        job = cls(queue, folder)
+        job._script.write_text(
+            queue.script(name, launch.of(BatchSettings), words, needs, job.output)
+        )
         for old in job.output:
             old.unlink(missing_ok=True)
-        job.id = queue.submit(path)
+        job.id = queue.submit(job._script)
         return job
 
     def follow(self) -> int:
@@ -142,8 +144,9 @@ class BatchJob:
         streams = (sys.stdout.buffer, sys.stderr.buffer)
         shown = [0, 0]
         with self._passes_signals_on():
-            where = self._folder / f"job.{self._queue.suffix}"
-            print(f"{self._queue.label} {self.id}, from {where}", file=sys.stderr, flush=True)
+            print(
+                f"{self._queue.label} {self.id}, from {self._script}", file=sys.stderr, flush=True
+            )
             for state in self._states():  # noqa: B007  # the last one counts
                 for number, (path, stream) in enumerate(zip(self.output, streams, strict=True)):
                     shown[number] += _show(path, shown[number], stream)
