@@ -181,9 +181,8 @@ def placed_rows(
     lifetime: RowLifetime,
 ) -> "PlacedRows | None":
     """Return the pulls and pushes of a table; None: its rows are not in host memory alone."""
-    if (
-        type(rule) is HostRowUpdate and type(index) is HostRowMemory
-    ):  # others page, or are elsewhere
+    # Classes that derive from these page rows, or have them elsewhere.
+    if type(rule) is HostRowUpdate and type(index) is HostRowMemory:
         return PlacedRows(table, lock, rule, index, room, lifetime)
     return None
 
@@ -213,7 +212,8 @@ class PlacedRows:
         kernels, spec = static_kernels("plain_call"), table.spec
         self._push, self._pull, self._unknown = kernels.push, kernels.pull, kernels.unknown
         self._table, self._lock, self._index = table, lock, index
-        self._room, self._lifetime, self._rule = room, lifetime, rule
+        self._room, self._lifetime = room, lifetime
+        self._rule = rule  # has the arrays whose places are in the block
         self._block = rule.block()
         self._place = address_of(self._block)
         self._scalars = scalars_of(spec.rule, spec.decay, 0.1, 1)

@@ -153,9 +153,8 @@ class Followers:
         elif len(ids):
             unknown = table.pull_into(ids, out.reshape(len(ids), spec.dim))
             table.traffic.pulled -= len(ids)  # nobody trains with them
-            table.traffic.unknown -= (
-                unknown  # of `rows`; that these have gone comes with the changes
-            )
+            # Of `rows`; that these have gone comes with the changes.
+            table.traffic.unknown -= unknown
 
     def rows(self, request: RowsRequest) -> bytes:
         """Return a RowsReply: a page of rows as they are."""
