@@ -7,7 +7,7 @@ the graph, and `import psfleet` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from psfleet.platform.usage_errors import install_hook
+from psfleet.errors import install_hook
 
 if TYPE_CHECKING:
     __version__: str

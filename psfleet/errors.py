@@ -25,6 +25,11 @@ PsfleetError
 └── CheckpointError                            a snapshot is missing, incomplete or damaged
 """
 
+import os
+import sys
+import traceback
+from types import TracebackType
+
 __all__ = [
     "AccessDenied",
     "CheckpointError",
@@ -89,7 +94,7 @@ class WrongType(ConfigError, TypeError):
 
 
 class LimitExceeded(UsageError):
-    """More than a server takes (psfleet.settings.limits). Nothing was changed."""
+    """More than a server takes (psfleet.settings.declared_settings). Nothing was changed."""
 
 
 class FrameError(PsfleetError, ValueError):
@@ -154,3 +159,35 @@ def not_installed(use: str, package: str, extra: str) -> ConfigError:
     return ConfigError(
         f"{use} {package}, which is not installed; run: pip install '.[{extra}]' in psfleet's checkout"
     )
+
+
+def install_hook() -> None:
+    """Print a `PsfleetError` that ends this process as one line with the place in the script.
+
+    Other exceptions and a `ProtocolError` keep their traceback. So do all where PSFLEET_TRACEBACK is 1,
+    where the script has a hook of its own, and in the workers of a job, whose launcher reads the place
+    from it.
+    """
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_exception
+
+
+def _print_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    whole = os.environ.get("PSFLEET_TRACEBACK") == "1" or "PSFLEET_JOB" in os.environ
+    if whole or not isinstance(error, PsfleetError) or isinstance(error, ProtocolError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    print(f"{name}: {error}{_place(trace)}", file=sys.stderr)
+
+
+def _place(trace: TracebackType | None) -> str:
+    """` (train.py, line 12)`: where the script was; empty if no frame of the script is left."""
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(trace)
+        if frame.f_globals.get("__name__") == "__main__"
+    ]
+    return f" ({os.path.basename(lines[-1][0])}, line {lines[-1][1]})" if lines else ""

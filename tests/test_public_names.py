@@ -30,11 +30,7 @@ FACES = (
     *("psfleet/fleet/fleet.py", "psfleet/testing/local_fleet.py", "psfleet/schema/entry.py"),
     *("psfleet/optimizer/rule_optimizers.py", "psfleet/optimizer/dygraph.py"),
     # These hand on a name that they import.
-    *(
-        "psfleet/datasets/parquet.py",
-        "psfleet/observability/panels.py",
-        "psfleet/platform/arrow.py",
-    ),
+    *("psfleet/datasets/parquet.py", "psfleet/platform/arrow.py"),
     *("psfleet/runtime/interface.py", "psfleet/schema/table.py", "psfleet/stages/schedule.py"),
     *("psfleet/validation/annotations.py", "psfleet/wire/frame.py", "psfleet/wire/segments.py"),
 )

@@ -15,10 +15,10 @@ from psfleet.settings.declared_settings import (  # noqa: E402
     FleetSettings,
     JobSettings,
     ProcessSettings,
+    ServerLimits,
     StageSettings,
     UserSettings,
 )
-from psfleet.settings.limits import ServerLimits  # noqa: E402  # found through the path above
 from psfleet.strategy.strategy_settings import PARTS  # noqa: E402
 from psfleet_launch.engines.launch_engine import EngineSettings  # noqa: E402
 from psfleet_launch.job.job_request import JobRequest, Launch  # noqa: E402

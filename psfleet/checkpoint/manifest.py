@@ -19,8 +19,15 @@ from psfleet.platform.object_store import readable
 from psfleet.rules import make_rule, reference_of
 from psfleet.runtime.worker_state import read_states
 from psfleet.schema.entry import make_entry
-from psfleet.schema.later_fields import LaterField, arguments, later_fields, later_values
-from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.schema.table import (
+    DecaySpec,
+    InitializerSpec,
+    LaterField,
+    TableSpec,
+    arguments,
+    later_fields,
+    later_values,
+)
 
 _LATER = [each for each in later_fields(TableSpec) if each.since]
 LATEST = max(each.since or 1 for each in _LATER)

@@ -29,10 +29,9 @@ from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.wrapping_optimizers import check_outside
 from psfleet.parameters.initializer import Initializer, starting
 from psfleet.parameters.parameter import Parameter, as_numbers
-from psfleet.runtime.interface import ClosedRuntime, PendingPush, Runtime
+from psfleet.runtime.interface import ClosedRuntime, FollowedCut, PendingPush, ReadVersion, Runtime
 from psfleet.runtime.pooled_ids import PooledIds
 from psfleet.runtime.process_runtime import current, is_failure
-from psfleet.runtime.read_version import FollowedCut, ReadVersion
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import Device, InitializerSpec, RowPrecision, ServerCount, TableSpec
 from psfleet.strategy import Settings

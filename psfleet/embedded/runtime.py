@@ -14,10 +14,10 @@ from psfleet.checkpoint.loading import Events, load_events
 from psfleet.consistency import AsyncMode
 from psfleet.datasets.round_plan import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable, UsageError
+from psfleet.kernels.dedup import RecentBatches
 from psfleet.kernels.number_formats import rounded
 from psfleet.platform.threads import deferred
 from psfleet.runtime.evictions import EvictedIds
-from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
 from psfleet.runtime.interface import (
     ClosedRuntime,
     CompletedPull,
@@ -29,8 +29,14 @@ from psfleet.runtime.interface import (
     missing_table,
     with_counts,
 )
-from psfleet.runtime.recent_batches import RecentBatches
-from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
+from psfleet.runtime.validation import (
+    NonFiniteCheck,
+    SkippedGradients,
+    check_gradients,
+    check_ids,
+    check_spec_value,
+    without_values,
+)
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings

@@ -1,6 +1,6 @@
-"""Panels about the processes: memory, load, numbers, deaths, and what travels."""
+"""Panels about the processes: memory, load, numbers, deaths, and what travels; and the table of all."""
 
-from psfleet.observability.expressions import (
+from psfleet.observability.panels import (
     Age,
     Alert,
     Level,
@@ -11,6 +11,7 @@ from psfleet.observability.expressions import (
     Skew,
     section,
 )
+from psfleet.observability.training_panels import TRAINING
 
 _TABLE, _EACH = ("table",), ("role", "rank")
 
@@ -364,3 +365,10 @@ _WIRE = section(
     ),
 )
 FLEET: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_NUMBERS, *_RELIABILITY, *_WIRE)
+
+PANELS: tuple[Panel, ...] = (*TRAINING, *FLEET)
+"""Panels for operators, in the order in which they ask: the one table of panels.
+
+The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are made from it
+(tools/generate_panels.py), and a test asks a real Prometheus every question.
+"""

@@ -1,13 +1,273 @@
-"""Panels for operators, in the order in which they ask: the one table of panels.
+"""Panel of a figure: its question to metrics, what it means, what to do, and its alert.
 
-The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are made from it
-(tools/generate_panels.py), and a test asks a real Prometheus every question.
+A question is written twice: in PromQL, and as Python over two looks at a job. The page of a job and
+Prometheus therefore show the same figures; a test asks both.
 """
 
-from psfleet.observability.expressions import Alert, Panel
-from psfleet.observability.fleet_panels import FLEET
-from psfleet.observability.training_panels import TRAINING
+import abc
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-__all__ = ["PANELS", "Alert", "Panel"]
+WINDOW = "1m"
+"""Over which PromQL takes rates; the page takes those between two looks."""
 
-PANELS: tuple[Panel, ...] = (*TRAINING, *FLEET)
+Series = dict[tuple[str, ...], float]
+"""Values by those of the labels that a question keeps, in its order."""
+
+AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {"sum": sum, "max": max}
+
+
+@dataclass
+class Look:
+    """The samples of a job at one moment.
+
+    Attributes:
+        at: Seconds since the epoch.
+        samples: By name of the metric the labels and the value of each.
+    """
+
+    at: float
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = field(default_factory=dict)
+
+    def select(
+        self, metric: str, where: Mapping[str, str]
+    ) -> list[tuple[Mapping[str, str], float]]:
+        """The samples of a metric with these labels."""
+        return [
+            (labels, value)
+            for labels, value in self.samples.get(metric, [])
+            if where.items() <= labels.items()
+        ]
+
+
+class Expression(abc.ABC):
+    """A question. Frozen dataclasses, built by the table of panels.
+
+    Attributes:
+        by: Labels that its answer keeps.
+    """
+
+    by: tuple[str, ...]
+
+    @abc.abstractmethod
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        """The question to Prometheus.
+
+        Args:
+            where: Further matchers of labels, as in `job="flights"`.
+            per_job: Answer for each job by itself.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, now: Look, before: Look) -> Series:
+        """The answer of two looks; what cannot be said yet is left out."""
+
+    @property
+    @abc.abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that it asks about."""
+
+
+@dataclass(frozen=True)
+class _Single(Expression):
+    """About one metric, whose series are added up (or the greatest is taken) by labels."""
+
+    metric: str
+    by: tuple[str, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
+    aggregate: str = "sum"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    def _promql(self, where: str, per_job: bool, wrap: str = "{}") -> str:
+        labels = [f'{name}="{value}"' for name, value in self.where.items()]
+        matchers = ",".join([where, *labels] if where else labels)
+        selector = self.metric + (f"{{{matchers}}}" if matchers else "")
+        names = ", ".join(("job", *self.by) if per_job else self.by)
+        by = f" by ({names})" if names else ""
+        return f"{self.aggregate}{by} ({wrap.format(selector)})"
+
+    def _aggregated(self, look: Look) -> Series:
+        groups: dict[tuple[str, ...], list[float]] = {}
+        for labels, value in look.select(self.metric, self.where):
+            key = tuple(map(labels.get, self.by, itertools.repeat("")))
+            groups.setdefault(key, []).append(value)
+        return {key: AGGREGATES[self.aggregate](values) for key, values in groups.items()}
+
+
+@dataclass(frozen=True)
+class Level(_Single):
+    """Present value of a metric."""
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return self._promql(where, per_job)
+
+    def evaluate(self, now: Look, before: Look) -> Series:
+        return self._aggregated(now)
+
+
+@dataclass(frozen=True)
+class Rate(_Single):
+    """By how much a count grows in a second. A count that was set back, by a restart, began at 0."""
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
+
+    def evaluate(self, now: Look, before: Look) -> Series:
+        growth, span = _grown(self._aggregated(now), self._aggregated(before)), now.at - before.at
+        return {key: value / span for key, value in growth.items()} if span > 0 else {}
+
+
+@dataclass(frozen=True)
+class Age(_Single):
+    """Seconds since the time that a metric tells."""
+
+    aggregate: str = "max"
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return f"time() - {self._promql(where, per_job)}"
+
+    def evaluate(self, now: Look, before: Look) -> Series:
+        return {key: now.at - value for key, value in self._aggregated(now).items()}
+
+
+@dataclass(frozen=True)
+class Ratio(Expression):
+    """One answer divided by another, series by series."""
+
+    above: Expression
+    below: Expression
+
+    @property
+    def by(self) -> tuple[str, ...]:  # type: ignore[override]  # read only
+        return self.above.by
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*self.above.metrics, *self.below.metrics)
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return f"{self.above.promql(where, per_job)} / {self.below.promql(where, per_job)}"
+
+    def evaluate(self, now: Look, before: Look) -> Series:
+        above, below = self.above.evaluate(now, before), self.below.evaluate(now, before)
+        return {key: value / below[key] for key, value in above.items() if below.get(key)}
+
+
+def Mean(histogram: str, by: tuple[str, ...] = ()) -> Ratio:
+    """The mean of what a histogram has counted lately."""
+    return Ratio(Rate(f"{histogram}_sum", by), Rate(f"{histogram}_count", by))
+
+
+@dataclass(frozen=True)
+class Skew(Expression):
+    """Ratio of the busiest series to the mean: 1 is even."""
+
+    of: Expression
+    by: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.of.metrics
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        of, by = self.of.promql(where, per_job), " by (job)" if per_job else ""
+        return f"max{by} ({of}) / avg{by} ({of})"
+
+    def evaluate(self, now: Look, before: Look) -> Series:
+        values = list(self.of.evaluate(now, before).values())
+        mean = sum(values) / len(values) if values else 0.0
+        return {(): max(values) / mean} if mean else {}
+
+
+@dataclass(frozen=True)
+class Quantile(Expression):
+    """The value that a share of what a histogram has counted lately did not exceed.
+
+    Within a bucket values count as spread evenly, as Prometheus' histogram_quantile has it.
+    """
+
+    share: float
+    histogram: str
+    by: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (f"{self.histogram}_bucket",)
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        buckets = Rate(f"{self.histogram}_bucket", ("le", *self.by))
+        return f"histogram_quantile({self.share:g}, {buckets.promql(where, per_job)})"
+
+    def evaluate(self, now: Look, before: Look) -> Series:
+        buckets = Rate(f"{self.histogram}_bucket", ("le", *self.by)).evaluate(now, before)
+        groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+        for (bound, *rest), value in buckets.items():
+            groups.setdefault(tuple(rest), []).append((float(bound), value))
+        quantiles = {key: _quantile(self.share, sorted(each)) for key, each in groups.items()}
+        return {key: value for key, value in quantiles.items() if not math.isnan(value)}
+
+
+def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
+    """Compute a quantile from cumulative counts by upper bound, the last of which is infinity."""
+    rank = share * buckets[-1][1]
+    if not rank:
+        return math.nan
+    low, below = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            break
+        low, below = bound, count
+    if math.isinf(bound) or bound <= 0:
+        return low if math.isinf(bound) else bound
+    return low + (bound - low) * (rank - below) / (count - below)
+
+
+def _grown(now: Series, before: Series) -> Series:
+    return {
+        key: value - before[key] if value >= before[key] else value
+        for key, value in now.items()
+        if key in before
+    }
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Alert of a panel.
+
+    Attributes:
+        when: Condition on the panel's query, as in `> 0.9`.
+        lasts: Time for which it must hold.
+        severity: `warning` or `critical`.
+    """
+
+    name: str
+    when: str
+    lasts: str = "1m"
+    severity: str = "warning"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure.
+
+    Attributes:
+        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`.
+    """
+
+    title: str
+    unit: str
+    query: Expression
+    meaning: str
+    advice: str
+    alert: Alert | None = None
+    section: str = ""
+
+
+def section(question: str, *panels: Panel) -> tuple[Panel, ...]:
+    """The panels that help to answer a question."""
+    return tuple(replace(panel, section=question) for panel in panels)

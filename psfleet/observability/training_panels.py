@@ -1,15 +1,6 @@
 """Panels about the training: is it fast, who is slow, how stale are gradients."""
 
-from psfleet.observability.expressions import (
-    Alert,
-    Level,
-    Mean,
-    Panel,
-    Quantile,
-    Rate,
-    Ratio,
-    section,
-)
+from psfleet.observability.panels import Alert, Level, Mean, Panel, Quantile, Rate, Ratio, section
 
 _EACH = ("role", "rank")
 _FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push

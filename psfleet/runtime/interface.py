@@ -1,11 +1,11 @@
 """The only door from the library to a fleet: what a trainer script can ask of its parameters.
 
 Two runtimes stand behind it: `psfleet.embedded.runtime` (a shard in this process) and
-`psfleet_worker.cluster_runtime` (the servers of a cluster). They give the same bits.
-"""
+`psfleet_worker.cluster_runtime` (the servers of a cluster). They give the same bits."""
 
 import importlib.metadata
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,49 @@ from psfleet.platform.memory import value_class
 from psfleet.runtime.evictions import EvictedIds
 from psfleet.schema.table import OWN, TableSpec
 from psfleet.settings.choices import Format
+
+
+@dataclass(frozen=True)
+class ReadVersion:
+    """Version of the values of one pull.
+
+    Attributes:
+        rounds: Sync mode: the last closed round of the server that is behind and of the one that is ahead.
+            Equal: the values are those of this round, bit for bit. Other modes: (0, 0).
+        steps: By table how many updates its values have, on the server with the fewest and on the one with
+            the most. In modes other than sync at least so many.
+    """
+
+    rounds: tuple[int, int]
+    steps: Mapping[str, tuple[int, int]]
+
+    @property
+    def is_cut(self) -> bool:
+        """True if all servers gave values of the same round, of which there is at least one."""
+        return self.rounds[0] == self.rounds[1] > 0
+
+
+@dataclass(frozen=True)
+class FollowedCut:
+    """The cut of the training that a follower has.
+
+    Attributes:
+        round: Sync mode: the last closed round. Other modes: None.
+        pushes: By server, for each worker: its incarnation, and its last push in the cut.
+        at: Time (time.monotonic) at which it was the newest.
+        number: Rises with each change: the round, or the number of all pushes.
+    """
+
+    round: int | None
+    pushes: tuple[Mapping[int, tuple[int, int]], ...]
+    at: float
+    number: int
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was the newest."""
+        return max(time.monotonic() - self.at, 0.0)
+
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -16,14 +16,11 @@ from typing_extensions import override
 from psfleet.checkpoint import read_manifest
 from psfleet.errors import ConfigError, PsfleetError, ServerUnavailable
 from psfleet.formats import environment_of
-from psfleet.observability.exposition import counter, latency
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram, counter, latency
 from psfleet.platform.logs import log_of
-from psfleet.platform.object_store import is_whole
-from psfleet.platform.own_snapshots import latest_snapshot
+from psfleet.platform.object_store import is_whole, latest_snapshot
 from psfleet.platform.threads import ServiceThread
-from psfleet.runtime.interface import load_runtime
-from psfleet.runtime.read_version import FollowedCut
+from psfleet.runtime.interface import FollowedCut, load_runtime
 from psfleet.schema.table import TableSpec
 from psfleet.serving.following import Following, FoundSnapshot, Rest, TakeCut
 from psfleet.serving.row_source import SourceRuntime, rows_of_snapshot

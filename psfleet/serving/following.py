@@ -7,7 +7,7 @@ from typing import Any
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.platform.logs import log_of
-from psfleet.runtime.read_version import FollowedCut
+from psfleet.runtime.interface import FollowedCut
 from psfleet.serving.row_source import ServedRows
 from psfleet.serving.weight_copy import AskChanges, AskRows, WeightCopy
 from psfleet.settings.kinds import shown_url

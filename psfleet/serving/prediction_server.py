@@ -20,7 +20,7 @@ from psfleet.serving.http_connection import HttpListener
 from psfleet.serving.model import Model
 from psfleet.serving.service import PredictionService, ServingMetrics
 from psfleet.serving.versions import ModelVersion, ServedModel, VersionedModel
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, checked
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import HANDSHAKE

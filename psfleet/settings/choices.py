@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
+"""Names of the consistency modes, written by tools/generate_stubs.py."""
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Device = Literal["cpu", "cuda", "disk"]
 """Memory that holds a table. The kinds, and their names: psfleet/tables/memory_choice.py."""

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import NoRoom, PsfleetError, rows_move
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet.shard.events import (
     BeginCut,
     Call,

@@ -8,7 +8,7 @@ from typing import cast
 
 from psfleet.consistency import NO_MODE, ConsistencyMode, find_part
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.membership_view import InstallView
 from psfleet.shard.pull_gate import PullGate

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from psfleet.consistency import MODES, ConsistencyMode, find_mode
 from psfleet.errors import ConfigError, FrameError, ShapeError
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet.wire.message_converter import SpreadCodec
 from psfleet.wire.v1 import shard_pb2
 

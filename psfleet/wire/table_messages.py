@@ -9,8 +9,7 @@ from psfleet.formats import exact
 from psfleet.rules import make_rule, reference_of
 from psfleet.runtime.evictions import EvictedIds
 from psfleet.schema.entry import make_entry
-from psfleet.schema.later_fields import arguments, later_values
-from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec, arguments, later_values
 from psfleet.tables.row_data import TableClock
 from psfleet.wire.message_converter import Converter
 from psfleet.wire.v1 import log_pb2, shard_pb2

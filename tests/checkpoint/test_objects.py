@@ -19,7 +19,7 @@ from psfleet import checkpoint, serving
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError, ConfigError
 from psfleet.platform import object_store
-from psfleet.platform.own_snapshots import latest_snapshot, own_name, own_snapshots
+from psfleet.platform.object_store import latest_snapshot, own_name, own_snapshots
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
@@ -143,7 +143,7 @@ SCRIPT = """
 import sys, time
 import numpy as np, psfleet
 from psfleet import fleet, optimizer
-from psfleet.platform.own_snapshots import latest_snapshot
+from psfleet.platform.object_store import latest_snapshot
 
 fleet.init()
 with psfleet.connect() as ps:

@@ -11,8 +11,15 @@ from psfleet.entry import CountFilterEntry
 from psfleet.formats import Misfit
 from psfleet.rules.adam import Adam
 from psfleet.rules.momentum import SGD
-from psfleet.schema.later_fields import arguments, later, later_fields, later_values
-from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.schema.table import (
+    DecaySpec,
+    InitializerSpec,
+    TableSpec,
+    arguments,
+    later,
+    later_fields,
+    later_values,
+)
 from psfleet.wire.table_messages import read_spec, write_spec
 from psfleet.wire.v1 import shard_pb2
 

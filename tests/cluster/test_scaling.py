@@ -16,8 +16,8 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.entry import CountFilterEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
-from psfleet.settings.mode_names import Mode
 from psfleet.strategy import Settings
 from psfleet.tables import disk_file, disk_rows
 from psfleet.testing.local_fleet import LocalFleet

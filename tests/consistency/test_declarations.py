@@ -18,7 +18,7 @@ SHIPPED = [
     path
     for folder in ("psfleet", "server", "worker", "launch")
     for path in (ROOT / folder).rglob("*.py")
-    if path.parent.name != "consistency" and path != ROOT / "psfleet" / "settings" / "mode_names.py"
+    if path.parent.name != "consistency" and path != ROOT / "psfleet" / "settings" / "choices.py"
 ]
 
 

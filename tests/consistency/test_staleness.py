@@ -5,7 +5,7 @@ import numpy as np
 from psfleet.consistency import find_mode
 from psfleet.mode_runtimes.switch import connect
 from psfleet.runtime.interface import Read
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.shard.staleness import StalenessHistogram, quantile

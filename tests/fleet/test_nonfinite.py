@@ -10,8 +10,8 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
 from psfleet.mode_runtimes.switch import connect
 from psfleet.optimizer import SGD
-from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import Gradient, Runtime
+from psfleet.runtime.validation import NonFiniteCheck
 from psfleet.strategy import ConsistencySettings, WireSettings
 from psfleet.testing.local_fleet import LocalFleet
 

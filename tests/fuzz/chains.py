@@ -23,7 +23,7 @@ from psfleet.checkpoint import (
 )
 from psfleet.consistency import find_mode
 from psfleet.errors import PsfleetError
-from psfleet.platform.own_snapshots import own_name
+from psfleet.platform.object_store import own_name
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.shard.shard import Shard

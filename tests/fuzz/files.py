@@ -35,7 +35,7 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import TableSpec
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet.strategy import Settings, load_strategy_file, resolve

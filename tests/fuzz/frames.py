@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.shard.row_dealing import dealt
 from psfleet.shard.shard import Shard
 from psfleet.wire.connections.access import Access

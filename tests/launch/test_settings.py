@@ -11,10 +11,10 @@ from psfleet.settings.declared_settings import (
     FleetSettings,
     JobSettings,
     ProcessSettings,
+    ServerLimits,
     StageSettings,
 )
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.settings.limits import ServerLimits
 from psfleet_launch.commands.launch_command import main
 from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch

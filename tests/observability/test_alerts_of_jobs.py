@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.chaos.audit import ChaosSettings
-from psfleet.observability.panels import PANELS
+from psfleet.observability.fleet_panels import PANELS
 from psfleet.platform.atomic_files import exchange
 from psfleet.runtime.interface import Runtime
 from psfleet.testing.local_fleet import LocalFleet

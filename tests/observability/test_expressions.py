@@ -2,7 +2,7 @@
 
 import pytest
 
-from psfleet.observability.expressions import (
+from psfleet.observability.panels import (
     Age,
     Expression,
     Level,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from psfleet.observability.histograms import NormHistogram
-from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients
+from psfleet.observability.exposition import NormHistogram
+from psfleet.runtime.validation import NonFiniteCheck, SkippedGradients
 
 
 def counted(*steps: np.ndarray) -> NormHistogram:

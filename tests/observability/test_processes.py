@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from psfleet.client import Client
-from psfleet.observability.exposition import decode, encode, histogram, merge
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram, decode, encode, histogram, merge
 from psfleet.optimizer import SGD
 from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet

@@ -8,7 +8,7 @@ import pytest
 from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, write_frozen
 from psfleet.consistency import find_mode
 from psfleet.errors import LogError
-from psfleet.platform.own_snapshots import own_name, own_place
+from psfleet.platform.object_store import own_name, own_place
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec

@@ -15,8 +15,8 @@ import pytest
 from psfleet.errors import ConfigError, LimitExceeded, PsfleetError, ShapeError
 from psfleet.rules import make_rule
 from psfleet.schema.table import MAX_AXES, MAX_NAME, TableSpec
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.settings.limits import ServerLimits
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import open_channel

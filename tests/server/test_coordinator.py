@@ -19,7 +19,7 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet.shard.events import SendError
 from psfleet.shard.membership_view import ViewReport
 from psfleet.wire.mode_messages import write_mode

@@ -15,13 +15,13 @@ import pytest
 import psfleet
 from psfleet.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
 from psfleet.kernels.initial_values import address_of
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram
 from psfleet.rules import RULES, SGD, Adagrad, Adam, Ftrl, Lamb
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
 from psfleet.schema.table import DecaySpec, TableSpec
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.settings.environment import Environment
-from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import BeginCut, EndCut, Join, Pull, Shrink
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut

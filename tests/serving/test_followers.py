@@ -23,8 +23,7 @@ import psfleet
 from psfleet.errors import AccessDenied, ConfigError, ServerUnavailable, UsageError
 from psfleet.kernels.hashing import owned_by
 from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
-from psfleet.runtime.read_version import FollowedCut
+from psfleet.runtime.interface import FollowedCut, Gradient, Read, Runtime, load_runtime
 from psfleet.schema.entry import CapacityEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.serving.follower import Follower

@@ -8,7 +8,7 @@ from psfleet.errors import Later, PsfleetError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet.shard.events import (
     BeginCut,
     EndCut,

@@ -13,7 +13,7 @@ from psfleet.consistency import AsyncMode, SspMode
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.channel import server_options
 
 _HASTY = [

@@ -14,7 +14,6 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.threads import deferred
 from psfleet.rules import import_rules
-from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import (
     CompletedPush,
     Gradient,
@@ -23,10 +22,11 @@ from psfleet.runtime.interface import (
     TableState,
     with_counts,
 )
+from psfleet.runtime.validation import NonFiniteCheck
 from psfleet.runtime.worker_state import ScriptProgress
 from psfleet.schema.table import TableSpec
+from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
-from psfleet.settings.mode_names import Mode
 from psfleet.shard.events import Correction
 from psfleet.shard.membership_view import Position
 from psfleet.stages.links import StagePosition

@@ -13,8 +13,7 @@ from typing_extensions import override
 from psfleet.errors import ConfigError, ServerUnavailable, UsageError
 from psfleet.rules import import_rules
 from psfleet.runtime.evictions import EvictedIds
-from psfleet.runtime.interface import CompletedPull, PendingPull, Read, TableState
-from psfleet.runtime.read_version import ReadVersion
+from psfleet.runtime.interface import CompletedPull, PendingPull, Read, ReadVersion, TableState
 from psfleet.runtime.runtime_bases import ReadOnlyRuntime
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment

@@ -18,8 +18,7 @@ from rich.table import Table
 from psfleet.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from psfleet.errors import PsfleetError
 from psfleet.formats import Format, read_scale, read_scaled
-from psfleet.platform.object_store import is_whole
-from psfleet.platform.own_snapshots import own_snapshots
+from psfleet.platform.object_store import is_whole, own_snapshots
 from psfleet_launch.chaos.follower_processes import NotedCut, noted_cuts
 
 _REPORT = Format("chaos report")

@@ -18,7 +18,7 @@ import click
 from psfleet.consistency import MODES, NO_MODE
 from psfleet.errors import ConfigError, FrameError
 from psfleet.observability.tracing import check_tracing
-from psfleet.platform.own_snapshots import latest_snapshot
+from psfleet.platform.object_store import latest_snapshot
 from psfleet.settings.declaration import settings_of
 from psfleet.settings.kinds import local_path
 from psfleet.strategy.strategy_settings import PARTS

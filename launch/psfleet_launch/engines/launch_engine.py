@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.errors import ConfigError
-from psfleet.platform.own_snapshots import latest_snapshot
+from psfleet.platform.object_store import latest_snapshot
 from psfleet.settings.declaration import Setting, settings_of
 from psfleet_launch import engines
 from psfleet_launch.job.job_plan import Job, Member, Told

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import CheckpointError, ConfigError
-from psfleet.platform.object_store import is_whole
-from psfleet.platform.own_snapshots import latest_snapshot, own_snapshots, remove_snapshot
+from psfleet.platform.object_store import is_whole, latest_snapshot, own_snapshots, remove_snapshot
 from psfleet.platform.threads import ServiceThread
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import place_or_url, shown_url, url_of

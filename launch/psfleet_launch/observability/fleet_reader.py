@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from psfleet.observability.exposition import PREFIX, decode, merge
-from psfleet.observability.expressions import Look
-from psfleet.observability.panels import PANELS
+from psfleet.observability.fleet_panels import PANELS
+from psfleet.observability.panels import Look
 from psfleet.settings.environment import Environment
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.relocating_channel import RelocatingChannel
 from psfleet.wire.frame import MAX_MESSAGE

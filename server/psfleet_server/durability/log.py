@@ -31,7 +31,7 @@ import numpy as np
 from psfleet.chaos.audit import DiskFullFault
 from psfleet.errors import FrameError, LogError, NoRoom
 from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.atomic_files import reason, regular, replace
 from psfleet.platform.logs import log_of
 from psfleet.wire.body import flat, parse

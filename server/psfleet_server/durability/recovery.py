@@ -12,8 +12,7 @@ from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.faults import CrashFaults
 from psfleet.formats import reading
 from psfleet.platform.logs import log_of
-from psfleet.platform.object_store import is_whole
-from psfleet.platform.own_snapshots import own_place
+from psfleet.platform.object_store import is_whole, own_place
 from psfleet.schema.table import BLOCK
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import shown_url, url_of

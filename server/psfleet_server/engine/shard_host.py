@@ -11,7 +11,7 @@ from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, Psfle
 from psfleet.faults import CrashFaults
 from psfleet.platform.memory import resident
 from psfleet.runtime.interface import Read
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.shard.events import (
     Call,
     Event,

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import grpc
 
 from psfleet.errors import PsfleetError
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.connections import error_status

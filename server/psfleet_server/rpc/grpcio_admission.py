@@ -28,7 +28,7 @@ from psfleet.http2.connection_admission import (
     surplus,
 )
 from psfleet.platform.threads import ServiceThread
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet_server.rpc.rate_limited_log import RateLimitedLog
 

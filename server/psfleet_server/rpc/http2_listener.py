@@ -17,9 +17,9 @@ from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.inbound_limits import InboundMessages
 from psfleet.http2.incoming_call import Behavior, IncomingCall
 from psfleet.http2.server_connection import ServerSettings
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.sockets import LONGEST_PATH
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.access import Access, is_tcp
 from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet.wire.connections.http2_access import accepts

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from psfleet.consistency import NO_MODE
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram
 from psfleet.wire import frame
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable, prompt

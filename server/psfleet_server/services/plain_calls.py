@@ -11,7 +11,7 @@ import numpy as np
 
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.memory import content_address
 from psfleet.shard.events import Pull, Push
 from psfleet.shard.plain_events import is_plain, may_be_plain, take

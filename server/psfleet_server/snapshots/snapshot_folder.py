@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psfleet.checkpoint import read_manifest
-from psfleet.platform.object_store import base_of, is_whole
-from psfleet.platform.own_snapshots import own_place, own_snapshots, remove_snapshot
+from psfleet.platform.object_store import (
+    base_of,
+    is_whole,
+    own_place,
+    own_snapshots,
+    remove_snapshot,
+)
 from psfleet.runtime.worker_state import redealt
 from psfleet.settings.kinds import local_path, place_or_url, url_of
 from psfleet_server.durability.recovery import workers_of

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import PsfleetError, ServerUnavailable
-from psfleet.runtime.interface import Read
-from psfleet.runtime.read_version import FollowedCut
+from psfleet.runtime.interface import FollowedCut, Read
 from psfleet.serving.following import Following, FoundSnapshot, Rest, TakeCut
 from psfleet.serving.row_source import ServedRows
 from psfleet.serving.weight_copy import AskChanges, AskRows, WeightCopy

@@ -14,7 +14,7 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import CapacityEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.mode_names import Mode
+from psfleet.settings.choices import Mode
 from psfleet_server.coordinator.barriers import ModeRequest
 
 Rows = NDArray[np.float32]

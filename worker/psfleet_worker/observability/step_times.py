@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from psfleet.observability.histograms import LatencyHistogram
+from psfleet.observability.exposition import LatencyHistogram
 
 
 @dataclass

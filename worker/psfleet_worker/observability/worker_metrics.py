@@ -12,7 +12,7 @@ from psfleet_worker.observability.step_times import StepTimes
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from psfleet.runtime.finiteness import NonFiniteCheck
+    from psfleet.runtime.validation import NonFiniteCheck
     from psfleet.wire.gradient_compressor import GradientCompressor
     from psfleet_worker.observability.hot_ids import HotIds
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import UniqueIds
+from psfleet.kernels.dedup import RecentBatches, UniqueIds
 from psfleet.kernels.initial_values import address_of, copy_over
 from psfleet.runtime.interface import Read
-from psfleet.runtime.recent_batches import RecentBatches
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
 from psfleet.shard.table_placement import dense_range, servers_of

@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
 from psfleet.platform.threads import deferred
-from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
 from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
-from psfleet.runtime.validation import check_gradients
+from psfleet.runtime.validation import (
+    NonFiniteCheck,
+    SkippedGradients,
+    check_gradients,
+    without_values,
+)
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import WireSettings
 from psfleet.wire.gradient_compressor import GradientCompressor

@@ -11,7 +11,7 @@ import grpc
 
 from psfleet.errors import ConfigError
 from psfleet.platform.threads import ServiceThread
-from psfleet.settings.limits import ServerLimits
+from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.access import TOKEN_KEY, Access
 from psfleet.wire.connections.channel import server_options
 from psfleet.wire.v1 import agent_pb2 as pb
