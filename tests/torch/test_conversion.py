@@ -10,9 +10,11 @@ import torch
 
 import psfleet.torch as pst
 from psfleet.errors import ShapeError
+from psfleet.mode_runtimes.switch import connect
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
-from tests.torch.models import MODELS, OPTIMIZERS, batches, curve
+from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve
 from tests.torch.test_tied import KINDS, Tied
 
 
@@ -48,14 +50,13 @@ def test_curve_of_torch(model: str, optimizer: str) -> None:
         assert not np.array_equal(value, begin[name])
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_fleet_has_the_same_bits(servers: int) -> None:
+def test_fleet_has_the_same_bits() -> None:
     """On servers of their own, in sync mode, all losses are those of the embedded run, bit for bit."""
     pairs = [("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "sgd"), ("sequence", "adamw")]
     cases: list[Any] = [(name, MODELS[model], OPTIMIZERS[name]) for model, name in pairs]
     cases += [("tied", partial(Tied, sparse=True), KINDS["adam"])]
     data = list(batches(20))
-    with nothing_left(), LocalFleet(servers, 1, in_process=True) as fleet:
+    with nothing_left(), LocalFleet(2, 1, in_process=True) as fleet:
         remote = fleet.connect(0, "sync")
         for name, make, optimizers in cases:
             curves = []
@@ -66,6 +67,30 @@ def test_fleet_has_the_same_bits(servers: int) -> None:
                 curves.append(curve(moved, [opt], pst.prefetch(data) if runtime else data))
             assert curves[0] == curves[1], name
         remote.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo", "half-async"])
+def test_autocast_in_every_mode(mode: Any) -> None:
+    """With prefetch one worker has the losses of plain torch under autocast, and not those of
+    float32."""
+    half = torch.autocast("cpu", torch.bfloat16)
+    torch.manual_seed(4)
+    start = DeepFM()
+    plain, exact = copy.deepcopy(start), copy.deepcopy(start)
+    expected = curve(half(lambda batch: plain(batch)), OPTIMIZERS["sgd"](plain), batches(12))
+    float32 = curve(exact, OPTIMIZERS["sgd"](exact), batches(1))
+    with nothing_left(), LocalFleet(1, 1, in_process=True) as fleet:
+        runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
+        model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
+        actual = []
+        for batch in pst.prefetch(batches(12)):
+            actual += curve(half(lambda batch: model(batch)), [opt], [batch])
+            if mode == "half-async":  # where the machine decides how far the server is behind
+                runtime.flush()
+        assert model.get_parameter("mlp.0.weight").dtype == torch.float32
+        runtime.close()
+    assert actual[0] == expected[0] != float32[0]
+    np.testing.assert_allclose(actual, expected, rtol=0.05 if mode == "half-async" else 0.01)
 
 
 SGD = torch.optim.SGD

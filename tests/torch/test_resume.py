@@ -16,7 +16,6 @@ from psfleet import optimizer as fleet_optimizer
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
 from psfleet.errors import PsfleetError, ShapeError, UsageError
-from psfleet.runtime.interface import Runtime
 from psfleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
 from tests.torch.models import (
@@ -64,18 +63,36 @@ def stored(*parts: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_every_dense_optimizer(name: str) -> None:
-    """Training resumed from the two state dicts has the losses of training that was not interrupted."""
-    first, later = dense_batches(15, 1), dense_batches(15, 2)
-    model = net()
-    model, opt = pst.convert(model, DENSE[name](model.parameters()))
-    dense_curve(model, [opt], first)
-    states = stored(model.state_dict(), opt.state_dict())
-    expected = dense_curve(model, [opt], later)
+    """Training resumed from the two state dicts has the losses of training that was not interrupted. They are
+    in torch's layout: plain torch goes on from them, and a fleet from plain torch's, loaded before or after
+    the conversion."""
+    first, later = dense_batches(12, 1), dense_batches(12, 2)
+    plain = net()
+    own = DENSE[name](plain.parameters())
+    dense_curve(plain, [own], first)
+    begin = stored(plain.state_dict(), own.state_dict())
+    torchs = dense_curve(plain, [own], later)
+    for loaded_before in (True, False):
+        model = net()
+        mine = DENSE[name](model.parameters())
+        if loaded_before:
+            mine.load_state_dict(begin[1])
+        model, opt = pst.convert(model, mine)
+        model.load_state_dict(begin[0])
+        if not loaded_before:
+            opt.load_state_dict(begin[1])
+        states = stored(model.state_dict(), opt.state_dict())
+        expected = dense_curve(model, [opt], later)
+        np.testing.assert_allclose(expected, torchs, rtol=1e-4)
+        plain = net()
+        own = DENSE[name](plain.parameters())
+        for part, state in zip((plain, own), stored(*states), strict=True):
+            part.load_state_dict(state)
+        np.testing.assert_allclose(dense_curve(plain, [own], later), torchs, rtol=1e-4)
     for order in (1, -1):
         again = net()
         again, opt = pst.convert(again, DENSE[name](again.parameters()), runtime=EmbeddedRuntime())
-        parts: list[Any] = [again, opt]
-        for part, state in list(zip(parts, states, strict=True))[::order]:
+        for part, state in list(zip((again, opt), states, strict=True))[::order]:
             part.load_state_dict(state)
         assert dense_curve(again, [opt], later) == expected
     if name not in ("sgd", "decay"):
@@ -85,54 +102,19 @@ def test_every_dense_optimizer(name: str) -> None:
         assert dense_curve(model, [opt], later) != expected  # state is what makes the difference
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_to_and_from_plain_torch(name: str) -> None:
-    """The state is in torch's layout: plain torch goes on from a fleet's, and a fleet from plain torch's,
-    with the same losses under each option of an optimizer. It is loaded before or after the conversion."""
-    first, later = dense_batches(15, 1), dense_batches(15, 2)
-    plain = net()
-    own = DENSE[name](plain.parameters())
-    dense_curve(plain, [own], first)
-    saved = stored(plain.state_dict(), own.state_dict())
-    expected = dense_curve(plain, [own], later)
-    for loaded_before in (True, False):
-        model = net()
-        mine = DENSE[name](model.parameters())
-        if loaded_before:
-            mine.load_state_dict(saved[1])
-        model, opt = pst.convert(model, mine)
-        model.load_state_dict(saved[0])
-        if not loaded_before:
-            opt.load_state_dict(saved[1])
-        kept = stored(model.state_dict(), opt.state_dict())
-        np.testing.assert_allclose(dense_curve(model, [opt], later), expected, rtol=1e-4)
-        plain = net()
-        own = DENSE[name](plain.parameters())
-        plain.load_state_dict(kept[0])
-        own.load_state_dict(kept[1])
-        np.testing.assert_allclose(dense_curve(plain, [own], later), expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize("servers", [0, 2])
-def test_embeddings(servers: int) -> None:
-    """So are models with embeddings, embedded and on servers of their own, under a schedule."""
+def test_embeddings() -> None:
+    """So are models with embeddings, on servers of their own, under a schedule."""
     cases = [("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "momentum"), ("bags", "sgd")]
     data = list(batches(20))
-
-    def run(runtime: Runtime, again: Runtime, prefix: str) -> None:
+    with nothing_left(), LocalFleet(2, 1, in_process=True) as fleet:
+        runtime = fleet.connect(0, "sync")
         for model_name, optimizer in cases:
             instances = []
-            for where in (runtime, again):
+            for prefix in ("first", "second"):
                 torch.manual_seed(3)
                 model = MODELS[model_name]()
-                instances.append(
-                    pst.convert(
-                        model,
-                        OPTIMIZERS[optimizer](model),
-                        name=f"{prefix}{where is again}{optimizer}",
-                        runtime=where,
-                    )
-                )
+                made, name = OPTIMIZERS[optimizer](model), f"{prefix} {model_name}"
+                instances.append(pst.convert(model, made, name=name, runtime=runtime))
             (model, opt), (other, resumed) = instances
             schedule, its = (optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (opt, resumed))
             curve(model, [opt], data[:10])
@@ -147,13 +129,6 @@ def test_embeddings(servers: int) -> None:
             assert curve(other, [resumed], data[10:]) == expected, (model_name, optimizer)
             state, its_state = opt.state_dict(), resumed.state_dict()
             torch.testing.assert_close(its_state, state, rtol=0, atol=0)
-
-    if not servers:
-        run(EmbeddedRuntime(), EmbeddedRuntime(), "")
-        return
-    with nothing_left(), LocalFleet(servers, 1, in_process=True) as fleet:
-        runtime = fleet.connect(0, "sync")
-        run(runtime, runtime, "servers")
         runtime.close()
 
 

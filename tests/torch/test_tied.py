@@ -45,12 +45,12 @@ class Tied(nn.Module):
     ("sparse", "name"), [(True, "adam"), (True, "adagrad"), (False, "sgd"), (False, "adam")]
 )
 def test_embedding_and_bags(sparse: bool, name: str, fleet: EmbeddedRuntime) -> None:
-    """They share one table, and over 50 steps losses and weights are torch's to 1e-5."""
+    """They share one table, and over 20 steps losses and weights are torch's to 1e-5."""
     torch.manual_seed(6)
     plain = Tied(sparse)
     twin = copy.deepcopy(plain)
     kind = KINDS[name] if sparse or name != "adam" else lambda m: [torch.optim.Adam(m.parameters())]
-    data = list(batches(50))
+    data = list(batches(20))
     wanted = curve(plain, kind(plain), data)
     moved, opt = pst.convert(twin, kind(twin))
     assert len(fleet.specs()) == 3
@@ -82,7 +82,7 @@ class Language(nn.Module):
 def test_output_projection() -> None:
     """Tied to a Linear the weight is a dense table."""
     torch.manual_seed(6)
-    plain, data = Language(sparse=False), list(batches(50))
+    plain, data = Language(sparse=False), list(batches(20))
     twin = copy.deepcopy(plain)
     expected = curve(plain, [torch.optim.AdamW(plain.parameters(), 0.01)], data)
     moved, opt = pst.convert(twin, torch.optim.AdamW(twin.parameters(), 0.01))
