@@ -30,7 +30,7 @@ _NOT_ON_A_DEVICE = {
     "tables/test_refusals.py::test_definitions": "it is of a process without a GPU",
     "shard/test_room.py": "it limits host memory",
     "tables/test_sparse.py::test_a_table_takes_the_address_space_there_is": "it limits the host's addresses",
-    "tables/test_policies.py::test_churn_of_chosen_ids": "each segment of its index has a size of its own, "
+    "tables/test_sparse.py::test_churn_of_chosen_ids": "each segment of its index has a size of its own, "
     "so it takes ids that the index of the host refuses",
 }
 """Tests that mean host memory, and why."""

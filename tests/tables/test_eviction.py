@@ -1,16 +1,15 @@
-"""Eviction policies and the stream of evicted ids against a model in plain Python."""
+"""Eviction policies, the stream of evicted ids, and marks; test_policies.py has a model of all three."""
 
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import reshard
@@ -26,38 +25,18 @@ from psfleet.entry import (
     TTLEntry,
 )
 from psfleet.errors import ConfigError, RuleError, UsageError
-from psfleet.kernels.hashing import hash_ids
 from psfleet.rules import SGD
-from psfleet.runtime.evictions import EvictedIds, EvictionCause, EvictionReader
+from psfleet.runtime.evictions import EvictionReader
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
-from psfleet.tables.assigned_weights import add_rows, refill, set_rows
+from psfleet.tables.assigned_weights import add_rows, set_rows
 from psfleet.tables.memory_choice import MemoryChoice
+from psfleet.tables.row_data import TableClock
 from psfleet.tables.sparse import SparseTable
+from tests.tables.test_policies import SPEC, Blend, events_of, push
 
 Ids = NDArray[np.int64]
-CAPACITY, KEEP, TTL = 24, 40, 7
-SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=5)
-
-
-def blend(age: float, h: tuple[float, ...], frequency: float) -> float:
-    """Dyadic numbers: exact in any precision."""
-    return 0.5 * frequency - h[0] * age
-
-
-@dataclass(frozen=True)
-class Blend(EvictionPolicy):
-    """Frequency and age."""
-
-    fading: float = 0.25
-    name = "blend"
-
-    def score(self) -> Callable[..., float]:
-        return blend
-
-    def scalars(self) -> tuple[float, ...]:
-        return (self.fading,)
 
 
 def value(shows: float, clicks: float) -> float:
@@ -72,133 +51,6 @@ class ClickRate(EvictionPolicy):
 
     def score(self) -> Callable[..., float]:
         return value
-
-
-SCORES: dict[str, tuple[EvictionPolicy | str, Callable[[float, int], float]]] = {
-    "lru": ("lru", lambda frequency, age: 0.0),
-    "lfu": ("lfu", lambda frequency, age: frequency),
-    "decayed": (DecayedFrequency(1.0), lambda frequency, age: frequency * 0.5**age),
-    "blend": (Blend(0.5), lambda frequency, age: 0.5 * frequency - 0.5 * age),
-}
-
-
-def hashed(id_: int) -> int:
-    return int(hash_ids(np.array([id_], np.int64))[0])
-
-
-@dataclass
-class Row:
-    touched: int
-    frequency: np.float32 = field(default_factory=lambda: np.float32(1))
-
-
-class Model(RuleBasedStateMachine):
-    """A table with a policy, a TTL and a stream beside dictionaries."""
-
-    @initialize(policy=st.sampled_from(sorted(SCORES)))
-    def start(self, policy: str) -> None:
-        given, self.score = SCORES[policy]
-        self.half_life = 1.0 if policy == "decayed" else 0.0
-        entry = CapacityEntry(CAPACITY, policy=given) & TTLEntry(steps=TTL)
-        self.table = SparseTable(dataclasses.replace(SPEC, entry=entry & EvictionStreamEntry(KEEP)))
-        self.scored = policy != "lru"
-        self.rows: dict[int, Row] = {}
-        self.events: list[tuple[int, int, int]] = []
-        self.step = 0
-
-    @rule(seed=st.integers(0, 9999), count=st.integers(1, CAPACITY), turns=st.integers(1, 4))
-    def push(self, seed: int, count: int, turns: int) -> None:
-        random = np.random.default_rng(seed)
-        for _ in range(turns):
-            self.update(random.permutation(np.unique(random.zipf(1.2, count) % 90 - 3)))
-
-    def update(self, ids: Ids) -> None:
-        self.table.push(ids, np.ones((len(ids), 2), np.float32), 0.5)
-        self.step += 1
-        new = []
-        for id_ in ids.tolist():
-            row = self.rows.get(id_)
-            if row is None:
-                new.append(id_)
-                continue
-            decay = 0.5 ** (self.step - row.touched) if self.half_life else 1.0
-            row.frequency = np.float32(float(row.frequency) * decay + 1)
-            row.touched = self.step
-        short = len(self.rows) + len(new) - CAPACITY
-        if short > 0:
-            old = [i for i, row in self.rows.items() if row.touched < self.step]
-            first = sorted(old, key=lambda i: (self.worth(i), self.rows[i].touched, hashed(i)))
-            self.drop(first[: max(short, CAPACITY // 16)], EvictionCause.CAPACITY)
-        self.rows |= {id_: Row(self.step) for id_ in new}
-        over = [i for i, row in self.rows.items() if self.step - row.touched >= TTL]
-        self.drop(over, EvictionCause.EXPIRED)
-
-    def worth(self, id_: int) -> float:
-        row = self.rows[id_]
-        return self.score(float(row.frequency), self.step - row.touched)
-
-    def drop(self, ids: list[int], cause: EvictionCause) -> None:
-        self.events += [(id_, self.step, int(cause)) for id_ in sorted(ids)]
-        for id_ in ids:
-            del self.rows[id_]
-
-    @rule(threshold=st.sampled_from([-1.0, 0.5, 1.0, 2.5]))
-    def shrink(self, threshold: float) -> None:
-        if self.scored:
-            below = [i for i in self.rows if self.worth(i) < threshold]
-            assert self.table.shrink(threshold) == len(below)
-            self.drop(below, EvictionCause.SHRUNK)
-
-    @rule(part=st.floats(0, 1), seed=st.integers(0, 99))
-    def remove(self, part: float, seed: int) -> None:
-        """What is removed by hand is no eviction."""
-        known = np.array([*self.rows], np.int64)
-        gone = known[np.random.default_rng(seed).random(len(known)) < part]
-        self.table.remove(gone)
-        for id_ in gone.tolist():
-            del self.rows[id_]
-
-    @rule()
-    def go_on_elsewhere(self) -> None:
-        """What a frozen table holds makes an equal one, stream included, which takes its place."""
-        frozen, again = self.table.freeze(), SparseTable(self.table.spec)
-        for page in frozen.pages():
-            refill(again, frozen.clock, page)
-        refill(again, frozen.clock, {})
-        frozen.close()
-        self.table = again
-
-    @invariant()
-    def same(self) -> None:
-        if not hasattr(self, "table"):
-            return
-        rows = self.table.rows(self.table.ids())
-        expected = [self.rows[id_] for id_ in sorted(self.rows)]
-        assert rows.ids.tolist() == sorted(self.rows)
-        assert rows.touched.tolist() == [row.touched for row in expected]
-        if self.scored:
-            assert rows.scores[:, 0].tolist() == [row.frequency for row in expected]
-
-    @rule(back=st.integers(0, KEEP + 20), limit=st.integers(0, 9))
-    def read(self, back: int, limit: int) -> None:
-        position = max(len(self.events) - back, 0)
-        page = self.table.evicted(position, limit)
-        first = max(position, len(self.events) - KEEP)
-        assert events_of(page) == self.events[first : first + limit]
-        assert page.missed == first - position
-        assert page.position == (first + len(page),)
-
-
-TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-
-
-def events_of(page: EvictedIds) -> list[tuple[int, int, int]]:
-    return list(zip(page.ids.tolist(), page.steps.tolist(), page.causes.tolist(), strict=True))
-
-
-def push(table: SparseTable, ids: Ids) -> None:
-    table.push(ids, np.ones((len(ids), table.spec.push_width), np.float32), 1.0)
 
 
 def made(policy: EvictionPolicy | str, rows: int = 1000, also: Entry | None = None) -> SparseTable:
@@ -220,32 +72,6 @@ def test_a_decayed_frequency_is_its_definition(half_life: float, gaps: list[int]
         push(table, np.array([3]))
     expected = np.sum(0.5 ** ((steps[-1] - steps) / half_life))
     np.testing.assert_allclose(table.rows(np.array([3])).scores[0, 0], expected, rtol=1e-5)
-
-
-def test_frequencies_and_thresholds_are_the_same_on_any_number_of_servers() -> None:
-    """Frequencies of rows, and which rows `shrink` removes by their score, on 1, 2 and 4 servers."""
-    random = np.random.default_rng(0)
-    batches = [np.unique(random.zipf(1.3, 200) % 500) for _ in range(40)]
-    figures = []
-    for servers in (1, 2, 4):
-        entry = CapacityEntry(10_000, policy=DecayedFrequency(7.0))
-        spec = dataclasses.replace(SPEC, entry=entry & EvictionStreamEntry(9999))
-        parts = [SparseTable(spec, servers=servers) for _ in range(servers)]
-        for number, ids in enumerate(batches):
-            for server, part in enumerate(parts):
-                push(part, ids[server == ids % servers])
-                if number % 15 == 14:
-                    part.shrink(0.75)
-        rows = [part.rows(part.ids()) for part in parts]
-        state = {
-            id_: (values.tobytes(), scores.tobytes())
-            for part in rows
-            for id_, values, scores in zip(part.ids.tolist(), part.values, part.scores, strict=True)
-        }
-        gone = [event for part in parts for event in events_of(part.evicted(0, 9999))]
-        assert len(gone) > 50
-        figures.append((state, sorted(gone)))
-    assert figures[0] == figures[1] == figures[2]
 
 
 def test_deltas_of_geo_mode_count_as_updates() -> None:
@@ -388,3 +214,49 @@ def test_tables_without_a_stream_say_how_to_get_one() -> None:
         runtime.evictions(key, [0], 10)
     with pytest.raises(UsageError, match="'d' is dense; only rows are evicted"):
         runtime.evictions(dense, [0], 10)
+
+
+def test_changes_since_a_mark() -> None:
+    """Rows pushed, set and removed since a mark are told apart, and each mark has its own past."""
+    table = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(rows=100)))
+    push(table, np.arange(100))
+    first = table.mark()
+    push(table, np.array([5, 6]))
+    second = table.mark()
+    table.remove(np.array([6, 7]))
+    table.write(table.rows(np.array([8])))
+    push(table, np.array([7, 200]))
+    changes = table.changed_since(first)
+    assert (changes.ids.tolist(), changes.removed.tolist()) == ([5, 7, 8, 200], [6])
+    changes = table.changed_since(second)
+    assert (changes.ids.tolist(), changes.removed.tolist()) == ([7, 8, 200], [6])
+    table.release(first)
+    push(table, np.arange(300, 310))  # lets the oldest go
+    changes = table.changed_since(second)
+    assert set(changes.removed.tolist()) == set(range(100)) - set(table.ids().tolist())
+    table.release(second)
+    table.set_clock(TableClock(7))
+    third = table.mark()
+    table.set_clock(TableClock(3))
+    assert table.changed_since(third).ids.tolist() == table.ids().tolist()
+
+
+def test_a_bounded_mark_is_given_up() -> None:
+    """With more removed ids than the limit a bounded mark is not known any more; others and new ones are."""
+    table = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(rows=100)))
+    push(table, np.arange(100))
+    table.scan._history.limit = 20
+    bounded, firm = table.mark(bounded=True), table.mark()
+    table.remove(np.arange(20))
+    assert table.changed_since(bounded).removed.tolist() == list(range(20))
+    table.release(firm)
+    assert table.scan.knows(bounded)
+    table.remove(np.arange(20, 22))
+    assert not table.scan.knows(bounded)
+    assert not table.scan._history._removed
+    table.release(bounded)
+    later = table.mark(bounded=True)
+    table.remove(np.arange(22, 24))
+    assert table.changed_since(later).removed.tolist() == [22, 23]
+    table.release(later)
+    assert not table.scan._history.is_kept

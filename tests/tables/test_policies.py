@@ -1,7 +1,9 @@
-"""Admission and eviction against a model in plain Python that knows the definitions, not the index."""
+"""Admission, eviction and its stream against a model in plain Python that knows the definitions alone."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,65 +12,107 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
+from psfleet.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    DecayedFrequency,
+    Entry,
+    EvictionPolicy,
+    EvictionStreamEntry,
+    ShowClickEntry,
+    TTLEntry,
+)
 from psfleet.errors import UsageError
-from psfleet.kernels.hashing import hash_ids, ids_of
+from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import SGD, Adagrad, Adam
 from psfleet.rules.rule import Rule
+from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.schema.table import TableSpec
+from psfleet.tables.assigned_weights import refill
 from psfleet.tables.row_data import TableClock
 from psfleet.tables.row_memory import ROW_BYTES
 from psfleet.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=5)
-CAPACITY, WAITING, TTL, NEEDED = 24, 40, 6, 2
+CAPACITY, WAITING, TTL, NEEDED, KEEP = 24, 40, 6, 2, 40
 ENTRY = (
     CountFilterEntry(NEEDED, candidates=WAITING)
     & TTLEntry(steps=TTL, seconds=4.0)
-    & CapacityEntry(rows=CAPACITY)
-    & ShowClickEntry("show", "click", delete_threshold=0.3, delete_after_unseen=2)
+    & EvictionStreamEntry(KEEP)
 )
+SHOWS = ShowClickEntry("show", "click", delete_threshold=0.3, delete_after_unseen=2)
 EDGES = [0, -1, 1, 2**63 - 1, -(2**63)]
 ANY = st.one_of(st.sampled_from(EDGES), st.integers(0, 60))
 IDS = st.lists(ANY, min_size=1, max_size=CAPACITY, unique=True)
+
+
+def blend(age: float, h: tuple[float, ...], frequency: float) -> float:
+    """Dyadic numbers: exact in any precision."""
+    return 0.5 * frequency - h[0] * age
+
+
+@dataclass(frozen=True)
+class Blend(EvictionPolicy):
+    """Frequency and age."""
+
+    fading: float = 0.25
+    name = "blend"
+
+    def score(self) -> Callable[..., float]:
+        return blend
+
+    def scalars(self) -> tuple[float, ...]:
+        return (self.fading,)
+
+
+SCORES: dict[str, tuple[EvictionPolicy | str, Callable[[float, int], float]]] = {
+    "lru": ("lru", lambda frequency, age: 0.0),
+    "lfu": ("lfu", lambda frequency, age: frequency),
+    "decayed": (DecayedFrequency(1.0), lambda frequency, age: frequency * 0.5**age),
+    "blend": (Blend(0.5), lambda frequency, age: 0.5 * frequency - 0.5 * age),
+}
 
 
 def hashed(id_: int) -> int:
     return int(hash_ids(np.array([id_], np.int64))[0])
 
 
-def is_due(id_: int, step: int, ttl: int) -> bool:
-    """Whether this step looks at the segment of the id: the top 8 bits of its hash."""
-    period = max(ttl // 8, 1)
-    return (hashed(id_) >> 56) * period // 256 == step % period
-
-
 @dataclass
 class Row:
     weights: NDArray[np.float32]
     touched: int
+    frequency: np.float32 = field(default_factory=lambda: np.float32(1))
     show: np.float32 = field(default_factory=lambda: np.float32(0))
     click: np.float32 = field(default_factory=lambda: np.float32(0))
 
 
-class Model(RuleBasedStateMachine):
-    """A table with every kind of entry beside dictionaries of rows and of waiting ids."""
+def events_of(page: EvictedIds) -> list[tuple[int, int, int]]:
+    return list(zip(page.ids.tolist(), page.steps.tolist(), page.causes.tolist(), strict=True))
 
-    @initialize()
-    def start(self) -> None:
-        self.table = SparseTable(dataclasses.replace(SPEC, entry=ENTRY))
+
+class Model(RuleBasedStateMachine):
+    """A table with every kind of entry, an eviction policy and a stream beside dictionaries of rows and of
+    waiting ids."""
+
+    @initialize(policy=st.sampled_from(sorted(SCORES)), counts=st.booleans())
+    def start(self, policy: str, counts: bool) -> None:
+        given, self.score = SCORES[policy]
+        self.half_life = 1.0 if policy == "decayed" else 0.0
+        self.scored = policy != "lru"
+        self.counts = counts and policy in ("lru", "lfu")  # others would be kernels more
+        entry = ENTRY & CapacityEntry(rows=CAPACITY, policy=given)
+        self.table = SparseTable(
+            dataclasses.replace(SPEC, entry=entry & SHOWS if self.counts else entry)
+        )
         self.rows: dict[int, Row] = {}
         self.waiting: dict[int, list[int]] = {}  # count, touched
+        self.events: list[tuple[int, int, int]] = []
         self.step = 0
         self.shrinks: list[int] = []
         self.ticks: list[tuple[float, int]] = []
         self.marks: list[tuple[object, dict[int, bytes]]] = []
-
-    def oldest(self, touched: dict[int, int], count: int) -> list[int]:
-        old = [id_ for id_ in touched if touched[id_] < self.step]
-        return sorted(old, key=lambda id_: (touched[id_], hashed(id_)))[:count]
 
     @rule(ids=IDS, seed=st.integers(0, 99))
     def push(self, ids: list[int], seed: int) -> None:
@@ -81,52 +125,64 @@ class Model(RuleBasedStateMachine):
             self.update(random.choice(70, count, replace=False).tolist(), random)
 
     def update(self, ids: list[int], random: np.random.Generator) -> None:
-        values = random.integers(-4, 5, (len(ids), 4)).astype(np.float32)
+        values = random.integers(-4, 5, (len(ids), self.table.spec.push_width)).astype(np.float32)
         values[:, 2:] = np.abs(values[:, 2:])
         self.table.push(np.array(ids, np.int64), values, 0.5)
         self.step += 1
         unknown = [id_ for id_ in ids if id_ not in self.rows]
         admitted = {i for i in unknown if self.waiting.get(i, [0])[0] + 1 >= NEEDED}
-        for id_ in unknown:
-            if id_ in self.waiting:
-                self.waiting[id_][1] = self.step
+        self.wait(unknown)
+        for id_ in admitted:
+            self.waiting.pop(id_, None)
+        for id_ in set(ids) - set(unknown):
+            row = self.rows[id_]
+            decay = 0.5 ** (self.step - row.touched) if self.half_life else 1.0
+            row.frequency = np.float32(float(row.frequency) * decay + 1)
+            row.touched = self.step
+        short = len(self.rows) + len(admitted) - CAPACITY
+        if short > 0:
+            old = [i for i, row in self.rows.items() if row.touched < self.step]
+            first = sorted(old, key=lambda i: (self.worth(i), self.rows[i].touched, hashed(i)))
+            self.drop(first[: max(short, CAPACITY // 16)], EvictionCause.CAPACITY)
+        for id_ in admitted:
+            weights = initial_rows(np.array([id_]), 2, SPEC.initializer, SPEC.seed, SPEC.name)
+            self.rows[id_] = Row(weights.reshape(2), self.step)
+        for place, id_ in enumerate(ids):
+            if id_ in self.rows:
+                row = self.rows[id_]
+                row.weights = row.weights - np.float32(0.5) * values[place, :2]
+                if self.counts:
+                    row.show, row.click = row.show + values[place, 2], row.click + values[place, 3]
+        self.expire(self.step - TTL, EvictionCause.EXPIRED)
+
+    def wait(self, unknown: list[int]) -> None:
+        """Count ids without a row, and let the oldest of them go where there are too many."""
         fresh = [id_ for id_ in unknown if id_ not in self.waiting]
+        for id_ in set(unknown) - set(fresh):
+            self.waiting[id_][1] = self.step
         short = len(self.waiting) + len(fresh) - WAITING
         if short > 0:
-            stamps = {id_: stamp for id_, (_, stamp) in self.waiting.items()}
-            for id_ in self.oldest(stamps, max(short, WAITING // 16)):
+            old = [i for i, (_, touched) in self.waiting.items() if touched < self.step]
+            old.sort(key=lambda i: (self.waiting[i][1], hashed(i)))
+            for id_ in old[: max(short, WAITING // 16)]:
                 del self.waiting[id_]
         room = WAITING - len(self.waiting)
         for id_ in [i for i in unknown if i in self.waiting] + fresh[:room]:
-            count = self.waiting.get(id_, [0, 0])[0] + 1
-            self.waiting[id_] = [count, self.step]
-        for id_ in admitted:
-            self.waiting.pop(id_, None)
-        kept = [id_ for id_ in ids if id_ in self.rows or id_ in admitted]
-        for id_ in kept:
-            if id_ in self.rows:
-                self.rows[id_].touched = self.step
-        short = len(self.rows) + len(admitted) - CAPACITY
-        if short > 0:
-            stamps = {id_: row.touched for id_, row in self.rows.items()}
-            for id_ in self.oldest(stamps, max(short, CAPACITY // 16)):
-                del self.rows[id_]
-        for place, id_ in enumerate(ids):
-            if id_ in kept:
-                row = self.rows.setdefault(id_, Row(self.first(id_), self.step))
-                row.touched = self.step
-                row.weights = row.weights - np.float32(0.5) * values[place, :2]
-                row.show, row.click = row.show + values[place, 2], row.click + values[place, 3]
-        self.expire(lambda id_, stamp: self.step - stamp >= TTL and is_due(id_, self.step, TTL))
+            self.waiting[id_] = [self.waiting.get(id_, [0])[0] + 1, self.step]
 
-    def first(self, id_: int) -> NDArray[np.float32]:
-        ids = np.array([id_], np.int64)
-        return initial_rows(ids, 2, SPEC.initializer, SPEC.seed, SPEC.name).reshape(2)
+    def worth(self, id_: int) -> float:
+        row = self.rows[id_]
+        return self.score(float(row.frequency), self.step - row.touched)
 
-    def expire(self, is_over: object) -> None:
-        assert callable(is_over)
-        self.rows = {i: row for i, row in self.rows.items() if not is_over(i, row.touched)}
-        self.waiting = {i: held for i, held in self.waiting.items() if not is_over(i, held[1])}
+    def drop(self, ids: list[int], cause: EvictionCause) -> int:
+        self.events += [(id_, self.step, int(cause)) for id_ in sorted(ids)]
+        for id_ in ids:
+            del self.rows[id_]
+        return len(ids)
+
+    def expire(self, last: int, cause: EvictionCause) -> int:
+        self.waiting = {i: held for i, held in self.waiting.items() if held[1] > last}
+        return self.drop([i for i, row in self.rows.items() if row.touched <= last], cause)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
     def tick(self, seconds: float) -> None:
@@ -135,27 +191,33 @@ class Model(RuleBasedStateMachine):
         self.ticks.append((now, self.step))
         over = [step for time, step in self.ticks if time <= now - 4.0]
         if over:
-            self.expire(lambda _, stamp: stamp <= over[-1])
+            self.expire(over[-1], EvictionCause.EXPIRED)
 
-    @rule(threshold=st.sampled_from([None, 0.0, 1.0]), unseen=st.sampled_from([None, 1]))
+    @rule(threshold=st.sampled_from([None, 0.0, 0.5, 1.0, 2.5]), unseen=st.sampled_from([None, 1]))
     def shrink(self, threshold: float | None, unseen: int | None) -> None:
-        self.table.shrink(threshold, unseen)
-        least = 0.3 if threshold is None else threshold
-        for row in self.rows.values():
-            row.show = np.float32(float(row.show) * 0.98)
-            row.click = np.float32(float(row.click) * 0.98)
-        self.rows = {
-            i: row
-            for i, row in self.rows.items()
-            if 0.1 * (float(row.show) - float(row.click)) + float(row.click) >= least
-        }
-        back = unseen or 2
-        if len(self.shrinks) >= back:
-            self.expire(lambda _, stamp: stamp <= self.shrinks[-back])
+        gone = self.table.shrink(threshold, unseen)
+        below: list[int] = []
+        if self.counts:
+            least = 0.3 if threshold is None else threshold
+            unseen = unseen or 2
+            for id_, row in self.rows.items():
+                row.show = np.float32(float(row.show) * 0.98)
+                row.click = np.float32(float(row.click) * 0.98)
+                if 0.1 * (float(row.show) - float(row.click)) + float(row.click) < least:
+                    below.append(id_)
+        elif self.scored and threshold is not None:
+            below = [id_ for id_ in self.rows if self.worth(id_) < threshold]
+        elif unseen is None and threshold is not None:
+            unseen = int(threshold)
+        expected = self.drop(below, EvictionCause.SHRUNK)
+        if unseen and len(self.shrinks) >= unseen:
+            expected += self.expire(self.shrinks[-unseen], EvictionCause.SHRUNK)
         self.shrinks.append(self.step)
+        assert gone == expected
 
     @rule(part=st.floats(0, 1), seed=st.integers(0, 99))
     def remove(self, part: float, seed: int) -> None:
+        """What is removed by hand is no eviction."""
         known = np.array([*self.rows, *self.waiting], np.int64)
         gone = known[np.random.default_rng(seed).random(len(known)) < part]
         assert self.table.remove(gone) == len([i for i in gone.tolist() if i in self.rows])
@@ -163,13 +225,21 @@ class Model(RuleBasedStateMachine):
             self.rows.pop(id_, None)
             self.waiting.pop(id_, None)
 
-    @rule()
-    def go_on_elsewhere(self) -> None:
-        """What is handed out makes an equal table, which takes the place of this one."""
+    @rule(frozen=st.booleans())
+    def go_on_elsewhere(self, frozen: bool) -> None:
+        """What is handed out makes an equal table, which takes the place of this one; what a frozen table
+        holds makes one with its stream."""
         again = SparseTable(self.table.spec)
-        again.set_clock(self.table.clock)
-        again.write(self.table.rows(self.table.ids()))
-        again.write_candidates(self.table.candidates())
+        if frozen:
+            view = self.table.freeze()
+            for page in [*view.pages(), {}]:
+                refill(again, view.clock, page)
+            view.close()
+        else:
+            again.set_clock(self.table.clock)
+            again.write(self.table.rows(self.table.ids()))
+            again.write_candidates(self.table.candidates())
+            self.events.clear()
         self.table = again
         self.marks.clear()
 
@@ -213,16 +283,28 @@ class Model(RuleBasedStateMachine):
         expected = [self.rows[id_] for id_ in sorted(self.rows)]
         assert rows.touched.tolist() == [row.touched for row in expected]
         assert [v.tolist() for v in rows.values] == [row.weights.tolist() for row in expected]
-        assert rows.scores.tolist() == [[row.show, row.click] for row in expected]
+        counts = [[row.show, row.click] if self.counts else [] for row in expected]
+        uses = [[row.frequency] if self.scored else [] for row in expected]
+        assert rows.scores.tolist() == [a + b for a, b in zip(counts, uses, strict=True)]
         held = self.table.candidates()
         assert held.ids.tolist() == sorted(self.waiting)
         assert held.values["counts"].tolist() == [self.waiting[i][0] for i in sorted(self.waiting)]
         assert held.touched.tolist() == [self.waiting[i][1] for i in sorted(self.waiting)]
         assert self.table.step == self.step
 
+    @rule(back=st.integers(0, KEEP + 20), limit=st.integers(0, 9))
+    def read(self, back: int, limit: int) -> None:
+        """The stream gives what it keeps of the evictions, and says how many were missed."""
+        position = max(len(self.events) - back, 0)
+        page = self.table.evicted(position, limit)
+        first = max(position, len(self.events) - KEEP)
+        assert events_of(page) == self.events[first : first + limit]
+        assert page.missed == first - position
+        assert page.position == (first + len(page),)
+
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def push(table: SparseTable, ids: Ids) -> None:
@@ -241,17 +323,21 @@ def whole(*tables: SparseTable) -> dict[int, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "least"),
     [
-        CountFilterEntry(3),
-        TTLEntry(steps=5),
-        TTLEntry(steps=400) & CountFilterEntry(2),
-        ShowClickEntry("s", "c") & TTLEntry(steps=9),
+        (CountFilterEntry(3), None),
+        (TTLEntry(steps=5), None),
+        (TTLEntry(steps=400) & CountFilterEntry(2), None),
+        (ShowClickEntry("s", "c") & TTLEntry(steps=9), None),
+        (CapacityEntry(10_000, policy=DecayedFrequency(7.0)), 0.75),
     ],
 )
-def test_policies_of_steps_are_the_same_on_any_number_of_servers(entry: Entry) -> None:
-    """Rows and their ages over three tables are those of one table, step by step and after shrinks."""
-    spec = dataclasses.replace(SPEC, rule=Adam(), entry=entry)
+def test_policies_of_steps_are_the_same_on_any_number_of_servers(
+    entry: Entry, least: float | None
+) -> None:
+    """Rows, their ages and scores, and evictions over three tables are those of one table, step by step and
+    after shrinks."""
+    spec = dataclasses.replace(SPEC, rule=Adam(), entry=entry & EvictionStreamEntry(9999))
     one, parts = SparseTable(spec), [SparseTable(spec, servers=3) for _ in range(3)]
     random = np.random.default_rng(0)
     for step in range(60):
@@ -260,56 +346,15 @@ def test_policies_of_steps_are_the_same_on_any_number_of_servers(entry: Entry) -
         for server, part in enumerate(parts):
             push(part, ids[server == ids % 3])
         if step % 20 == 19:
-            gone = one.shrink(unseen=1)
-            assert gone == sum(part.shrink(unseen=1) for part in parts)
+            gone = one.shrink(least, unseen=1)
+            assert gone == sum(part.shrink(least, unseen=1) for part in parts)
         assert whole(one) == whole(*parts)
+    scores = [table.rows(table.ids()) for table in (one, *parts)]
+    expected, *actual = ([*zip(rows.ids, rows.scores.tolist(), strict=True)] for rows in scores)
+    assert expected == sorted(chain(*actual))
+    events = [event for part in parts for event in events_of(part.evicted(0, 9999))]
+    assert sorted(events) == sorted(events_of(one.evicted(0, 9999)))
     assert len(one) > 10
-
-
-def test_changes_since_a_mark() -> None:
-    """Rows pushed, set and removed since a mark are told apart, and each mark has its own past."""
-    table = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(rows=100)))
-    push(table, np.arange(100))
-    first = table.mark()
-    push(table, np.array([5, 6]))
-    second = table.mark()
-    table.remove(np.array([6, 7]))
-    table.write(table.rows(np.array([8])))
-    push(table, np.array([7, 200]))
-    changes = table.changed_since(first)
-    assert (changes.ids.tolist(), changes.removed.tolist()) == ([5, 7, 8, 200], [6])
-    changes = table.changed_since(second)
-    assert (changes.ids.tolist(), changes.removed.tolist()) == ([7, 8, 200], [6])
-    table.release(first)
-    push(table, np.arange(300, 310))  # lets the oldest go
-    changes = table.changed_since(second)
-    assert set(changes.removed.tolist()) == set(range(100)) - set(table.ids().tolist())
-    table.release(second)
-    table.set_clock(TableClock(7))
-    third = table.mark()
-    table.set_clock(TableClock(3))
-    assert table.changed_since(third).ids.tolist() == table.ids().tolist()
-
-
-def test_a_bounded_mark_is_given_up() -> None:
-    """With more removed ids than the limit a bounded mark is not known any more; others and new ones are."""
-    table = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(rows=100)))
-    push(table, np.arange(100))
-    table.scan._history.limit = 20
-    bounded, firm = table.mark(bounded=True), table.mark()
-    table.remove(np.arange(20))
-    assert table.changed_since(bounded).removed.tolist() == list(range(20))
-    table.release(firm)
-    assert table.scan.knows(bounded)
-    table.remove(np.arange(20, 22))
-    assert not table.scan.knows(bounded)
-    assert not table.scan._history._removed
-    table.release(bounded)
-    later = table.mark(bounded=True)
-    table.remove(np.arange(22, 24))
-    assert table.changed_since(later).removed.tolist() == [22, 23]
-    table.release(later)
-    assert not table.scan._history.is_kept
 
 
 def test_a_row_that_was_evicted_starts_anew() -> None:
@@ -373,43 +418,6 @@ def test_ages_outlive_32_bits_of_steps() -> None:
             break
     table.set_clock(TableClock(2**40))
     assert {t for i, (_, t) in whole(table).items()} == {2**40 - 2**31}
-
-
-def test_churn_of_chosen_ids_is_refused_before_the_index_outgrows_its_place() -> None:
-    """Ids whose hashes begin alike, then others whose hashes do, do no harm."""
-    table = SparseTable(dataclasses.replace(SPEC, entry=None), max_rows=1 << 16)
-    dice, refused = np.random.default_rng(0), 0
-    push(table, np.unique(dice.integers(-(2**63), 2**63 - 1, 60_000)))
-    table.remove(table.ids())
-    for number in range(8):
-        low = np.unique(dice.integers(0, 2**48, 60_000, np.uint64))
-        ids = ids_of(low | np.uint64(number * 8191 << 48))
-        try:
-            push(table, ids)
-        except UsageError as error:
-            refused += "so much alike" in str(error)
-        assert table.remove(ids) in (0, len(ids))
-    push(table, np.arange(50))
-    assert len(table) == 50
-    assert refused
-
-
-def test_ids_whose_hashes_are_alike_are_found() -> None:
-    """A chunk that splits do not help is enlarged; its rows are read, swept and removed all the same."""
-    table = SparseTable(dataclasses.replace(SPEC, entry=None))
-    alike = ids_of(np.arange(5000, dtype=np.uint64) + (np.uint64(200) << np.uint64(56)))
-    push(table, alike)
-    push(table, np.arange(3000))
-    assert table.ids().tolist() == sorted([*alike.tolist(), *range(3000)])
-    assert (table.rows(alike).touched == 1).all()
-    assert table.remove(alike[::2]) == 2500
-    assert table.ids().tolist() == sorted([*alike[1::2].tolist(), *range(3000)])
-    table.set_clock(TableClock(2**40))
-    assert set(table.rows(alike[1::2]).touched.tolist()) == {2**40 - 2**31}
-    frozen = table.freeze()
-    pages = [page["ids"] for page in frozen.pages() if "ids" in page]
-    assert sorted(np.concatenate(pages).tolist()) == table.ids().tolist()
-    frozen.close()
 
 
 @pytest.mark.parametrize(("dim", "made"), [(1, SGD()), (5, Adam())])

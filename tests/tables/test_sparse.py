@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
+from psfleet.entry import CapacityEntry
 from psfleet.errors import UsageError
+from psfleet.kernels.hashing import VIRTUAL_SHARDS, ids_of, routes
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import ASGD, SGD, Adagrad, Adam
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.tables.row_memory import RowTraffic
+from psfleet.tables.row_data import TableClock
+from psfleet.tables.row_memory import RowLimits, RowTraffic
 from psfleet.tables.sparse import SparseTable
+from tests.tables.test_policies import push
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -217,3 +221,56 @@ def test_a_table_takes_the_address_space_there_is() -> None:
     table = SparseTable(TableSpec("t", "sparse", (1024,), ASGD(3000)))
     table.push(np.arange(3), np.ones((3, 1024), np.float32), 0.1)
     assert len(table) == 3
+
+
+@pytest.mark.parametrize("servers", [1, 3, 12, 100, 1024])
+def test_a_full_table_fits_on_any_number_of_servers(servers: int) -> None:
+    """The server with most virtual shards may hold its share of a full table; pushes keep the limit."""
+    rows = 10_000_000
+    spec = TableSpec("t", "sparse", (16,), Adam(), entry=CapacityEntry(rows=rows))
+    limits = RowLimits.of(spec, 48, servers, 2**31)
+    most = max((routes(servers) == group).sum() for group in range(servers))
+    assert limits.held >= rows * most / VIRTUAL_SHARDS
+    assert rows <= limits.pushed * servers < rows + servers
+
+
+def test_without_an_entry_memory_alone_limits() -> None:
+    """A table without a capacity has the places that the server has."""
+    assert RowLimits.of(TableSpec("t", "sparse", (16,), Adam()), 48, 7, 1000) == (1000, 1000)
+
+
+def test_churn_of_chosen_ids_is_refused_before_the_index_outgrows_its_place() -> None:
+    """Ids whose hashes begin alike, then others whose hashes do, do no harm."""
+    table = SparseTable(TableSpec("t", "sparse", (2,), SGD()), max_rows=1 << 16)
+    dice, refused = np.random.default_rng(0), 0
+    push(table, np.unique(dice.integers(-(2**63), 2**63 - 1, 60_000)))
+    table.remove(table.ids())
+    for number in range(8):
+        low = np.unique(dice.integers(0, 2**48, 60_000, np.uint64))
+        ids = ids_of(low | np.uint64(number * 8191 << 48))
+        try:
+            push(table, ids)
+        except UsageError as error:
+            refused += "so much alike" in str(error)
+        assert table.remove(ids) in (0, len(ids))
+    push(table, np.arange(50))
+    assert len(table) == 50
+    assert refused
+
+
+def test_ids_whose_hashes_are_alike_are_found() -> None:
+    """A chunk that splits do not help is enlarged; its rows are read, swept and removed all the same."""
+    table = SparseTable(TableSpec("t", "sparse", (2,), SGD()))
+    alike = ids_of(np.arange(5000, dtype=np.uint64) + (np.uint64(200) << np.uint64(56)))
+    push(table, alike)
+    push(table, np.arange(3000))
+    assert table.ids().tolist() == sorted([*alike.tolist(), *range(3000)])
+    assert (table.rows(alike).touched == 1).all()
+    assert table.remove(alike[::2]) == 2500
+    assert table.ids().tolist() == sorted([*alike[1::2].tolist(), *range(3000)])
+    table.set_clock(TableClock(2**40))
+    assert set(table.rows(alike[1::2]).touched.tolist()) == {2**40 - 2**31}
+    frozen = table.freeze()
+    pages = [page["ids"] for page in frozen.pages() if "ids" in page]
+    assert sorted(np.concatenate(pages).tolist()) == table.ids().tolist()
+    frozen.close()
