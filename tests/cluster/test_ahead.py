@@ -55,8 +55,7 @@ def push(runtime: ClusterRuntime) -> None:
     runtime.push([Gradient(ROWS.key, rows, IDS, 1.0), Gradient(WHOLE.key, whole, None, 1.0)])
 
 
-@pytest.mark.parametrize("is_asked_first", [False, True])
-@pytest.mark.parametrize("lane", ["auto", "inline"])
+@pytest.mark.parametrize(("lane", "is_asked_first"), [("auto", False), ("inline", True)])
 def test_one_push_behind(endpoint: str, lane: str, is_asked_first: bool) -> None:
     """What is read ahead in each step lacks the push of that step and no other.
 
@@ -78,24 +77,7 @@ def test_one_push_behind(endpoint: str, lane: str, is_asked_first: bool) -> None
     runtime.close()
 
 
-@pytest.mark.parametrize("lane", ["auto", "inline"])
-def test_nobody_waits_for_it(endpoint: str, lane: str) -> None:
-    """Values read ahead are those of their moment, however many pushes and pulls come before `wait`."""
-    runtime = connect(endpoint, lane=lane)
-    push(runtime)
-    ahead = runtime.pull_ahead(READS)
-    for _ in range(9):
-        push(runtime)
-    np.testing.assert_array_equal(runtime.pull(READS)[1], -10)
-    runtime.flush()
-    rows, whole = ahead.wait()
-    np.testing.assert_array_equal(whole, -1)
-    assert ahead.wait()[0] is rows
-    runtime.close()
-
-
-@pytest.mark.parametrize("drop", [0.0, 0.3])
-@pytest.mark.parametrize("lane", ["auto", "inline"])
+@pytest.mark.parametrize(("lane", "drop"), [("auto", 0.3), ("inline", 0.0)])
 def test_looked_at_in_any_order(endpoint: str, lane: str, drop: float) -> None:
     """Values are those of their moment whenever they are looked at, with and without lost answers."""
     runtime = connect(endpoint, lane=lane, meddle=MessageFaults(5, drop=drop))

@@ -36,9 +36,7 @@ def expected() -> list[TableState]:
         return train(fleet)
 
 
-@pytest.mark.parametrize(
-    ("servers", "transport"), [(1, "tcp"), (2, "unix"), (3, "tcp"), (3, "unix")]
-)
+@pytest.mark.parametrize(("servers", "transport"), [(1, "tcp"), (2, "unix"), (3, "tcp")])
 def test_any_fleet_gives_the_same_bits(
     expected: list[TableState], servers: int, transport: Literal["unix", "tcp"]
 ) -> None:
@@ -59,11 +57,10 @@ def test_lost_and_repeated_messages_do_not_change_a_bit(
     assert sum(fault.duplicated for fault in faults) > 3
 
 
-@pytest.mark.parametrize(("drop", "duplicate"), [(0.0, 0.3), (0.2, 0.2)])
-def test_every_push_is_counted_once(drop: float, duplicate: float) -> None:
+def test_every_push_is_counted_once() -> None:
     """Two workers push under repeats and lost answers; both tables count each push once."""
     counting = CountingWorkload(60)
-    faults = [MessageFaults(worker, drop, duplicate) for worker in range(2)]
+    faults = [MessageFaults(worker, 0.2, 0.2) for worker in range(2)]
 
     def work(worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), "async", meddle=faults[worker])

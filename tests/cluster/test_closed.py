@@ -18,11 +18,10 @@ from psfleet.testing.local_fleet import LocalFleet
 IDS, GRADS = np.arange(3), np.ones((3, 4), np.float32)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_table_of_a_client_that_is_closed(mode: str) -> None:
+def test_a_table_of_a_client_that_is_closed() -> None:
     """After `with psfleet.connect()` pushes and pulls are refused; they do not wait for an answer."""
     with LocalFleet(2, 1, in_process=True) as fleet:
-        with psfleet.connect(fleet.environment(0), mode=mode) as client:
+        with psfleet.connect(fleet.environment(0)) as client:
             table = client.sparse_table("t", dim=4, optimizer=Adam(0.1))
             table.push(IDS, GRADS).wait(60)
         with pytest.raises(UsageError, match="this client is closed, and so are its tables"):
@@ -32,11 +31,10 @@ def test_a_table_of_a_client_that_is_closed(mode: str) -> None:
         client.close()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_worker_that_has_left(mode: str) -> None:
+def test_a_worker_that_has_left() -> None:
     """After a worker's runtime is closed pushes and pulls are refused; they do not wait for an answer."""
     with LocalFleet(2, 1, in_process=True) as fleet:
-        runtime = fleet.connect(0, mode)
+        runtime = fleet.connect(0, "sync")
         table = Client(runtime).sparse_table("t", dim=4, optimizer=Adam(0.1))
         table.push(IDS, GRADS).wait(60)
         runtime.close()

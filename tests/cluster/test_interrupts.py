@@ -16,7 +16,7 @@ from psfleet.platform import threads
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 
-TIMES = 150
+TIMES = 60
 EVERYWHERE = pytest.mark.parametrize("mode", ["embedded", "sync", "async", "half-async"])
 
 
@@ -61,7 +61,7 @@ class Interrupter:
 
 @EVERYWHERE
 def test_training_goes_on_after_interrupts(mode: str) -> None:
-    """After 150 interrupts at any moment of a step, each push was applied whole or not at all, once."""
+    """After 60 interrupts at any moment of a step, each push was applied whole or not at all, once."""
     with contextlib.ExitStack() as stack:
         environment = Environment(None, 0, (), 1)
         if mode != "embedded":

@@ -56,8 +56,9 @@ def saved_and_loaded(runtime: Runtime, folder: Path) -> None:
     assert state(runtime) == before
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "half-async", "geo"])
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(
+    ("servers", "mode"), [(1, "sync"), (3, "async"), (1, "ssp"), (3, "half-async"), (3, "geo")]
+)
 def test_everything_else_goes_on(servers: int, mode: Mode, tmp_path: Path) -> None:
     """After refusals a worker pulls, pushes, meets, saves and leaves; each refusal is said once."""
     with LocalFleet(servers=servers, workers=1, in_process=True) as fleet:

@@ -82,9 +82,9 @@ def test_embedded_and_cluster_agree(kind: Kind) -> None:
     same_bits(on_fleet(3, 1, kind, lane="inline"), expected)
 
 
-@pytest.mark.parametrize("kind", [(True, "float32"), (True, "float16")], ids=str)
-def test_number_of_servers_does_not_matter(kind: Kind) -> None:
+def test_number_of_servers_does_not_matter() -> None:
     """Two workers in rounds: 1 and 2 servers end with the same bits."""
+    kind: Kind = (True, "float16")
     same_bits(on_fleet(1, 2, kind), on_fleet(2, 2, kind))
 
 

@@ -305,9 +305,9 @@ def test_a_worker_without_a_batch_makes_its_round() -> None:
     np.testing.assert_array_equal(found, np.ones((2, 3)))
 
 
-@pytest.fixture(scope="module", params=["embedded", "sync", "async", "geo", "half-async"])
+@pytest.fixture(scope="module", params=["embedded", "sync", "geo"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    """Tables embedded, and of two servers in every mode."""
+    """Tables embedded, and of two servers."""
     with contextlib.ExitStack() as stack:
         environment = Environment(None, 0, (), 1)
         if request.param != "embedded":
