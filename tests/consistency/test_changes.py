@@ -39,26 +39,9 @@ def check(runtime: ModeSwitchRuntime, expected: float) -> None:
 
 
 def test_every_change() -> None:
-    """Through all modes and back, each step counts as its mode says: in sync one round of all workers,
-    in the others each push. The servers say which mode they are in."""
-
-    def work(runtime: ModeSwitchRuntime) -> None:
-        expected = 0.0
-        for consistency in MODES:
-            if consistency != runtime.consistency:
-                runtime.set_mode(consistency)
-            assert {server["mode"] for server in runtime.stats()} == {consistency.mode}
-            for _ in range(STEPS):
-                step(runtime, IDS)
-            expected += STEPS * (1 if consistency.mode == "sync" else 2)
-            check(runtime, expected)
-
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        together(fleet, MODES[0], work)
-
-
-def test_changes_with_lost_and_repeated_messages() -> None:
-    """Lost answers and late repeats of an older mode's messages change nothing."""
+    """Through all modes and back, each step counts as its mode says: in sync one round of all workers, in the
+    others each push. The servers say which mode they are in. Lost answers and late repeats of an older
+    mode's messages change nothing."""
 
     def train(fleet: LocalFleet, worker: int) -> None:
         faults = MessageFaults(seed=worker, drop=0.1, duplicate=0.3)
@@ -69,6 +52,7 @@ def test_changes_with_lost_and_repeated_messages() -> None:
         expected = 0.0
         for consistency in [*MODES, *MODES[:3]]:
             runtime.set_mode(consistency)
+            assert {server["mode"] for server in runtime.stats()} == {consistency.mode}
             for _ in range(STEPS):
                 step(runtime, IDS)
             expected += STEPS * (1 if consistency.mode == "sync" else 2)

@@ -91,7 +91,7 @@ class Fleet:
         raise AssertionError("the workers wait for each other")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_nobody_is_too_far_ahead_and_nobody_waits_for_ever(seed: int) -> None:
     """Unequal steps, collectives, repeated messages, any interleaving on two servers."""
     fleet = Fleet(seed)

@@ -55,9 +55,9 @@ def gradients() -> tuple[Floats, Floats]:
     return dice.standard_normal(8, np.float32), dice.standard_normal((4, 4), np.float32)
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp", "half-async"])
 @pytest.mark.parametrize(
-    ("damping", "compensation"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 3.0)]
+    ("mode", "damping", "compensation"),
+    [("async", 0.5, 0.0), ("async", 1.0, 3.0), ("ssp", 1.0, 0.0), ("half-async", 0.5, 3.0)],
 )
 def test_a_late_push_is_corrected(mode: Any, damping: float, compensation: float) -> None:
     """Three pushes late: the rate falls by 4^p, and g becomes g + c g g (w - w0), in each mode."""
