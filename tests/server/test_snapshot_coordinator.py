@@ -15,9 +15,7 @@ from psfleet_server.snapshots.snapshot_events import (
     CutMade,
     MembersChanged,
     OpenDraft,
-    PruneSnapshots,
     PublishSnapshot,
-    ReleaseWorker,
     ServersReplied,
     SettleCuts,
     SnapshotEvent,
@@ -33,7 +31,6 @@ from psfleet_server.snapshots.snapshot_events import (
     WarnOperator,
     WatchCut,
     WorkerIntroduced,
-    WorkerLearned,
     WorkerStateArrived,
 )
 from psfleet_server.snapshots.snapshot_under_way import Stage
@@ -64,54 +61,6 @@ def test_a_process_before_had_begun_snapshots() -> None:
     assert not late.request()
     assert not late(TimePassed(), seconds=9.9)
     assert late(TimePassed(), seconds=0.1) == [OpenDraft(10, "")]
-
-
-def test_an_asynchronous_snapshot() -> None:
-    """Servers are cut at the marks of the incarnations that all of them know; workers mark once all have
-    learned of the snapshot; it is published when all files are there, and the requester hears when all
-    servers do."""
-    play = Play()
-    assert play.request(seen=6) == [OpenDraft(7, "")]
-    assert play(OPENED) == [BeginCuts("/job/.partial", PendingCut(7))]
-    assert play(ServersReplied((ASYNC, ASYNC))) == [
-        BeginCuts("/job/.partial", PendingCut(7, members=INCARNATIONS))
-    ]
-    assert play(PLACED) == [AnnounceSnapshot(7), WatchCut(7)]
-    first, second = learned(7)
-    assert play(first) == []
-    assert play(second) == [
-        ReleaseWorker("w0", True, 0),
-        ReleaseWorker("w1", True, 0),
-        AwaitParts(7, cut=True),
-    ]
-    assert play(ServersReplied()) == [AwaitParts(7, cut=False)]
-    written = parts({0: (11, 5), 1: (12, 7)}, 7)
-    assert play(ServersReplied(written)) == [
-        PublishSnapshot(written[0].cut, ("file 0", "file 1"), {}, "")
-    ]
-    assert play(SnapshotPublished()) == [AnnounceSnapshot(None), SettleCuts(7, True, 0)]
-    assert play(ServersReplied()) == [
-        CloseDraft(),
-        PruneSnapshots(),
-        CompleteSnapshot("a", 7, OPENED.path),
-    ]
-    assert play.request(seen=0) == [OpenDraft(8, "")]
-
-
-def test_a_synchronous_snapshot() -> None:
-    """All servers are cut after the highest round that one of them has closed. Workers need not mark; one
-    that learns of the snapshot is told at once which round is the last in it."""
-    play = Play()
-    actual = play.begin(Standing("sync", 4, INCARNATIONS), Standing("sync", 5, INCARNATIONS))
-    assert actual == [BeginCuts("/job/.partial", PendingCut(1, round=5))]
-    assert play(PLACED) == [AnnounceSnapshot(1), AwaitParts(1, cut=True)]
-    assert play(learned()[1]) == [ReleaseWorker("w1", False, 5)]
-
-
-def test_a_fleet_that_nobody_has_joined() -> None:
-    """It is cut where it stands."""
-    nobody = Standing("", 0, {})
-    assert Play().begin(nobody, nobody) == [BeginCuts("/job/.partial", PendingCut(1, round=0))]
 
 
 @pytest.mark.parametrize(
@@ -177,23 +126,6 @@ def test_servers_that_disagree_are_asked_again() -> None:
     error = failed(play(ServersReplied()))
     assert isinstance(error, DeadlineExceeded)
     assert "the servers do not agree on who is in the fleet" in str(error)
-
-
-def test_a_worker_that_comes_while_servers_are_asked() -> None:
-    """It belongs to a snapshot of rounds, which waits for its state; another snapshot is given up, since
-    no server waits for its mark."""
-    play, alone = Play(), {0: 11}
-    play.begin(Standing("sync", 4, alone), Standing("sync", 4, INCARNATIONS))
-    play(PLACED, WorkerIntroduced(0, 11, keeps=False), WorkerIntroduced(1, 12, keeps=True))
-    assert play(ServersReplied(), ServersReplied(parts({}))) == []
-    [publish] = play(WorkerStateArrived(1, 1, 12, "state"))
-    assert isinstance(publish, PublishSnapshot)
-    assert publish.states == {1: "state"}
-
-    play = Play()
-    play.begin(*[Standing("async", 0, alone)] * 2)
-    assert play(PLACED) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
-    assert isinstance(failed(play(ServersReplied())), SnapshotPostponed)
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -277,20 +209,6 @@ def test_a_snapshot_of_somebody_else() -> None:
 # -- workers ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_leaves_is_not_waited_for() -> None:
-    """Neither for its mark nor for its state."""
-    play = Play()
-    play.mark()
-    play(learned()[0])
-    actual = play(MembersChanged(frozenset({1}), frozenset({0, 1})))
-    assert actual == [ReleaseWorker("w0", True, 0), AwaitParts(1, cut=True)]
-    play(ServersReplied())
-    assert play(ServersReplied(parts({}))) == []
-    [publish] = play(WorkerStateArrived(1, 0, 11, {"at": 5}))
-    assert isinstance(publish, PublishSnapshot)
-    assert publish.states == {0: {"at": 5}}
-
-
 def test_workers_that_do_not_learn_in_time() -> None:
     """The snapshot is given up, and who waits for the others is told that it is over."""
     play = Play()
@@ -301,58 +219,6 @@ def test_workers_that_do_not_learn_in_time() -> None:
     error = failed(play(ServersReplied()))
     assert isinstance(error, DeadlineExceeded)
     assert str(error) == ("snapshot 1 was not taken: workers [0] have not heard of it in time")
-
-
-def test_a_cut_that_is_lost_while_workers_learn() -> None:
-    """R11: a change of the fleet ends the snapshot at once; of an earlier snapshot it means nothing."""
-    play = Play()
-    play.mark(seen=1)
-    assert play(CutLost(1)) == []
-    assert play(CutLost(2)) == [AnnounceSnapshot(None), SettleCuts(2, False, 0)]
-    assert "snapshot 2 was given up; take it again" in str(failed(play(ServersReplied())))
-
-
-@pytest.mark.parametrize(("number", "incarnation"), [(2, 11), (1, 10), (1, 12)])
-def test_workers_of_another_snapshot_or_incarnation(number: int, incarnation: int) -> None:
-    """They are refused, and what they keep is not taken."""
-    play = Play()
-    play(WorkerIntroduced(0, 11, keeps=True))
-    play.mark()
-    assert (
-        str(failed(play(WorkerLearned("w0", number, 0, incarnation))))
-        == f"snapshot {number} is over"
-    )
-    play(*learned(), ServersReplied(), ServersReplied(parts({})))
-    assert play(WorkerStateArrived(number, 0, incarnation, "wrong")) == []
-    assert play.coordinator.stage is Stage.AWAITING_STATES
-
-
-def test_a_state_of_an_earlier_attempt() -> None:
-    """R12: a process of server 0 that has died may have begun a snapshot of the same number. What a worker
-    keeps as of that one is not taken, whether it comes before or after what it keeps as of the cut."""
-    play, old = Play(), WorkerStateArrived(1, 0, 11, "old", 3)
-    play(WorkerIntroduced(0, 11, keeps=True))
-    play.mark()
-    play(*learned(), old, ServersReplied())
-    assert play(ServersReplied(parts({0: (11, 28)}))) == []
-    [publish] = play(WorkerStateArrived(1, 0, 11, "new", 28))
-    assert isinstance(publish, PublishSnapshot)
-    assert publish.states == {0: "new"}
-
-    play = Play()
-    play.mark()
-    play(*learned(), WorkerStateArrived(1, 0, 11, "new", 28), old, ServersReplied())
-    [publish] = play(ServersReplied(parts({0: (11, 28)})))
-    assert isinstance(publish, PublishSnapshot)
-    assert publish.states == {0: "new"}
-
-
-def test_who_learns_late_marks_at_once() -> None:
-    """A worker that did not hear the answer asks again, when the others mark already."""
-    play = Play()
-    play.mark()
-    play(*learned())
-    assert play(learned()[0]) == [ReleaseWorker("w0", True, 0)]
 
 
 def test_states_that_do_not_come() -> None:
@@ -389,27 +255,6 @@ def test_the_state_of_a_worker_that_has_left(keeps: bool) -> None:
 
 
 # -- the end of the server -------------------------------------------------------------------------
-
-
-def test_the_server_ends_while_files_are_written() -> None:
-    """That snapshot is completed; what waits behind it is refused, as is what comes later."""
-    play = Play()
-    play.mark()
-    play(*learned(), ServersReplied())
-    play.request("b")
-    ending = "the server is ending"
-    assert str(failed(play(StopSnapshots()))) == ending
-    assert str(failed(play.request("c"))) == ending
-    play(ServersReplied(parts({})), SnapshotPublished())
-    assert CompleteSnapshot("a", 1, OPENED.path) in play(ServersReplied())
-
-
-def test_the_server_ends_while_workers_are_waited_for() -> None:
-    """The snapshot is given up at once."""
-    play = Play()
-    play.mark()
-    assert play(StopSnapshots()) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
-    assert "workers [0, 1] have not heard of it" in str(failed(play(ServersReplied())))
 
 
 # -- all kinds of order ----------------------------------------------------------------------------
