@@ -17,17 +17,10 @@ ENV = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
     "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch")),
 }
-LOG = ("--durability", "log", "--snapshot-every", "1h")
-PAIR = ("--replicas", "1")
 THREADS: dict[str, tuple[str, ...]] = {
     "liveness": (),  # of a server, from its start on
-    "http2 connection": (),
-    "grpcio_admission": ("--tcp",),
-    "snapshot": LOG,
-    "following": PAIR,  # of a standby
-    "server 1": (),  # of a worker
-    "pushes": ("--mode", "async"),
-    "evaluation": LOG,
+    "following": ("--replicas", "1"),  # of a standby
+    "pushes": ("--mode", "async"),  # of a worker
 }
 """By name, with what a job needs to have it."""
 
@@ -61,10 +54,7 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(tmp_path), *THREADS[name], SCRIPT]
     process = ended(
-        command,
-        env=ENV
-        | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)}
-        | {"PSFLEET_TRANSPORT": "http2" if name.startswith("http2") else "grpcio"},
+        command, env=ENV | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)}
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
     message = rf" CRITICAL \w+\.\d psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: "
