@@ -72,18 +72,6 @@ def test_foreign_workers_are_refused() -> None:
         register(Coordinator(2), 0, 1, 3)
 
 
-def test_the_last_to_arrive_releases_all() -> None:
-    """Nobody passes before everybody is there; a repeated arrival is answered again."""
-    coordinator = registered(3)
-    assert coordinator.arrive(barrier(2), "c2") == []
-    assert coordinator.arrive(barrier(0), "c0") == []
-    assert coordinator.arrive(barrier(0), "c0 again") == []
-    outcome = coordinator.arrive(barrier(1), "c1")
-    assert outcome == [CollectiveReply(c, None) for c in ("c0", "c0 again", "c1", "c2")]
-    assert coordinator.arrive(barrier(1), "late") == [CollectiveReply("late", None)]
-    assert coordinator.arrive(barrier(1, 2), "next") == []
-
-
 @pytest.mark.parametrize(("mode", "expected"), [("sum", 1.0), ("max", 1e8), ("min", -1e8)])
 def test_a_reduction_goes_in_worker_order(mode: str, expected: float) -> None:
     """Whatever the order of arrival, values are combined from worker 0 up."""
@@ -124,14 +112,6 @@ def test_only_the_present_incarnation_may_come() -> None:
     assert isinstance(error_of(coordinator.arrive(Arrival(0, incarnation + 1, 1), "c")), NotReady)
     assert coordinator.arrive(barrier(1), "c1") == []
     assert len(coordinator.arrive(Arrival(0, incarnation, 1), "new")) == 2
-
-
-def test_who_has_left_is_not_awaited() -> None:
-    """Leaving completes a collective that only lacked the leaver."""
-    coordinator = registered(2)
-    coordinator.arrive(barrier(0), "c0")
-    assert coordinator.leave(1, 1) == []
-    assert coordinator.leave(1, 2) == [CollectiveReply("c0", None)]
 
 
 def test_an_expired_wait_names_the_missing() -> None:
@@ -206,17 +186,3 @@ def test_a_late_request_begins_no_plan() -> None:
     plan = coordinator.assign_data(0, 1, dataclasses.replace(asked, round=9))
     assert isinstance(plan, RoundPlan)
     assert [entry.first for entry in plan.entries] == [9]
-
-
-def test_server_0_gets_a_view_last() -> None:
-    """It ends with a view that has no members, and nobody else brings views."""
-    coordinator = Coordinator(1, servers=3)
-    coordinator.register(0, 100, 1, "register")
-    for due in coordinator.due():
-        coordinator.rebooted(due.server, 1)
-        coordinator.reported(due.server, 1, due.message.view, ViewReport())
-    assert [due.server for due in coordinator.due()] == [1, 2, 0]
-    assert not coordinator.is_installed
-    for due in coordinator.due():
-        coordinator.installed(due.server, 1, due.message.view)
-    assert coordinator.is_installed
