@@ -59,16 +59,6 @@ def sent(number: int, cut: tuple[int, int], lingers: bool, behind: bool) -> Send
     return SendPush(number, cut, lingers, not lingers, behind, (last, last), (number, number))
 
 
-def test_a_round_is_committed_when_every_server_holds_its_push() -> None:
-    """Sync: the push leaves at once, and the next pull commits it when it is acknowledged everywhere."""
-    session, stream = stream_in("sync")
-    assert wanted(stream.push()) == [LayOutPush(1, 1), sent(1, (0, 0), False, False)]
-    assert stream.open == 1
-    assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
-    assert (stream.open, session.view) == (0, 7)
-    assert wanted(stream.pull()) == [AwaitPushes(), SendPull()]  # no push is awaited twice
-
-
 def test_where_one_server_holds_all_a_push_waits_for_the_pull_that_commits_it() -> None:
     """Sync, one server: what that holds every server holds, so the push may come with its commit."""
     _, stream = stream_in("sync")
@@ -78,15 +68,6 @@ def test_where_one_server_holds_all_a_push_waits_for_the_pull_that_commits_it() 
     with pytest.raises(StopIteration):
         push.send(None)
     assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
-
-
-def test_two_pushes_without_a_pull_are_two_rounds() -> None:
-    """Sync: the second push waits until the first one's round has closed."""
-    _, stream = stream_in("sync")
-    wanted(stream.push())
-    asked = wanted(stream.push())
-    assert asked[:2] == [AwaitPushes(leaves=True), SendPull(commit=1, own=False)]
-    assert asked[-1] == sent(2, (0, 0), False, False)
 
 
 def test_one_push_may_overtake_what_is_read_ahead() -> None:

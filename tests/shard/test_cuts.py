@@ -4,19 +4,16 @@ import numpy as np
 import pytest
 
 from psfleet.consistency import find_mode
-from psfleet.errors import Later, PsfleetError
+from psfleet.errors import PsfleetError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Mode
 from psfleet.shard.events import (
     BeginCut,
-    EndCut,
     Event,
     FrozenShard,
     Join,
-    Leave,
-    MarkCut,
     Pull,
     Push,
     SendError,
@@ -64,71 +61,6 @@ def weight(frozen: FrozenShard | None) -> float:
     [page] = table.pages()
     frozen.close()
     return float(page["value"][0])
-
-
-def members(number: int, *incarnations: tuple[int, int]) -> BeginCut:
-    """A cut at the marks of these incarnations."""
-    return BeginCut(PendingCut(number, members=dict(incarnations)))
-
-
-def test_pushes_behind_a_mark_wait_for_the_cut() -> None:
-    """The cut comes when every marked push is here, and not before; then the others go on."""
-    one = shard("async")
-    take(one, push(0, 1))
-    take(one, members(1, (0, 1), (1, 1)))
-    assert take(one, MarkCut(1, 0, 1, 2)) is None
-    assert take(one, MarkCut(1, 1, 1, 0)) is None
-    with pytest.raises(Later):
-        take(one, push(1, 1))
-    frozen = take(one, push(0, 2))
-    take(one, push(1, 1))
-    assert frozen is not None
-    assert dict(frozen.pushes) == {0: (1, 2), 1: (1, 0)}
-    assert weight(frozen) == 2
-    assert one.cuts.last == 1
-
-
-def test_a_push_brings_the_mark_before_it() -> None:
-    """A push that overtakes its worker's mark does not slip into the snapshot."""
-    one = shard("async")
-    take(one, members(1, (0, 1), (1, 1)))
-    with pytest.raises(Later):
-        take(one, push(0, 1, cut=(1, 0)))
-    assert weight(take(one, MarkCut(1, 1, 1, 0))) == 0
-
-
-def test_old_marks_and_numbers_mean_nothing() -> None:
-    """R12: numbers only rise; a late mark of an earlier cut neither cuts nor blocks."""
-    one = shard("async", 1)
-    take(one, members(2, (0, 1)))
-    assert take(one, MarkCut(1, 0, 1, 0)) is None
-    assert weight(take(one, MarkCut(2, 0, 1, 0))) == 0
-    assert take(one, MarkCut(2, 0, 1, 0)) is None
-    with pytest.raises(PsfleetError, match="must rise"):
-        take(one, members(2, (0, 1)))
-    take(one, push(0, 1, cut=(2, 0)))
-
-
-@pytest.mark.parametrize("event", [EndCut(1), members(2, (0, 1)), Join(1, 2, find_mode("async"))])
-def test_a_cut_that_is_given_up_holds_nobody(event: Event) -> None:
-    """R11: given up, replaced by a later one, or a new incarnation: what waited goes on."""
-    one = shard("async")
-    take(one, members(1, (0, 1), (1, 1)))
-    take(one, MarkCut(1, 0, 1, 0))
-    with pytest.raises(Later):
-        take(one, push(0, 1))
-    take(one, event)
-    take(one, push(0, 1))
-    assert one.cuts.last == 0
-
-
-def test_who_has_left_is_not_waited_for() -> None:
-    """A worker that leaves during the cut had all its pushes here."""
-    one = shard("async")
-    take(one, push(1, 1))
-    take(one, members(1, (0, 1), (1, 1)))
-    take(one, MarkCut(1, 0, 1, 0))
-    assert weight(take(one, Leave(1, 1, 1))) == 1
 
 
 def test_rounds_wait_until_it_is_known_where_to_cut() -> None:

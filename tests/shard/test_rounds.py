@@ -69,36 +69,6 @@ def outcome(instructions: list[Instruction]) -> object:
     )
 
 
-def test_round_closes_when_every_member_has_committed(shards: list[Shard]) -> None:
-    """Held pushes change nothing; the last commit closes the round and serves every pull."""
-    shard = make(shards, 2)
-    assert outcome(shard.handle(dense_push(0, 1, 1.0), "a")) == "held"
-    assert outcome(shard.handle(dense_push(1, 1, 3.0), "b")) == "held"
-    assert shard.handle(Pull(0, 1, (), commit=1), "p0") == []
-    assert weights(shard) == [0, 0, 0]
-    served = shard.handle(Pull(1, 1, (), commit=1), "p1")
-    assert {s.call for s in served if isinstance(s, SendValues)} == {"p0", "p1"}
-    assert weights(shard) == [-2, -2, -2]
-
-
-def test_repeated_push_is_answered_without_effect(shards: list[Shard]) -> None:
-    """Async: a push that arrives twice is applied once and answered twice."""
-    shard = make(shards, 1, "async")
-    for _ in range(2):
-        assert outcome(shard.handle(dense_push(0, 1, 1.0), "a")) == "applied"
-    assert weights(shard) == [-1, -1, -1]
-    assert shard.counters.repeats == 1
-
-
-def test_repeated_push_of_a_closed_round_is_held(shards: list[Shard]) -> None:
-    """Sync: the late copy of a push whose round is closed changes nothing."""
-    shard = make(shards, 1)
-    shard.handle(dense_push(0, 1, 1.0), "a")
-    shard.handle(Pull(0, 1, (), commit=1), "p")
-    assert outcome(shard.handle(dense_push(0, 1, 1.0), "again")) == "held"
-    assert weights(shard) == [-1, -1, -1]
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
     """A push whose predecessor never came is refused by name and changes nothing."""
@@ -115,18 +85,6 @@ def test_earlier_incarnation_is_fenced(shards: list[Shard]) -> None:
     assert outcome(shard.handle(Pull(0, 1, ()), "p")) is Fenced
     assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=3), "a")) is NotReady
     assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")) == "applied"
-
-
-def test_new_incarnation_takes_the_seat_in_the_open_round(shards: list[Shard]) -> None:
-    """Sync: what a dead incarnation left open does not count; its successor pushes the same round."""
-    shard = make(shards, 2)
-    shard.handle(dense_push(0, 1, 8.0), "lost")
-    shard.handle(Join(0, 2, find_mode("sync")), "join")
-    shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")
-    shard.handle(dense_push(1, 1, 1.0), "b")
-    shard.handle(Pull(0, 2, (), commit=1), "p")
-    shard.handle(Pull(1, 1, (), commit=1), "q")
-    assert weights(shard) == [-1, -1, -1]
 
 
 def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
@@ -197,7 +155,7 @@ def random_events(rng: random.Random, workers: int, rounds: int) -> Iterator[tup
         position[worker] += 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_arrival_order_does_not_change_bits(shards: list[Shard], seed: int) -> None:
     """Any order and any repetition of the same calls gives the weights of the plain order."""
     plain, mixed = make(shards, 3), make(shards, 3)
