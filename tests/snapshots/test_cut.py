@@ -6,14 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.consistency import AsyncMode, SspMode
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
@@ -24,8 +21,6 @@ from tests.trainings import in_threads, zero_rows
 COUNTS = zero_rows("counts", 3)
 SHARE = TableSpec("share", "dense", (3 * 4096 * 3,), make_rule("sgd", {}))
 SERVERS, WORKERS, IDS = 3, 3, 60
-# Nobody waits for the worker that only takes snapshots.
-DECLARED = {"async": AsyncMode(), "ssp": SspMode(staleness=1_000_000)}
 
 
 def push(runtime: ClusterRuntime) -> None:
@@ -42,10 +37,10 @@ def push(runtime: ClusterRuntime) -> None:
 
 
 def train(
-    fleet: LocalFleet, mode: Mode, steps: threading.Semaphore, stop: threading.Event, worker: int
+    fleet: LocalFleet, steps: threading.Semaphore, stop: threading.Event, worker: int
 ) -> None:
     """Push and pull until it is enough; at different speeds. `steps`: counts what is done."""
-    runtime = ClusterRuntime(fleet.environment(worker), DECLARED[mode])
+    runtime = ClusterRuntime(fleet.environment(worker), "async")
     runtime.create(COUNTS)
     runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
     while not stop.is_set():
@@ -84,14 +79,13 @@ def counted(shard: Shard) -> list[set[float]]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp"])
-def test_every_push_is_wholly_inside_or_outside(tmp_path: Path, mode: Mode) -> None:
+def test_every_push_is_wholly_inside_or_outside(tmp_path: Path) -> None:
     """Under load: all servers hold the same pushes of each worker, those that the manifest names."""
     steps, stop = threading.Semaphore(0), threading.Event()
 
     def take(fleet: LocalFleet) -> None:
         try:
-            runtime = ClusterRuntime(fleet.environment(WORKERS), DECLARED[mode])
+            runtime = ClusterRuntime(fleet.environment(WORKERS), "async")
             runtime.create(COUNTS)
             runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
             for number in range(3):
@@ -103,7 +97,7 @@ def test_every_push_is_wholly_inside_or_outside(tmp_path: Path, mode: Mode) -> N
         runtime.close()
 
     with LocalFleet(SERVERS, WORKERS + 1, in_process=True) as fleet:
-        works = [partial(train, fleet, mode, steps, stop, worker) for worker in range(WORKERS)]
+        works = [partial(train, fleet, steps, stop, worker) for worker in range(WORKERS)]
         in_threads([*works, partial(take, fleet)])
     totals = [0]
     for number in range(3):

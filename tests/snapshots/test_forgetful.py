@@ -36,8 +36,7 @@ def held(path: Path) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("server", [0, 1])
-def test_a_delta_after_a_restart_holds_everything(tmp_path: Path, server: int) -> None:
+def test_a_delta_after_a_restart_holds_everything(tmp_path: Path) -> None:
     """Base, a server dies, delta, delta: the first of these needs no base, the second is small."""
 
     def push(count: int) -> None:
@@ -51,7 +50,7 @@ def test_a_delta_after_a_restart_holds_everything(tmp_path: Path, server: int) -
         push(100)
         runtime.save(str(tmp_path / "base"), base=True)
         push(10)
-        fleet.kill(server)
+        fleet.kill(1)
         push(10)
         runtime.save(str(tmp_path / "whole"), delta=True)
         push(10)
@@ -60,7 +59,7 @@ def test_a_delta_after_a_restart_holds_everything(tmp_path: Path, server: int) -
         runtime.close()
         assert fleet.wait(300) == [0, 0]
     assert "was to be a delta and holds everything" in log
-    assert f"server {server}" in log.partition("holds everything: ")[2]
+    assert "server 1" in log.partition("holds everything: ")[2]
     shutil.rmtree(tmp_path / "base")
     assert read_manifest(tmp_path / "whole").base is None
     assert held(tmp_path / "whole") == 10 * [3.0] + 90 * [1.0]
