@@ -28,9 +28,6 @@ def serve(behaviour: str) -> None:
     endpoint = os.environ["PSFLEET_SERVERS"].split(",")[RANK]
     ready = Path(os.environ["PSFLEET_READY_FILE"])
     write_ready(ready, RANK, endpoint.replace(":0", ":4711"), os.getpid())
-    if behaviour == "stubborn-server":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
     while sum(1 for _ in Path().glob("left.*")) < WORKERS:
         time.sleep(0.02)
 
@@ -88,11 +85,6 @@ def tells_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, told)
     hangs()
-
-
-def exits_with_3() -> None:
-    """End with an exit code of its own."""
-    sys.exit(3)
 
 
 def tells() -> None:

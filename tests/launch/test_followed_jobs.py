@@ -1,11 +1,16 @@
-"""A follower serves on when all of its job dies."""
+"""A launched job is found by the folder of its logs: by a reader, and by a follower that serves on."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+import psfleet
+from psfleet.errors import ConfigError, FrameError
+from psfleet.formats import SERVERS
 from psfleet.serving.follower import Follower
 from tests.launch.conftest import Launch
 from tests.waiting import until
@@ -28,7 +33,8 @@ with psfleet.connect() as ps:
 
 def test_all_of_a_job_dies(launch: Launch, tmp_path: Path) -> None:
     """Launcher, servers and worker get SIGKILL: the follower serves on and its age rises; when the job is
-    resumed in the same folder it catches up."""
+    resumed in the same folder it catches up. A reader finds the job too, and is told when it is over.
+    (Over TLS: tests/agents/test_lost_machines.py.)"""
     (tmp_path / "train.py").write_text(TRAINER)
     options = ("--servers", "2", "--job", "j", "--no-progress")
     job = launch(*options, "train.py", "first")
@@ -54,5 +60,20 @@ def test_all_of_a_job_dies(launch: Launch, tmp_path: Path) -> None:
         assert (second != first).all()
         until(lambda: np.array_equal(follower.look_up("users", np.arange(5)), second))
         assert follower.age < 60
-        (tmp_path / "seen").touch()
+        with psfleet.connect(job=tmp_path / "psfleet-logs" / "j") as reader:
+            rows = reader.sparse_table("users").pull(np.arange(5))
+            np.testing.assert_array_equal(rows, second)
+            (tmp_path / "seen").touch()
         resumed.ends_with(0)
+    with pytest.raises(ConfigError, match=r"no job runs in '.*/j': it has no servers.json"):
+        psfleet.connect(job=tmp_path / "psfleet-logs" / "j")
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    """It is named, with what is wrong in it."""
+    (tmp_path / SERVERS).write_text("{")
+    with pytest.raises(FrameError, match=r"servers.json' is damaged"):
+        psfleet.connect(job=tmp_path)
+    (tmp_path / SERVERS).write_text(json.dumps({"format": "running job", "version": 2}))
+    with pytest.raises(FrameError, match="has version 2"):
+        psfleet.connect(job=tmp_path)
