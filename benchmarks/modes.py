@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.shard.staleness import quantile
+from psfleet.observability.exposition import quantile
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
+from psfleet.observability.exposition import quantile
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.shard.staleness import quantile
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 

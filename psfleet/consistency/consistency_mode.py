@@ -11,7 +11,7 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
 from psfleet.settings.kinds import one_of
 
-_SSP_CLOCK = "psfleet.shard.pull_gate:SspClock"
+_SSP_CLOCK = "psfleet.shard.shard_state:SspClock"
 _number = partial(setting, most=2**31 - 1)
 at_least_0: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
 """A field that is a setting and a number from 0 on; arguments as for `setting`."""
@@ -54,8 +54,8 @@ class ConsistencyMode:
             waits for that. Data comes from a round plan, and the same script gives the same bits. Otherwise
             a push takes effect when it arrives, and workers lease their data.
         has_clocks: A pull waits while its worker is more than `staleness` pushes ahead of another. The mode
-            has that setting, which servers know; its gate is psfleet.shard.pull_gate:SspClock.
-        gate: `module:class` of another rule for what pulls wait for: a psfleet.shard.pull_gate.PullGate.
+            has that setting, which servers know; its gate is psfleet.shard.shard_state:SspClock.
+        gate: `module:class` of another rule for what pulls wait for: a psfleet.shard.shard_state.PullGate.
             Empty: nothing, without rounds or clocks.
         server_settings: Those settings that servers know, whole numbers. All workers must agree on them.
         adds_deltas: A push brings what is to be added to the weights, and each worker has its own optimizer

@@ -41,8 +41,8 @@ from psfleet.schema.table import TableSpec, key_of
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings
 from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
-from psfleet.shard.pull_gate import TickTimer
 from psfleet.shard.shard import Shard
+from psfleet.shard.shard_state import TickTimer
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.shard.table_placement import placed
 from psfleet.strategy import WireSettings

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Network
 from typing import Protocol
 
-from psfleet.http2.call_errors import ConnectionBroken, ErrorCode
+from psfleet.http2.frames import ConnectionBroken, ErrorCode
 from psfleet.http2.server_connection import ServerSettings
 from psfleet.http2.socket_transport import Transport
 

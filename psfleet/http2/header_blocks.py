@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from hpack import Decoder, HPACKError
 
-from psfleet.http2.call_errors import ErrorCode, ProtocolViolation, StreamError
+from psfleet.http2.frames import ErrorCode, ProtocolViolation, StreamError
 
 MAX_HEADERS = 16 << 10
 """Bytes of the headers of one call, encoded and decoded."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import (
+from psfleet.http2.calls import StreamState
+from psfleet.http2.frames import (
     CallFailed,
     ConnectionBroken,
     DamagedMessage,
@@ -17,8 +18,8 @@ from psfleet.http2.call_errors import (
     ErrorCode,
     ProtocolViolation,
     StreamError,
+    around_message,
 )
-from psfleet.http2.frames import around_message
 from psfleet.http2.header_blocks import (
     OK_HEADERS,
     OK_TRAILERS,
@@ -29,7 +30,6 @@ from psfleet.http2.header_blocks import (
 )
 from psfleet.http2.http2_connection import PREFIX, RENEW, Http2Connection
 from psfleet.http2.socket_transport import Transport
-from psfleet.http2.stream_state import StreamState
 
 _MOST_STREAMS = 2**31 - 1
 _UNKNOWN = 2  # status of gRPC

@@ -6,21 +6,21 @@ take yet is sent by the reading thread when it hears of more room.
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import (
+from psfleet.http2.calls import StreamState
+from psfleet.http2.frames import (
     ConnectionBroken,
     DamagedMessage,
     ErrorCode,
     ProtocolViolation,
     StreamError,
+    around_message,
 )
-from psfleet.http2.frames import around_message, check_frame, check_setting, trailing
 from psfleet.http2.header_blocks import MAX_HEADERS, NO_TABLE, HeaderReader
 from psfleet.http2.socket_transport import BufferedReader, Part, Transport
-from psfleet.http2.stream_state import StreamState
 
 RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
 PREFIX = 5  # bytes before a message: not compressed, and its length
@@ -35,7 +35,7 @@ class _Unsent:
     stream: StreamState
     rest: memoryview
     trailers: bytes
-    end: bool = field(default=False)
+    end: bool
 
 
 S = TypeVar("S", bound=StreamState)
@@ -213,7 +213,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"stream {number} depends on itself")
 
     def _control(self, kind: int, flags: int, number: int, length: int) -> None:
-        check_frame(kind, flags, number, length)
+        frames.check_frame(kind, flags, number, length)
         if kind > frames.CONTINUATION:  # of an extension
             self.pass_over(length)
             return
@@ -243,7 +243,7 @@ class Http2Connection(BufferedReader, Generic[S]):
     def _settings(self, payload: bytes) -> None:
         with self.sending:
             for key, value in frames.read_settings(payload):
-                check_setting(key, value)
+                frames.check_setting(key, value)
                 if key == frames.MAX_FRAME_SIZE:
                     self._largest_frame = value
                 elif key == frames.INITIAL_WINDOW:
@@ -443,7 +443,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         if whole and one.end and not parts:  # an empty message
             parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
         if whole and one.trailers:
-            parts.append(trailing(number, one.trailers))
+            parts.append(frames.trailing(number, one.trailers))
             self.drop(one.stream)
         if parts:
             self.transport.send(parts)

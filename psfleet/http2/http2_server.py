@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import ConnectionBroken, ErrorCode
+from psfleet.http2.calls import Behavior, InboundMessages, Streaming
 from psfleet.http2.connection_admission import ConnectionAdmission, OpenConnection, ServedConnection
-from psfleet.http2.inbound_limits import InboundMessages
-from psfleet.http2.incoming_call import Behavior, Streaming
+from psfleet.http2.frames import ConnectionBroken, ErrorCode
 from psfleet.http2.server_connection import ServerConnection, ServerSettings
 from psfleet.http2.socket_transport import Part, Tick, Transport
 from psfleet.platform.threads import ServiceThread

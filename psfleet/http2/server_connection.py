@@ -9,7 +9,8 @@ from typing_extensions import override
 
 from psfleet.errors import LimitExceeded
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import DamagedMessage, ErrorCode, ProtocolViolation, StreamError
+from psfleet.http2.calls import Behavior, InboundMessages, IncomingCall, RateLimit, Streaming
+from psfleet.http2.frames import DamagedMessage, ErrorCode, ProtocolViolation, StreamError
 from psfleet.http2.header_blocks import (
     OK_HEADERS,
     OK_TRAILERS,
@@ -23,8 +24,6 @@ from psfleet.http2.header_blocks import (
     split_timeout,
 )
 from psfleet.http2.http2_connection import PREFIX, RENEW, Http2Connection
-from psfleet.http2.inbound_limits import InboundMessages, RateLimit
-from psfleet.http2.incoming_call import Behavior, IncomingCall, Streaming
 from psfleet.http2.socket_transport import Transport
 
 _UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from psfleet.http2.call_errors import ConnectionBroken
+from psfleet.http2.frames import ConnectionBroken
 
 Part = bytes | memoryview
 Tick = Callable[[], None]

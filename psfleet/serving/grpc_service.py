@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from psfleet.errors import PsfleetError, ShapeError, UsageError, not_installed
 from psfleet.feature_sets.jagged import Jagged
-from psfleet.http2.incoming_call import Behavior, IncomingCall, Streaming
+from psfleet.http2.calls import Behavior, IncomingCall, Streaming
 from psfleet.serving.batching import PendingPrediction, QueueFull
 from psfleet.serving.service import PredictionService
 from psfleet.serving.versions import ModelVersion

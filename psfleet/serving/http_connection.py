@@ -10,8 +10,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from psfleet.http2.call_errors import ConnectionBroken, ErrorCode
 from psfleet.http2.connection_admission import ServedConnection
+from psfleet.http2.frames import ConnectionBroken, ErrorCode
 from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.socket_transport import Transport
 from psfleet.serving.grpc_service import serving_module

@@ -25,7 +25,7 @@ from psfleet.validation.annotations import NonNegative, NonNegativeInt, Positive
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.http2_access import accepts
+from psfleet.wire.connections.tls_sockets import accepts
 
 _log = log_of(__name__)
 

@@ -11,7 +11,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.serving.row_source import ServedRows
 from psfleet.settings.choices import RowForm
 from psfleet.shard.table_placement import dense_range
-from psfleet.wire.change_messages import ChangedTable, read_changes, read_rows
+from psfleet.wire.table_messages import ChangedTable, read_changes, read_rows
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsRequest
 
 Ids = NDArray[np.int64]

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import NoRoom, PsfleetError, rows_move
+from psfleet.observability.exposition import StalenessHistogram
 from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Mode
 from psfleet.shard.events import (
@@ -41,7 +42,6 @@ from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_state import ConsistencyState, ShardState
 from psfleet.shard.shard_tables import DeltaBases, ShardCounters, ShardTables
 from psfleet.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.shard.staleness import StalenessHistogram
 from psfleet.shard.updates import StaleGradients, check_push_room, make_room, take, update
 from psfleet.shard.workers import Workers
 from psfleet.tables.assigned_weights import check_room, refill
@@ -58,7 +58,7 @@ class Shard:
         journal: Gets every record before it takes effect; None: nothing is kept.
         waits_for_room: A round is complete whose close could not be kept; the event RetryRoom tries again.
         counters, staleness, recent: For displays and errors; not part of its state.
-        replaying: Events are records of an earlier process, see psfleet.shard.journal_replay.
+        replaying: Events are records of an earlier process, see psfleet.shard.event_shortcuts.
         moving: Rows are on their way to another number of servers: nothing may change them.
     """
 

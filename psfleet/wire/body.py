@@ -8,7 +8,7 @@ know could change the meaning of all others.
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
-from psfleet.wire.frame import ALIGNMENT, Part
+from psfleet.wire.frame import ALIGNMENT, BYTES, Part, extent, opened, tag
+from psfleet.wire.v1.replica_pb2 import FollowReply
 from psfleet.wire.v1.state_pb2 import Array
 
 _LENGTH = struct.Struct("<Q")
@@ -124,3 +125,42 @@ def dtype_of(code: str) -> np.dtype[Any]:
     if dtype.kind not in _KINDS or dtype.str != code:
         raise FrameError(f"dtype {code!r} is not one of numbers")
     return dtype
+
+
+_BODY, _PADDING = 3, 8
+_CHUNK_BYTES = 4 << 20  # bytes of a body in one message: gRPC likes them so
+
+
+def write_record(number: int, kind: int, body: bytes) -> Iterator[bytes]:
+    """Yield the messages (FollowReply) that bring a standby a record, each with a part of its body."""
+    view = memoryview(body)
+    for start in range(0, max(len(view), 1), _CHUNK_BYTES):
+        part = view[start : start + _CHUNK_BYTES]
+        head = FollowReply(number=number, kind=kind, more=start + _CHUNK_BYTES < len(view))
+        opening = opened(head.SerializeToString(), _BODY, len(part), _PADDING)
+        yield b"".join((opening, part))
+
+
+def read_record(message: bytes) -> tuple[FollowReply, memoryview]:
+    """Return a message without its body, and the body: a view into it that begins at a multiple of 8 bytes.
+
+    Raises:
+        FrameError: The bytes are no FollowReply, or it has a field that this version does not know.
+    """
+    view = memoryview(message)
+    head = b""
+    body = view[:0]
+    at = 0
+    while at < len(view):
+        begin = at
+        number, kind, at = tag(view, at)
+        start, at = extent(view, at, kind)
+        if number == _PADDING:
+            continue
+        if number == _BODY and kind == BYTES:
+            body = view[start:at]
+            if start % ALIGNMENT:
+                body = memoryview(bytes(body))
+        else:
+            head += bytes(view[begin:at])
+    return parse(FollowReply, head), body

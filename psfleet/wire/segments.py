@@ -25,7 +25,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.choices import Format
 from psfleet.shard.events import PartState
 from psfleet.wire import frame
-from psfleet.wire.protobuf_fields import field as field_bytes
+from psfleet.wire.frame import field as field_bytes
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
 from psfleet.wire.value_formats import FORMATS, NUMBERED, CompressedValues

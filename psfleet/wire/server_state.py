@@ -11,14 +11,13 @@ from psfleet.consistency import NO_MODE
 from psfleet.errors import FrameError
 from psfleet.runtime.interface import Gradient
 from psfleet.shard.events import Push
-from psfleet.shard.pull_gate import PullGate
 from psfleet.shard.rounds import Rounds
-from psfleet.shard.shard_state import ConsistencyState, ShardState
+from psfleet.shard.shard_state import ConsistencyState, PullGate, ShardState
 from psfleet.shard.workers import Workers
 from psfleet.wire import body
 from psfleet.wire.frame import Part
+from psfleet.wire.membership_messages import MODE, mode_fields, read_mode_fields
 from psfleet.wire.message_converter import Converter, check_shared
-from psfleet.wire.mode_messages import MODE, mode_fields, read_mode_fields
 from psfleet.wire.segments import VALUES, OutgoingSegment
 from psfleet.wire.v1 import state_pb2
 from psfleet.wire.v1.frame_pb2 import Header, Segment

@@ -6,8 +6,8 @@ from psfleet.errors import FrameError
 from psfleet.runtime.interface import Gradient
 from psfleet.shard.events import Correction, Join, Leave, Push, Shrink
 from psfleet.wire.frame import encode, read_header, split
+from psfleet.wire.membership_messages import MODE
 from psfleet.wire.message_converter import Converter
-from psfleet.wire.mode_messages import MODE
 from psfleet.wire.segments import OutgoingSegment, write_gradient
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header

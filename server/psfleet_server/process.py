@@ -17,7 +17,7 @@ from psfleet.checkpoint import load_shard
 from psfleet.errors import ConfigError
 from psfleet.faults import CrashFaults
 from psfleet.formats import write_ready
-from psfleet.http2.inbound_limits import InboundMessages
+from psfleet.http2.calls import InboundMessages
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.logs import log_of, set_up_logs

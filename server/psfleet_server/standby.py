@@ -25,7 +25,7 @@ from psfleet.faults import CrashFaults
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.settings.environment import Environment
-from psfleet.wire import replication
+from psfleet.wire.body import read_record
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import await_connection, open_channel
 from psfleet.wire.connections.error_status import error_of
@@ -153,7 +153,7 @@ class Standby:
         try:
             for message in call:
                 self._following = True
-                reply, part = replication.decode(message)
+                reply, part = read_record(message)
                 if self.term:
                     continue  # the old primary may still send
                 if reply.over:

@@ -20,7 +20,7 @@ from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire import frame
-from psfleet.wire.protobuf_fields import field
+from psfleet.wire.frame import field
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime

@@ -10,7 +10,7 @@ import pytest
 from psfleet.consistency import MODES, ConsistencyMode, find_mode, register
 from psfleet.errors import ConfigError, FrameError
 from psfleet.strategy import ConsistencySettings
-from psfleet.wire.mode_messages import read_mode
+from psfleet.wire.membership_messages import read_mode
 from psfleet.wire.v1 import shard_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ from psfleet.shard.events import (
 from psfleet.shard.shard import Shard
 from psfleet.strategy import ConsistencySettings, Settings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.mode_messages import (
+from psfleet.wire.membership_messages import (
     combined_changes,
     mode_fields,
     read_change,
@@ -41,7 +41,7 @@ SOURCE = '''
 """quorum: a pull waits while too many workers are too far behind. patient: it waits for a while at most."""
 from dataclasses import dataclass
 from psfleet.consistency import LatePushMode, at_least_0, register
-from psfleet.shard.pull_gate import PullGate
+from psfleet.shard.shard_state import PullGate
 
 @dataclass
 class QuorumGate(PullGate):

@@ -4,11 +4,11 @@ import numpy as np
 
 from psfleet.consistency import find_mode
 from psfleet.mode_runtimes.switch import connect
+from psfleet.observability.exposition import StalenessHistogram, quantile
 from psfleet.runtime.interface import Read
 from psfleet.settings.choices import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.shard import Shard
-from psfleet.shard.staleness import StalenessHistogram, quantile
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, give, step

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from psfleet.http2.calls import InboundMessages, IncomingCall
 from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.inbound_limits import InboundMessages
-from psfleet.http2.incoming_call import IncomingCall
 from psfleet.http2.server_connection import ServerSettings
 from psfleet.http2.socket_transport import PlainTransport
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS
 from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.socket_transport import PlainTransport

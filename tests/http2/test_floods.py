@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from psfleet.http2 import frames
-from psfleet.http2.inbound_limits import RateLimit
+from psfleet.http2.calls import RateLimit
 from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.connections.access import Access

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.http2 import frames
-from psfleet.http2.call_errors import ConnectionBroken
-from psfleet.http2.frames import around_message
+from psfleet.http2.frames import ConnectionBroken, around_message
 from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, request_prefix, timeout_field
 from psfleet.http2.http2_client import ClientConnection, Http2Client
 from psfleet.http2.http2_server import Http2Server

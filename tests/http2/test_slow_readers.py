@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from psfleet.http2.calls import IncomingCall
 from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.incoming_call import IncomingCall
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.certificates import make_credentials
 from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.http2_access import accepts, connects
+from psfleet.wire.connections.tls_sockets import accepts, connects
 from tests.http2.calls import SETTINGS
 from tests.programs import ended
 from tests.waiting import until

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.errors import ServerUnavailable
-from psfleet.wire.connections import http2_access
+from psfleet.wire.connections import tls_sockets
 from psfleet.wire.connections.access import Access
 from psfleet.wire.v1.shard_pb2 import TransportReply
 from psfleet_worker.connection.tensor_calls import TensorCalls
@@ -69,7 +69,7 @@ def test_a_connection_that_is_not_made_in_time_is_tried_again(
 ) -> None:
     """The call has not left, and has more time than a connection may take: it is no DeadlineExceeded, which
     would end it."""
-    monkeypatch.setattr(http2_access, "HANDSHAKE", 0.2)
+    monkeypatch.setattr(tls_sockets, "HANDSHAKE", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
         contextlib.ExitStack() as stack,

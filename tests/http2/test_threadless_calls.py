@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
+from psfleet.http2.calls import IncomingCall
 from psfleet.http2.http2_client import ClientConnection, Http2Client
 from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.incoming_call import IncomingCall
 from psfleet.http2.socket_transport import PlainTransport
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.testing.local_fleet import LocalFleet

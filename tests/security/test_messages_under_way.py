@@ -9,8 +9,8 @@ import pytest
 
 from psfleet.errors import LimitExceeded
 from psfleet.http2 import frames
+from psfleet.http2.calls import InboundMessages
 from psfleet.http2.header_blocks import request_prefix, timeout_field
-from psfleet.http2.inbound_limits import InboundMessages
 from tests.http2.calls import connected, opened, serving
 from tests.waiting import until
 

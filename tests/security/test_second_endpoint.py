@@ -18,7 +18,7 @@ from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.certificates import make_credentials
 from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.connections.credentials import SERVER_NAME, Credentials
-from psfleet.wire.connections.http2_access import accepts
+from psfleet.wire.connections.tls_sockets import accepts
 from psfleet.wire.v1 import shard_pb2
 from tests.http2.calls import METHODS, SETTINGS, only
 from tests.security.test_strangers import MANY, joined, step, strangers

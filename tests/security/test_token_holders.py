@@ -17,7 +17,7 @@ from psfleet.wire import frame
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.connections.error_status import error_of
-from psfleet.wire.protobuf_fields import field
+from psfleet.wire.frame import field
 from psfleet.wire.v1.frame_pb2 import Header
 
 _SOON = 60.0  # seconds

@@ -34,12 +34,11 @@ from psfleet.shard.events import (
     WriteState,
 )
 from psfleet.shard.membership_view import Incarnation, InstallView, SeatView
-from psfleet.shard.pull_gate import PullGate
 from psfleet.shard.rounds import Rounds
-from psfleet.shard.shard_state import ConsistencyState, ShardState
+from psfleet.shard.shard_state import ConsistencyState, PullGate, ShardState
 from psfleet.shard.workers import Workers
 from psfleet.tables.row_data import TableClock
-from psfleet.wire import replication
+from psfleet.wire.body import write_record
 from psfleet.wire.server_state import write_state
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
@@ -239,7 +238,7 @@ def build(folder: Path) -> None:
     request = FollowRequest(server=1, attach=3, taken=8, term=2, version=VERSION)
     (folder / "stream.request").write_bytes(request.SerializeToString())
     kind, parts = encode(Tick(2.5))
-    [record_message] = replication.encode(9, kind, joined(parts))
+    [record_message] = write_record(9, kind, joined(parts))
     (folder / "stream.record").write_bytes(record_message)
     said = FollowReply(required=True, over=True, complete=7)
     (folder / "stream.said").write_bytes(said.SerializeToString())

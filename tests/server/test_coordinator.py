@@ -22,7 +22,7 @@ from psfleet.errors import (
 from psfleet.settings.choices import Mode
 from psfleet.shard.events import SendError
 from psfleet.shard.membership_view import ViewReport
-from psfleet.wire.mode_messages import write_mode
+from psfleet.wire.membership_messages import write_mode
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome, Registration

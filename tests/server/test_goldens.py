@@ -17,7 +17,8 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError, FrameError, LogError, ProtocolError
 from psfleet.shard.events import Tick
 from psfleet.shard.shard import Shard
-from psfleet.wire import body, replication
+from psfleet.wire import body
+from psfleet.wire.body import read_record
 from psfleet.wire.connections.access import Access
 from psfleet.wire.server_state import ServerState, read_state, write_state
 from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2, state_pb2
@@ -152,9 +153,9 @@ def test_states_are_read_as_they_were(name: str) -> None:
 
 def test_the_stream_to_a_standby_is_read_as_it_was() -> None:
     """What both ends of the stream say comes back."""
-    reply, stored = replication.decode((FOLDER / "stream.record").read_bytes())
+    reply, stored = read_record((FOLDER / "stream.record").read_bytes())
     assert (reply.number, reply.kind, decode(reply.kind, stored, spec_of)) == (9, 14, Tick(2.5))
-    said, _ = replication.decode((FOLDER / "stream.said").read_bytes())
+    said, _ = read_record((FOLDER / "stream.said").read_bytes())
     assert (said.required, said.over, said.complete) == (True, True, 7)
     request = body.parse(FollowRequest, (FOLDER / "stream.request").read_bytes())
     assert request == FollowRequest(server=1, attach=3, taken=8, term=2, version=1)
@@ -212,7 +213,7 @@ def test_unknown_fields_are_refused_at_any_depth() -> None:
             count += 1
     assert count > 100
     with pytest.raises(FrameError, match="FollowReply has a field"):
-        replication.decode((FOLDER / "stream.said").read_bytes() + UNKNOWN)
+        read_record((FOLDER / "stream.said").read_bytes() + UNKNOWN)
 
 
 def taken(kind: int, stored: memoryview) -> None:

@@ -14,7 +14,7 @@ from psfleet.serving.following import Following, TakeCut
 from psfleet.serving.weight_copy import AskChanges, WeightCopy
 from psfleet.shard.shard import Shard
 from psfleet.shard.table_placement import dense_range
-from psfleet.wire.change_messages import read_reply
+from psfleet.wire.table_messages import read_reply
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply
 from psfleet_server.engine.followers import Followers
 from tests.serving.test_followers import DENSE, IDS, ROWS

@@ -1,6 +1,6 @@
 """When a shard is told that time has passed."""
 
-from psfleet.shard.pull_gate import TickTimer
+from psfleet.shard.shard_state import TickTimer
 
 
 def test_idle_time_does_not_count() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psfleet.errors import FrameError
-from psfleet.wire import protobuf_fields, replication
+from psfleet.wire import frame
+from psfleet.wire.body import read_record, write_record
 from psfleet.wire.v1.replica_pb2 import FollowReply
 
 LONG = 4 << 20
@@ -19,7 +20,7 @@ kinds = st.integers(0, 2**32 - 1)
 @given(numbers, kinds, st.binary(max_size=300))
 def test_protobuf_reads_what_is_written(number: int, kind: int, body: bytes) -> None:
     """Every record of one piece is the FollowReply that protobuf would make, but for its padding."""
-    (message,) = replication.encode(number, kind, body)
+    (message,) = write_record(number, kind, body)
     read = FollowReply.FromString(message)
     read.ClearField("padding")
     assert read == FollowReply(number=number, kind=kind, body=body)
@@ -29,9 +30,9 @@ def test_protobuf_reads_what_is_written(number: int, kind: int, body: bytes) -> 
 def test_what_protobuf_writes_is_read(number: int, kind: int, body: bytes, more: bool) -> None:
     """Without padding too; the body begins at a multiple of 8 in memory."""
     written = FollowReply(number=number, kind=kind, body=body, more=more)
-    read, actual = replication.decode(written.SerializeToString())
+    read, actual = read_record(written.SerializeToString())
     assert bytes(actual) == body
-    assert not body or np.frombuffer(actual, np.uint8).ctypes.data % protobuf_fields.ALIGNMENT == 0
+    assert not body or np.frombuffer(actual, np.uint8).ctypes.data % frame.ALIGNMENT == 0
     written.ClearField("body")
     assert read == written
 
@@ -40,8 +41,8 @@ def test_what_protobuf_writes_is_read(number: int, kind: int, body: bytes, more:
 def test_a_long_body_comes_in_pieces(length: int) -> None:
     """All but the last say that there is more; together they are the body, none of them copied."""
     body = bytes(range(256)) * (length // 256) + bytes(length % 256)
-    messages = [*replication.encode(7, 4, body)]
-    actual = [replication.decode(message) for message in messages]
+    messages = [*write_record(7, 4, body)]
+    actual = [read_record(message) for message in messages]
     assert [reply.more for reply, _ in actual] == [True] * (len(actual) - 1) + [False]
     assert {(reply.number, reply.kind) for reply, _ in actual} == {(7, 4)}
     assert b"".join(part for _, part in actual) == body
@@ -50,10 +51,10 @@ def test_a_long_body_comes_in_pieces(length: int) -> None:
 
 def test_every_truncation_is_refused_or_shorter() -> None:
     """A message cut anywhere is a FrameError, or one without its body where that was cut."""
-    (message,) = replication.encode(300, 4, b"body----")
+    (message,) = write_record(300, 4, b"body----")
     for end in range(len(message)):
         try:
-            _, body = replication.decode(message[:end])
+            _, body = read_record(message[:end])
         except FrameError:
             continue
         assert len(body) == 0
@@ -63,4 +64,4 @@ def test_every_truncation_is_refused_or_shorter() -> None:
 def test_any_bytes_are_a_reply_or_a_frame_error(message: bytes) -> None:
     """Random bytes never raise anything but FrameError."""
     with contextlib.suppress(FrameError):
-        replication.decode(message)
+        read_record(message)

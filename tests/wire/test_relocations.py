@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from psfleet.formats import write_relocations
-from psfleet.wire.connections.relocating_channel import RelocatingChannel
+from psfleet.wire.connections.channel import RelocatingChannel
 from tests.waiting import until
 
 

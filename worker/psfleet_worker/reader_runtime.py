@@ -20,8 +20,8 @@ from psfleet.settings.environment import Environment
 from psfleet.strategy import WireSettings
 from psfleet.wire import frame
 from psfleet.wire.body import parse
-from psfleet.wire.change_messages import read_reply
 from psfleet.wire.connections.access import Access
+from psfleet.wire.table_messages import read_reply
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
 from psfleet.wire.v1.frame_pb2 import Header

@@ -17,7 +17,7 @@ from psfleet.platform.stop_signals import Waker
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.connections.tls_diagnosis import why_refused
+from psfleet.wire.connections.tls_sockets import why_refused
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet.wire.v1.agent_pb2_grpc import LauncherStub
 from psfleet_launch.engines.remote.agent_hub import MOST_AGENTS, SILENCE_LIMIT

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from psfleet.errors import ConfigError
-from psfleet.wire.connections.certificate_lifetime import CERTIFICATE_DAYS
-from psfleet.wire.connections.credentials import Credentials
+from psfleet.wire.connections.credentials import CERTIFICATE_DAYS, Credentials
 
 if TYPE_CHECKING:
     from psfleet_launch.agent.machine_checks import Finding

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from psfleet.shard.staleness import quantile
+from psfleet.observability.exposition import quantile
 from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job

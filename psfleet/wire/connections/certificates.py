@@ -16,8 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from psfleet.errors import ConfigError
 from psfleet.settings.kinds import local_path
-from psfleet.wire.connections.certificate_lifetime import CERTIFICATE_DAYS
-from psfleet.wire.connections.credentials import SERVER_NAME, reader_token
+from psfleet.wire.connections.credentials import CERTIFICATE_DAYS, SERVER_NAME, reader_token
 
 _SKEW = datetime.timedelta(hours=1)  # clocks of other hosts may be behind
 _LONGEST_VALIDITY = 3650.0

@@ -127,3 +127,6 @@ def _refuse_if_open(path: Path, status: os.stat_result) -> None:
             f"{str(path)!r} has mode {mode:o}: {who} can get at it; chmod 600 it, and "
             "make new credentials if somebody may have read it"
         )
+
+
+CERTIFICATE_DAYS = 30.0

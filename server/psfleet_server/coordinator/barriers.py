@@ -22,7 +22,7 @@ from psfleet.errors import (
 )
 from psfleet.shard.events import Call, SendError
 from psfleet.shard.membership_view import Position
-from psfleet.wire.mode_messages import combined_changes, read_change
+from psfleet.wire.membership_messages import combined_changes, read_change
 
 Array = NDArray[Any]
 
@@ -33,7 +33,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "switch": combined_changes,
 }
 SWITCH = "switch"
-"""A reduction to which each worker brings what psfleet.wire.mode_messages.write_change makes."""
+"""A reduction to which each worker brings what psfleet.wire.membership_messages.write_change makes."""
 DTYPES = ("float32", "float64", "int32", "int64")
 _KEPT_RESULTS = 64 << 20  # bytes of results for those who come later
 

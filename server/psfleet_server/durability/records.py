@@ -32,9 +32,8 @@ from psfleet.shard.shard_state import ShardState
 from psfleet.wire import segments
 from psfleet.wire.body import described, dtype_of, pack, read_alone, read_arrays, unpack
 from psfleet.wire.frame import Part
-from psfleet.wire.membership_messages import INSTALL
+from psfleet.wire.membership_messages import INSTALL, MODE
 from psfleet.wire.message_converter import Converter, MessageCodec, codec_of
-from psfleet.wire.mode_messages import MODE
 from psfleet.wire.server_state import ServerState, write_state
 from psfleet.wire.table_messages import CLOCK, read_spec, write_spec
 from psfleet.wire.v1 import log_pb2, shard_pb2, state_pb2

@@ -16,8 +16,8 @@ from psfleet.platform.object_store import is_whole, own_place
 from psfleet.schema.table import BLOCK
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import shown_url, url_of
+from psfleet.shard.event_shortcuts import replay
 from psfleet.shard.events import MakeCut, Record
-from psfleet.shard.journal_replay import replay
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.wire.body import read_alone

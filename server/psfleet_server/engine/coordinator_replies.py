@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet.shard.events import SendError
-from psfleet.wire.mode_messages import mode_fields
+from psfleet.wire.membership_messages import mode_fields
 from psfleet.wire.v1 import coordinator_pb2
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration

@@ -14,7 +14,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_data import TableChanges
-from psfleet.wire.change_messages import NO_IDS, TableToSend, lay_out_changes, lay_out_rows
+from psfleet.wire.table_messages import NO_IDS, TableToSend, lay_out_changes, lay_out_rows
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, FollowedPush, RowsRequest
 from psfleet_server.rpc.deferred_reply import DeferredReply
 

@@ -29,7 +29,7 @@ from psfleet.shard.events import (
 from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
-from psfleet.wire.mode_messages import write_mode
+from psfleet.wire.membership_messages import write_mode
 from psfleet.wire.v1 import frame_pb2, shard_pb2
 from psfleet.wire.v1.follower_pb2 import ChangesRequest
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, OUTCOME_UNSPECIFIED, Header

@@ -13,7 +13,7 @@ from psfleet.errors import NoRoom, NotReady, PsfleetError
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import Tick
-from psfleet.shard.pull_gate import TickTimer
+from psfleet.shard.shard_state import TickTimer
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.connections.access import Access
 from psfleet.wire.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import ConfigError
+from psfleet.http2.calls import Behavior, InboundMessages, IncomingCall
 from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.inbound_limits import InboundMessages
-from psfleet.http2.incoming_call import Behavior, IncomingCall
 from psfleet.http2.server_connection import ServerSettings
 from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.sockets import LONGEST_PATH
 from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.access import Access, is_tcp
 from psfleet.wire.connections.channel import HANDSHAKE
-from psfleet.wire.connections.http2_access import accepts
+from psfleet.wire.connections.tls_sockets import accepts
 from psfleet_server.rpc.deferred_reply import DeferredReply, as_psfleet_error
 from psfleet_server.rpc.grpcio_admission import BACKLOG
 from psfleet_server.rpc.rate_limited_log import RateLimitedLog

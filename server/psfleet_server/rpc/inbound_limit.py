@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from psfleet.errors import FrameError, LimitExceeded
-from psfleet.http2.inbound_limits import InboundMessages
+from psfleet.http2.calls import InboundMessages
 from psfleet.wire.connections import error_status
 
 Handler = Any  # grpc.RpcMethodHandler, generic in its stubs only

@@ -13,8 +13,8 @@ from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
 from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.memory import content_address
+from psfleet.shard.event_shortcuts import is_plain, may_be_plain, take
 from psfleet.shard.events import Pull, Push
-from psfleet.shard.plain_events import is_plain, may_be_plain, take
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_UNSPECIFIED
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.call_layout import MessageLayouts

@@ -3,7 +3,7 @@
 from typing import Any
 
 from psfleet.errors import FrameError
-from psfleet.wire.protobuf_fields import next_field
+from psfleet.wire.frame import next_field
 
 _MOST_FIELDS = 100_000
 """Most fields of a request. Each takes two bytes on the wire, and many times as many once it is parsed."""

@@ -11,8 +11,7 @@ from psfleet.errors import ProtocolError
 from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import CreateTable, FrozenShard, Record, RestorePart
 from psfleet.tables.row_snapshot import FrozenTable
-from psfleet.wire import replication
-from psfleet.wire.body import parse
+from psfleet.wire.body import parse, write_record
 from psfleet.wire.connections import error_status
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator_messages import Decision
@@ -154,7 +153,7 @@ def _messages(record: ShippedRecord) -> Iterator[bytes]:
                 FollowReply(number=record.number, complete=record.complete, required=required)
             )
         return
-    yield from replication.encode(record.number, record.kind, record.body)
+    yield from write_record(record.number, record.kind, record.body)
 
 
 def _read(request: bytes) -> FollowRequest:

@@ -23,7 +23,7 @@ from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
 from psfleet.shard.table_placement import dense_range
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
-from psfleet.wire.mode_messages import mode_fields
+from psfleet.wire.membership_messages import mode_fields
 from psfleet.wire.segments import TensorRequest
 from psfleet.wire.shared_memory import MemoryHandle
 from psfleet.wire.table_messages import read_spec, write_evictions, write_spec

@@ -10,7 +10,7 @@ import grpc
 from psfleet.errors import CheckpointError, FrameError, PsfleetError
 from psfleet.shard.events import BeginCut, EndCut, MarkCut
 from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.wire.mode_messages import write_mode
+from psfleet.wire.membership_messages import write_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable

@@ -21,7 +21,7 @@ from psfleet.settings.kinds import place_or_url, shown_url
 from psfleet.shard.events import SendError
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.connections.access import Access
-from psfleet.wire.mode_messages import read_mode
+from psfleet.wire.membership_messages import read_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.durability.recovery import check_restart
 from psfleet_server.engine.shard_host import ShardHost

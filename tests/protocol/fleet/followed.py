@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import PsfleetError
 from psfleet.shard.change_log import ChangeLog
-from psfleet.wire.change_messages import read_reply
+from psfleet.wire.table_messages import read_reply
 from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsReply, RowsRequest
 from psfleet_server.engine.followers import Followers, SendChanges
 from tests.protocol.fleet.calls import Request, Response

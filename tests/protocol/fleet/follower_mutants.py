@@ -12,7 +12,7 @@ from psfleet.serving.following import Following
 from psfleet.serving.row_source import ServedRows
 from psfleet.serving.weight_copy import AskChanges, Filling, WeightCopy
 from psfleet.shard.change_log import ChangeLog
-from psfleet.wire.change_messages import NO_IDS
+from psfleet.wire.table_messages import NO_IDS
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
 from psfleet_server.engine.followers import Followers
 from psfleet_server.snapshots.snapshot_under_way import SnapshotUnderWay

@@ -12,9 +12,9 @@ import pytest
 
 from psfleet.shard.events import Leave, Push
 from psfleet.shard.membership_view import PrepareView
-from psfleet.shard.pull_gate import SspClock
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard import Shard
+from psfleet.shard.shard_state import SspClock
 from psfleet.shard.snapshot_cuts import CutState, PendingCut
 from psfleet.shard.workers import Workers
 from psfleet_server.coordinator import coordinator

@@ -3,8 +3,8 @@
 import numpy as np
 
 from psfleet.kernels.initial_values import address_of
+from psfleet.shard.event_shortcuts import is_plain, may_be_plain, take
 from psfleet.shard.events import Pull, Push
-from psfleet.shard.plain_events import is_plain, may_be_plain, take
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 

@@ -25,7 +25,7 @@ from psfleet.platform.logs import log_of
 from psfleet.settings.environment import Environment
 from psfleet.shard.events import Correction, Join, Leave
 from psfleet.wire.connections.access import Access
-from psfleet.wire.mode_messages import read_mode_fields
+from psfleet.wire.membership_messages import read_mode_fields
 from psfleet.wire.shared_memory import MemoryHandle
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header

@@ -21,10 +21,14 @@ import grpc
 from psfleet.errors import AccessDenied, NoRoom, PsfleetError, ServerUnavailable, UsageError
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.channel import GRACE, await_connection, open_channel
-from psfleet.wire.connections.client_socket import closes_at_once
+from psfleet.wire.connections.channel import (
+    GRACE,
+    RelocatingChannel,
+    await_connection,
+    open_channel,
+)
 from psfleet.wire.connections.error_status import error_of
-from psfleet.wire.connections.relocating_channel import RelocatingChannel
+from psfleet.wire.connections.tls_sockets import closes_at_once
 from psfleet.wire.worker_requests import write_withdrawal
 from psfleet_worker.connection.call import Call
 from psfleet_worker.connection.tensor_calls import PATHS, TensorCalls
@@ -285,7 +289,7 @@ class ServerClient:
         """Raise AccessDenied if the server and this process do not know each other: it is not asked again."""
         if not is_tcp(self.endpoint):
             return
-        from psfleet.wire.connections.tls_diagnosis import why_refused  # loads cryptography
+        from psfleet.wire.connections.tls_sockets import why_refused  # loads cryptography
 
         if why := why_refused(self._location(), self._access):
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")

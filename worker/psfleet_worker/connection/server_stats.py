@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from psfleet.wire.mode_messages import read_mode
+from psfleet.wire.membership_messages import read_mode
 
 _FIGURES = (
     *("server", "pid", "leading_steps", "pushes", "repeats", "round", "workers"),

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import grpc
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
-from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.http2.http2_client import ClientConnection, Http2Client
 from psfleet.wire.connections.access import Access, is_tcp
 from psfleet.wire.connections.channel import GRACE, HANDSHAKE
 from psfleet.wire.connections.error_status import KEY, error_named
-from psfleet.wire.connections.http2_access import connects
+from psfleet.wire.connections.tls_sockets import connects
 from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.v1 import shard_pb2
 

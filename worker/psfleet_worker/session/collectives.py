@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet.consistency import ConsistencyMode
 from psfleet.errors import ConfigError
-from psfleet.wire.mode_messages import read_change, write_change
+from psfleet.wire.membership_messages import read_change, write_change
 from psfleet_worker.session.instructions import CollectiveResult, Program
 from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.worker_session import Session

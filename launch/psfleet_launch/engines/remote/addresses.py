@@ -95,7 +95,7 @@ def own_address() -> str:
 
 def why_unreachable(endpoint: str) -> str:
     """Why this machine cannot connect to an endpoint on another one; empty: it can."""
-    from psfleet.wire.connections.client_socket import connected  # loads gRPC
+    from psfleet.wire.connections.tls_sockets import connected  # loads gRPC
 
     try:
         connected(endpoint, _CONNECT).close()
