@@ -172,7 +172,7 @@ test-packages: $(VENV)/.has-test
 # benchmark once.
 test-docs: $(VENV)/.has-test $(VENV)/.has-torch
 	PSFLEET_TEST_DOCS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist worksteal \
-	    tests/docs tests/notebooks tests/benchmarks tests/examples/test_models_on_clusters.py $(ARGS)
+	    tests/docs tests/notebooks tests/benchmarks tests/examples tests/torch/test_examples.py $(ARGS)
 
 docs: $(VENV)/.has-docs test-docs
 	$(VENV)/bin/python tools/draw_diagrams.py

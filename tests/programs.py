@@ -12,7 +12,7 @@ IN_DOCS = pytest.mark.skipif(
     not os.environ.keys() & {"PSFLEET_TEST_DOCS", "PSFLEET_TORTURE"},
     reason="make docs runs this test",
 )
-"""Tests of what pages print: programs, notebooks, and the benchmarks behind their figures."""
+"""Tests of what pages print: programs, notebooks, long runs of the examples, benchmarks behind figures."""
 
 
 def ended(

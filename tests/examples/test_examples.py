@@ -9,7 +9,7 @@ import pytest
 from flights_data import Flights
 from flights_report import calibration
 
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
@@ -44,6 +44,7 @@ def test_flights_learns_from_a_part(tmp_path: Path, flights: Flights) -> None:
     assert log_loss < 0.56
 
 
+@IN_DOCS
 def test_flights_reaches_what_was_asked(tmp_path: Path, flights: Flights) -> None:
     """Two servers and two workers in sync mode: AUC at least 0.698 and log loss at most 0.517."""
     auc, log_loss = flights_figures("sync", tmp_path)

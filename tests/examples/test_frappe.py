@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import compare, read_specs
 from psfleet.errors import UsageError
 from psfleet.schema.table import OWN
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "frappe.py"
 USERS, ITEMS = 6, 30
@@ -114,6 +114,7 @@ def test_rows_are_the_same_bits_on_one_and_two_servers(folder: Path, tmp_path: P
     assert all(difference.is_equal for difference in tables), actual
 
 
+@IN_DOCS
 def test_torch_trains_it_in_int8(folder: Path, tmp_path: Path) -> None:
     """FM in PyTorch, async with messages of 8 bits: it trains, and one table has weights and factors."""
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")

@@ -11,7 +11,7 @@ import pytest
 from psfleet.checkpoint import compare
 from psfleet.errors import UsageError
 from psfleet.schema.table import OWN
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "knowledge_graph.py"
 ENTITIES, RELATIONS = 40, 3
@@ -69,7 +69,7 @@ def test_another_file_is_refused(folder: Path) -> None:
         knowledge_graph_data.load(folder)
 
 
-@pytest.mark.parametrize("model", ["complex", "transe"])
+@pytest.mark.parametrize("model", ["complex", pytest.param("transe", marks=IN_DOCS)])
 def test_rows_are_the_same_bits_on_any_number_of_servers(
     model: str, folder: Path, tmp_path: Path
 ) -> None:

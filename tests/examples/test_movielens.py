@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "movielens.py"
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2", "--sync"]
@@ -41,7 +41,9 @@ def run(way: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess
     return ended([*WAYS[way], *logs, str(EXAMPLE), *arguments], cwd=folder)
 
 
-@pytest.mark.parametrize(("way", "ending"), [("embedded", "csv"), ("sync", "libsvm")])
+@pytest.mark.parametrize(
+    ("way", "ending"), [("embedded", "csv"), pytest.param("sync", "libsvm", marks=IN_DOCS)]
+)
 def test_it_learns(way: str, ending: str, tmp_path: Path) -> None:
     """The error on ratings that it has not seen is under 0.55 of the mean's; the model is saved."""
     process = run(

@@ -1,5 +1,9 @@
 """A model with all that a pipeline must carry, and ways to run it on stages."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +23,8 @@ from psfleet.program.variable import Variable
 from psfleet.stages.links import StagePosition
 from tests.pipeline.thread_links import ThreadLinks
 from tests.runtimes import own_programs, own_runtime
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +120,15 @@ def finished(launch: Any, options: str, *words: str, **environment: str) -> Any:
     code, _, err = job.ends(120)
     assert code == 0, err + job.log("*")
     return job
+
+
+def alone(out: Path, script: str | Path, *words: str, **strategy: Any) -> dict[str, bytes]:
+    """What a script saves that runs by itself: one process, no cluster, 4 micro-batches."""
+    asked = json.dumps({"pipeline": {"micro_batches": 4}, **strategy})
+    here = {"OMP_NUM_THREADS": "1", "PSFLEET_STRATEGY": asked, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), str(out), *words]
+    subprocess.run(command, check=True, timeout=120, env=os.environ | here)
+    return saved_bits(out)
 
 
 def saved_bits(path: Path) -> dict[str, bytes]:

@@ -1,19 +1,16 @@
 """Wrappers and strategies in one job: the same bits on stages as in one process."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.launch.conftest import Launch, launch
-from tests.pipeline.conftest import finished, saved_bits
+from tests.pipeline.conftest import alone, finished, saved_bits
 
 __all__ = ["launch"]
 
-SCRIPTS = Path(__file__).parent / "scripts"
-_ALL = (
-    '[consistency]\nmode = "sync"\n[pipeline]\nmicro_batches = 4\nstages = {stages}\n'
-    "[gradient_merge]\nk_steps = 2\n[recompute]\n"
-)
+SCRIPT = Path(__file__).parent / "scripts" / "composed.py"
 
 
 @pytest.mark.parametrize(
@@ -21,15 +18,15 @@ _ALL = (
 )
 def test_everything_around_one_optimizer(launch: Launch, tmp_path: Path, more: str) -> None:
     """Recompute, pipeline, merge and a switch of the rule, around Momentum that is in a
-    PipelineOptimizer: weights, losses and the last stage's whole state_dict are those of no stages."""
-    digests = []
-    for stages in (1, 3):
-        strategy, out = tmp_path / f"{stages}.toml", tmp_path / f"{stages}.npz"
-        strategy.write_text(_ALL.format(stages=stages) + more)
-        finished(launch, f"--strategy {strategy}", str(SCRIPTS / "composed.py"), str(out))
-        digests.append(saved_bits(out))
-    assert digests[0] == digests[1]
-    assert any(name.startswith("state deep") for name in digests[0])
+    PipelineOptimizer: weights, losses and the last stage's whole state_dict are those of one process."""
+    asked = "[gradient_merge]\nk_steps = 2\n[recompute]\n" + more
+    expected = alone(tmp_path / "alone.npz", SCRIPT, **tomllib.loads(asked))
+    strategy, out = tmp_path / "strategy.toml", tmp_path / "out.npz"
+    sync = '[consistency]\nmode = "sync"\n[pipeline]\nmicro_batches = 4\nstages = 3\n'
+    strategy.write_text(sync + asked)
+    finished(launch, f"--strategy {strategy}", str(SCRIPT), str(out))
+    assert saved_bits(out) == expected
+    assert any(name.startswith("state deep") for name in expected)
 
 
 def test_a_script_that_updates_at_once_is_refused_on_stages(launch: Launch, tmp_path: Path) -> None:

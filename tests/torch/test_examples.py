@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ended
+from tests.programs import IN_DOCS, ended
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--log-dir", "logs"]
@@ -56,7 +56,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> li
     return run([sys.executable], "torch_deepfm_single.py", tmp_path_factory.mktemp("single"))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("embedded", marks=IN_DOCS), "sync"])
 def test_same_figures(way: str, expected: list[float], tmp_path: Path) -> None:
     """In one process and on two servers the figures are the twin's."""
     actual = run(WAYS[way], "torch_deepfm.py", tmp_path)
@@ -64,6 +64,7 @@ def test_same_figures(way: str, expected: list[float], tmp_path: Path) -> None:
     assert actual == pytest.approx(expected, abs=2e-4)
 
 
+@IN_DOCS
 @pytest.mark.usefixtures("torch_zygote")
 def test_pipeline_prints_the_same(tmp_path: Path) -> None:
     """On two stages, in micro-batches, torch_pipeline.py has the loss and accuracy of one process."""

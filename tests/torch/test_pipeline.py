@@ -1,9 +1,6 @@
 """Pipeline: an nn.Sequential in micro-batches, in one process and on stages, with the same bits."""
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +12,14 @@ from torch import nn
 import psfleet.torch as pst
 from psfleet.torch.sequential_pipeline import chunks_of
 from tests.launch.conftest import Launch, launch
+from tests.pipeline.conftest import alone, saved_bits
 from tests.runtimes import CountingRuntime
 from tests.torch.models import under
 
 __all__ = ["launch"]
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = str(ROOT / "tests" / "torch" / "scripts" / "pipeline.py")
+SCRIPT = str(Path(__file__).parent / "scripts" / "pipeline.py")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
-
-def bits(path: Path) -> dict[str, bytes]:
-    """What a run has saved."""
-    with np.load(path) as arrays:
-        return {name: value.tobytes() for name, value in arrays.items()}
-
-
-def alone(out: Path, dtype: str) -> dict[str, bytes]:
-    """What the script trains by itself: one process, no cluster, 4 micro-batches."""
-    strategy = {"PSFLEET_STRATEGY": '{"pipeline": {"micro_batches": 4}}', "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [sys.executable, SCRIPT, str(out), "4", "", dtype],
-        check=True,
-        timeout=120,
-        env=os.environ | ONE_THREAD | strategy,
-    )
-    return bits(out)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +46,9 @@ def test_stages_have_the_bits_of_one_process(
     job = launch(*stages, *options, SCRIPT, str(out), "4", cuts, dtype, **ONE_THREAD)
     code, _, err = job.ends(120)
     assert code == 0, err + job.log("*")
-    expected = alone(tmp_path / "alone.npz", dtype)
-    assert bits(out) == expected
-    assert bits(tmp_path / "out.npz.other.npz") == expected
+    expected = alone(tmp_path / "alone.npz", SCRIPT, "4", "", dtype)
+    assert saved_bits(out) == expected
+    assert saved_bits(tmp_path / "out.npz.other.npz") == expected
 
 
 def mlp() -> nn.Sequential:
