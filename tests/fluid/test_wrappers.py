@@ -125,8 +125,8 @@ def test_momentum_of_one(nesterov: bool) -> None:
 
 def test_threads_of_sparse_adam() -> None:
     """`min_row_size_to_use_multithread` is taken, and changes nothing."""
-    w, v = (Parameter(name, np.ones((3, 2)), sparse=True) for name in "wv")
+    w, v = (Parameter(name, np.ones((3, 5)), sparse=True) for name in "wv")
     for p, options in ((w, {}), (v, {"min_row_size_to_use_multithread": 2})):
         opt = fluid.optimizer.Adam(0.1, lazy_mode=True, **options)  # type: ignore[arg-type]
-        opt.apply_gradients([(p, np.ones((3, 2)))])
+        opt.apply_gradients([(p, np.ones((3, 5)))])
     np.testing.assert_array_equal(w.numpy(), v.numpy())

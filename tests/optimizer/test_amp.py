@@ -23,8 +23,8 @@ def rows_of(values: Any, ids: Any) -> SparseGrad:
 @pytest.mark.parametrize(("half", "scale"), [("bfloat16", 1.0), ("float16", 32768.0)])
 def test_gradients_arrive_rounded(half: Any, scale: float) -> None:
     """Dense gradients and rows have the bits that 16 bits leave of them."""
-    grad = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32) * np.float32(0.01)
-    w, rows = Parameter("w", np.zeros((4, 3))), Parameter("rows", np.zeros((4, 3)), sparse=True)
+    grad = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32) * np.float32(0.01)
+    w, rows = Parameter("w", np.zeros((4, 5))), Parameter("rows", np.zeros((4, 5)), sparse=True)
     distributed(SGD(1.0), amp={"dtype": half}).apply_gradients(
         [(w, grad), (rows, SparseGrad(np.arange(4), grad))]
     )
@@ -48,15 +48,15 @@ def test_scaling_saves_what_float16_would_lose() -> None:
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 3.0])
 def test_a_step_that_does_not_fit_is_skipped(bad: float) -> None:
     """Nothing changes, not even Adam's count of steps; the scale falls, and the next step counts."""
-    w, rows = Parameter("w", np.ones(2)), Parameter("rows", np.ones((3, 3)), sparse=True)
+    w, rows = Parameter("w", np.ones(2)), Parameter("rows", np.ones((3, 5)), sparse=True)
     made = distributed(
         Adam(0.1, lazy_mode=True),
         amp={"dtype": "float16", "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5},
     )
-    fine = [(w, np.full(2, 0.5, np.float32)), (rows, rows_of([[0.5] * 3], [1]))]
+    fine = [(w, np.full(2, 0.5, np.float32)), (rows, rows_of([[0.5] * 5], [1]))]
     made.apply_gradients(fine)
     before = (w.numpy().copy(), rows.numpy().copy())
-    made.apply_gradients([(w, np.array([0.5, bad])), (rows, rows_of([[0.5] * 3], [1]))])
+    made.apply_gradients([(w, np.array([0.5, bad])), (rows, rows_of([[0.5] * 5], [1]))])
     np.testing.assert_array_equal(w.numpy(), before[0])
     np.testing.assert_array_equal(rows.numpy(), before[1])
     assert made.state_dict()["w.step"] == 1

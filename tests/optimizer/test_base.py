@@ -182,8 +182,8 @@ def test_multi_precision(dtype: str) -> None:
 def model() -> tuple[Any, list[Any]]:
     """A loss over a lookup and a dense layer."""
     ids, y = layers.data("ids", [None, 2], "int64"), layers.data("y", [None, 1])
-    rows = layers.embedding(ids, size=[6, 3], is_sparse=True, param_attr="table")
-    out = layers.fc(layers.reshape(rows, [-1, 6]), 1, param_attr="fc.w", bias_attr="fc.b")
+    rows = layers.embedding(ids, size=[6, 5], is_sparse=True, param_attr="table")
+    out = layers.fc(layers.reshape(rows, [-1, 10]), 1, param_attr="fc.w", bias_attr="fc.b")
     return layers.mean(layers.square_error_cost(out, y)), [out]
 
 

@@ -55,12 +55,12 @@ from psfleet import fleet, optimizer
 from psfleet.parameters.parameter import Parameter, SparseGrad
 
 fleet.init()
-w = Parameter("w", np.ones((3, 2)))
-e = Parameter("e", np.arange(10).reshape(5, 2), sparse=True)
+w = Parameter("w", np.ones((3, 5)))
+e = Parameter("e", np.arange(25).reshape(5, 5), sparse=True)
 opt = fleet.distributed_optimizer(optimizer.LookAhead(optimizer.Adam(0.1), k=2))
 rng = np.random.default_rng(0)
 for step in range(5):
-    both = [(rng.normal(size=(3, 2)), rng.integers(0, 5, 3)) for _ in range(2)]
+    both = [(rng.normal(size=(3, 5)), rng.integers(0, 5, 3)) for _ in range(2)]
     grad, ids = both[fleet.worker_index()]
     opt.apply_gradients([(w, grad), (e, SparseGrad(ids, grad.astype(np.float32)))])
     if step == 2:

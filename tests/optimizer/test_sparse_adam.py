@@ -21,10 +21,10 @@ RATE = 0.01
 
 
 def rows(name: str, distributed: bool) -> Parameter:
-    """Five rows of three, all 0.5."""
+    """Five rows of five, all 0.5."""
     return Parameter(
         name,
-        shape=(-1 if distributed else 5, 3),
+        shape=(-1 if distributed else 5, 5),
         sparse=True,
         distributed=distributed,
         initializer=START,
@@ -36,8 +36,8 @@ def steps(gaps: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(1)
     for gap in gaps:
         for _ in range(gap):
-            yield np.array([4]), rng.normal(size=(1, 3)).astype(np.float32)
-        yield np.arange(5), rng.normal(size=(5, 3)).astype(np.float32)
+            yield np.array([4]), rng.normal(size=(1, 5)).astype(np.float32)
+        yield np.arange(5), rng.normal(size=(5, 5)).astype(np.float32)
 
 
 def run(opt: Optimizer, w: Parameter, gaps: list[int]) -> np.ndarray:
@@ -45,7 +45,7 @@ def run(opt: Optimizer, w: Parameter, gaps: list[int]) -> np.ndarray:
         if w.sparse:
             opt.apply_gradients([(w, SparseGrad(ids, grads))])
         else:
-            whole = np.zeros((5, 3), np.float32)
+            whole = np.zeros((5, 5), np.float32)
             whole[ids] = grads
             opt.apply_gradients([(w, whole)])
     return w.lookup(np.arange(5)) if w.sparse else w.numpy()
@@ -58,7 +58,7 @@ def test_catch_up_is_dense_when_touched(gaps: list[int], distributed: bool) -> N
     to rounding, and the weights' drift to 1e-6 of the rate for each gap beyond the limit.
     """
     dense, error = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
-    expected = run(dense, Parameter("d", np.full((5, 3), 0.5)), gaps)
+    expected = run(dense, Parameter("d", np.full((5, 5), 0.5)), gaps)
     actual = run(error, rows("s", distributed), gaps)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 + 1e-6 * RATE * len(gaps))
     mine, theirs = error.state_dict(), dense.state_dict()
@@ -70,7 +70,7 @@ def test_modes_differ_between_touches() -> None:
     """While a row waits, full drifts with the dense rule; lazy and catch-up leave it."""
     before, after = {}, {}
     for mode in ("full", "lazy", "catch-up", "dense"):
-        w = Parameter("d", np.full((5, 3), 0.5)) if mode == "dense" else rows(mode, True)
+        w = Parameter("d", np.full((5, 5), 0.5)) if mode == "dense" else rows(mode, True)
         opt = Adam(RATE) if mode == "dense" else Adam(RATE, sparse_mode=mode)
         before[mode] = run(opt, w, [0])[0].copy()
         ids, grads = next(steps([1]))
@@ -93,10 +93,10 @@ def test_reference_mode_is_the_references_formula(distributed: bool) -> None:
     beta1, beta2, epsilon = 0.8, 0.95, 1e-2
     mode = "reference" if distributed else None
     opt, w = Adam(RATE, beta1, beta2, epsilon, sparse_mode=mode), rows("w", distributed)
-    model, m, v = np.full((5, 3), 0.5), np.zeros((5, 3)), np.zeros((5, 3))
+    model, m, v = np.full((5, 5), 0.5), np.zeros((5, 5)), np.zeros((5, 5))
     for t, (ids, grads) in enumerate(steps([0, 3, 1, 7]), 1):
         opt.apply_gradients([(w, SparseGrad(ids, grads))])
-        gradient, scale = np.zeros((5, 3)), np.ones((5, 1))
+        gradient, scale = np.zeros((5, 5)), np.ones((5, 1))
         root = np.sqrt(1 - beta2 ** (t + 1))
         gradient[ids], scale[ids] = grads, root
         m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient**2
@@ -108,7 +108,7 @@ def test_reference_mode_is_the_references_formula(distributed: bool) -> None:
 def test_step_counters_are_exact(step: int, fleet: EmbeddedRuntime) -> None:
     """Where float32 or 32-bit counters would stop, the number of missed steps is still right."""
     w, opt = rows("w", True), Adam(RATE, sparse_mode="catch-up")
-    ids, grads = np.array([1]), np.ones((1, 3), np.float32)
+    ids, grads = np.array([1]), np.ones((1, 5), np.float32)
     opt.apply_gradients([(w, SparseGrad(ids, grads))])
     seat = tables().find(opt, w)
     assert seat is not None
@@ -149,10 +149,10 @@ def test_a_pull_lacks_at_most_the_drift() -> None:
     bound = AdamCatchUp(0.9, 0.999).drift
     assert 65 < bound < 66
     dense, error = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
-    d, s = Parameter("d", np.full((5, 3), 0.5)), rows("s", True)
+    d, s = Parameter("d", np.full((5, 5), 0.5)), rows("s", True)
     rng, every = np.random.default_rng(1), np.arange(5)
     for t in range(100):
-        grads = (1.11**t * (0.5 + rng.random((5, 3)))).astype(np.float32)  # near the worst case
+        grads = (1.11**t * (0.5 + rng.random((5, 5)))).astype(np.float32)  # near the worst case
         dense.apply_gradients([(d, grads)])
         error.apply_gradients([(s, SparseGrad(every, grads))])
     before = s.lookup(every)

@@ -185,13 +185,13 @@ def test_an_empty_push_counts() -> None:
 def test_pull_beside_push() -> None:
     """A row that is pulled while others push is one whole version of it."""
     table = SparseTable(
-        TableSpec("t", "sparse", (64,), SGD(), initializer=InitializerSpec("constant"))
+        TableSpec("t", "sparse", (16,), SGD(), initializer=InitializerSpec("constant"))
     )
     ids = np.arange(2000)
     torn: list[Floats] = []
 
     def pull() -> None:
-        out = np.empty((2000, 64), np.float32)
+        out = np.empty((2000, 16), np.float32)
         for _ in range(50):
             table.pull_into(ids, out)
             torn.extend(row for row in out if (row != row[0]).any())
@@ -199,7 +199,7 @@ def test_pull_beside_push() -> None:
     reader = threading.Thread(target=pull)
     reader.start()
     for step in range(50):
-        table.push(ids, np.full((2000, 64), step, np.float32), 0.1)
+        table.push(ids, np.full((2000, 16), step, np.float32), 0.1)
     reader.join()
     assert not torn
 

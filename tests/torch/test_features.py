@@ -23,7 +23,7 @@ ROWS, SAMPLES = 12, 30
 def feature_set(optimizer: Any = None) -> FeatureSet:
     """A sum and a mean over one table, a weighted sum and a single id over another."""
     start = initializer.Normal(0.0, 0.5, seed=3)
-    one, two = Table("one", 4, optimizer, start), Table("two", 3, optimizer, start)
+    one, two = Table("one", 5, optimizer, start), Table("two", 5, optimizer, start)
     return FeatureSet(
         [
             Feature("sum", one),
@@ -189,7 +189,7 @@ def test_gradients_of_several_passes(change: str) -> None:
         np.testing.assert_allclose(after, after_last, rtol=1e-6, atol=1e-7)
         return
     assert len(both.ids) > len(last.ids)
-    whole = np.zeros((ROWS, 3), np.float32)
+    whole = np.zeros((ROWS, 5), np.float32)
     np.add.at(whole, both.ids, both.rows)
     np.testing.assert_allclose(_pulled_first() - 0.1 * whole, after, rtol=1e-5, atol=1e-6)
 

@@ -138,9 +138,9 @@ def any_id() -> nn.Module:
     own = fleet_optimizer.Adam(fluid.layers.piecewise_decay([12], [0.05, 0.01]))
     return nn.ModuleDict(
         {
-            "users": pst.Embedding(None, 4, name="users"),
-            "goods": pst.Embedding(None, 4, name="goods", optimizer=own),
-            "line": nn.Linear(4, 1),
+            "users": pst.Embedding(None, 5, name="users"),
+            "goods": pst.Embedding(None, 5, name="goods", optimizer=own),
+            "line": nn.Linear(5, 1),
         }
     )
 

@@ -23,11 +23,11 @@ from tests.torch import models  # noqa: F401  # sets torch's threads
 
 def model(servers: int | None) -> torch.nn.ModuleDict:
     """An embedding, a bag and features."""
-    features = FeatureSet([Feature("f", Table("features", 4, servers=servers))])
+    features = FeatureSet([Feature("f", Table("features", 5, servers=servers))])
     return torch.nn.ModuleDict(
         {
-            "one": pst.Embedding(None, 4, name="one", servers=servers),
-            "bag": pst.EmbeddingBag(20, 4, name="bag", servers=servers),
+            "one": pst.Embedding(None, 5, name="one", servers=servers),
+            "bag": pst.EmbeddingBag(20, 5, name="bag", servers=servers),
             "features": pst.FeatureEmbedding(features),
         }
     )
@@ -71,7 +71,7 @@ def test_embeddings_lie_where_they_are_told() -> None:
 def test_servers_of_a_converted_model(fleet: EmbeddedRuntime) -> None:
     """`convert(servers=...)` names embeddings by their place, tied ones by any; the rest is on all."""
     plain = torch.nn.ModuleDict(
-        {name: torch.nn.Embedding(9, 4, sparse=True) for name in ("a", "b", "c")}
+        {name: torch.nn.Embedding(9, 5, sparse=True) for name in ("a", "b", "c")}
     )
     plain["c"].weight = plain["b"].weight
     pst.convert(plain, torch.optim.SparseAdam(plain.parameters()), servers={"c": 2})

@@ -11,7 +11,7 @@ from torch import nn
 import psfleet.torch as pst
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import UsageError
-from tests.torch.models import ROWS, batches, curve, dense_of, tables_of
+from tests.torch.models import ROWS, WIDTH, batches, curve, dense_of, tables_of
 
 KINDS: dict[str, Any] = {
     "adagrad": lambda m: [torch.optim.Adagrad(m.parameters(), 0.1)],
@@ -28,11 +28,11 @@ class Tied(nn.Module):
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
-        self.bag = nn.EmbeddingBag(ROWS, 8, mode="sum", sparse=sparse, padding_idx=3)
-        self.item = nn.Embedding(ROWS, 8, sparse=sparse, padding_idx=0)
-        self.mean = nn.EmbeddingBag(ROWS, 8, mode="mean", sparse=sparse)
+        self.bag = nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=sparse, padding_idx=3)
+        self.item = nn.Embedding(ROWS, WIDTH, sparse=sparse, padding_idx=0)
+        self.mean = nn.EmbeddingBag(ROWS, WIDTH, mode="mean", sparse=sparse)
         self.item.weight = self.mean.weight = self.bag.weight
-        self.head = nn.Linear(8, 1)
+        self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, batch: Any) -> Any:
         ids = batch["ids"]
@@ -70,8 +70,8 @@ class Language(nn.Module):
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
-        self.words = nn.Embedding(ROWS, 8, sparse=sparse)
-        self.head = nn.Linear(8, ROWS, bias=False)
+        self.words = nn.Embedding(ROWS, WIDTH, sparse=sparse)
+        self.head = nn.Linear(WIDTH, ROWS, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, batch: Any) -> Any:

@@ -42,8 +42,8 @@ class OfProgram:
         with psfleet.program_guard(self.program, psfleet.Program()):
             ids = layers.data("ids", [None, 3], dtype="int64")
             label = layers.data("label", [None, 1])
-            rows = layers.embedding(ids, size=[None, 4], is_distributed=True, name="program_rows")
-            hidden = layers.batch_norm(layers.reshape(rows, [-1, 12]), name="program_norm")
+            rows = layers.embedding(ids, size=[None, 5], is_distributed=True, name="program_rows")
+            hidden = layers.batch_norm(layers.reshape(rows, [-1, 15]), name="program_norm")
             logit = layers.fc(layers.dropout(hidden, 0.5), 1, name="program_fc")
             self.chance = layers.sigmoid(logit)
             loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
@@ -68,9 +68,9 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.own = pst.Embedding(None, 4, name="torch_rows", optimizer=optimizer.Adagrad(0.1))
-        self.rows = nn.Embedding(ROWS, 2, sparse=True)
-        self.linear = nn.Linear(18, 1)
+        self.own = pst.Embedding(None, 5, name="torch_rows", optimizer=optimizer.Adagrad(0.1))
+        self.rows = nn.Embedding(ROWS, 5, sparse=True)
+        self.linear = nn.Linear(30, 1)
 
     def forward(self, ids: torch.Tensor) -> Any:
         rows = torch.cat([self.own(ids), self.rows(ids)], dim=2)
@@ -110,7 +110,7 @@ class OfClient:
 
     def __init__(self) -> None:
         self.client = psfleet.connect()
-        self.rows = self.client.sparse_table("client_rows", 1, optimizer.Ftrl(0.1))
+        self.rows = self.client.sparse_table("client_rows", 1, optimizer.Adagrad(0.1))
         self.bias = self.client.dense_table("client_bias", np.zeros(1), optimizer.SGD(0.1))
 
     @staticmethod

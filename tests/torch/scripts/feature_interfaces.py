@@ -28,7 +28,7 @@ def feature_set(name: str) -> FeatureSet:
     """All kinds of features, five of them in one table. Rows do not depend on the name of the table."""
     start = initializer.Constant(0.25)
     users = Table(f"{name}_users", 5, Adagrad(0.1), start)
-    items = Table(f"{name}_items", 3, Adam(0.05), start)
+    items = Table(f"{name}_items", 5, Adam(0.05), start)
     return FeatureSet(
         [
             Feature("user", users),

@@ -28,7 +28,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed = pst.FeatureEmbedding(FEATURES)
-        self.mlp = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 1))
+        self.mlp = nn.Sequential(nn.Linear(11, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 1))
 
     def forward(self, features: dict[str, Any]) -> Any:
         return torch.sigmoid(self.mlp(torch.cat(list(self.embed(features).values()), 1)))

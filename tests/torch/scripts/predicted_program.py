@@ -18,8 +18,8 @@ BATCH = 4
 
 def feature_set(prefix: str) -> FeatureSet:
     """Two tables, a feature with several ids, and a number."""
-    users = Table(f"{prefix}_users", 3, optimizer.Adagrad(0.1))
-    items = Table(f"{prefix}_items", 2, optimizer.Adam(0.05))
+    users = Table(f"{prefix}_users", 5, optimizer.Adagrad(0.1))
+    items = Table(f"{prefix}_items", 5, optimizer.Adam(0.05))
     return FeatureSet(
         [
             Feature("user", users),
