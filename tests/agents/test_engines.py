@@ -13,6 +13,8 @@ from tests.agents.conftest import JOINED, TRAINER, TWO, Site
 from tests.launch.conftest import ROOT, digest
 
 REMOTE = pytest.mark.parametrize("engine", ["join", "ssh", "slurm", "ray"], indirect=True)
+CLUSTERS = pytest.mark.parametrize("engine", ["ssh", "slurm", "ray"], indirect=True)
+"""Where a server dies. Agents that join lose whole machines: tests/agents/test_lost_machines.py."""
 LONG = (TRAINER, "100000", "0.05")
 DIGEST = "6876af5df9e9be88b932f715dab258a8c7d5a19e2ebc04f6b9e3aecdfd1e77ff"
 """Of `trainer.py 30` with two workers, as the local engine gave it before there was another one."""
@@ -31,15 +33,15 @@ def test_sync_mode_gives_the_same_bits(site: Site) -> None:
     assert "step 9" in launcher.log("workerlog.1")
 
 
+@REMOTE
 def test_a_killed_process_is_the_first_cause(site: Site) -> None:
-    """SIGKILL of a server or, on one machine, of a worker ends the job; the report names it, its host and its
-    rank. (A worker elsewhere: tests/agents/test_one_bad_machine.py.)"""
-    role = "worker" if site.engine == "local" else "server"
+    """SIGKILL of a server ends the job; the report names it, its host and its rank. (A worker:
+    tests/agents/test_one_bad_machine.py.)"""
     launcher = site.launch(*TWO, *LONG)
     launcher.until_logged("workerlog.1", "step 9")
-    os.kill(launcher.pid_of(role, 1), signal.SIGKILL)
+    os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
     _, err = site.ends_with(128 + signal.SIGKILL, launcher)
-    assert f"{role} 1 failed first: killed by SIGKILL" in err
+    assert "server 1 failed first: killed by SIGKILL" in err
     assert f"host {site.hosts[1]} · rank 1" in err
 
 
@@ -64,6 +66,7 @@ def test_nothing_survives_a_killed_launcher(site: Site) -> None:
         (folder / "agent.json").unlink(missing_ok=True)  # it is worthless by now
 
 
+@REMOTE
 def test_ctrl_c(site: Site) -> None:
     """SIGINT reaches workers as KeyboardInterrupt, and the job ends with 130.
 
@@ -78,6 +81,7 @@ def test_ctrl_c(site: Site) -> None:
     assert any("KeyboardInterrupt" in log for log in logs)
 
 
+@CLUSTERS
 def test_a_server_comes_back_from_its_log(site: Site) -> None:
     """A killed server is started again on its machine and goes on from its log: no bit changes."""
     gate = site.folder / "gate"
@@ -104,7 +108,7 @@ def test_a_job_goes_back_to_its_snapshot(site: Site) -> None:
     assert "a server died; generation 1 starts from" in err
 
 
-@REMOTE
+@CLUSTERS
 def test_a_standby_takes_over(site: Site) -> None:
     """With --replicas 1 a server dies and its standby goes on, on another machine: no bit changes."""
     gate = site.folder / "gate"
