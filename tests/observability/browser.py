@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,24 +21,29 @@ def program(name: str, package: str) -> str:
 
 
 @contextlib.contextmanager
-def opened(url: str, **options: Any) -> Iterator[Any]:
-    """A page that shows figures."""
+def browser() -> Iterator[Callable[..., Any]]:
+    """What opens a page that shows figures: `opened(url, viewport=...)`."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
     )
-    asked: list[str] = []
+    asked: list[tuple[str, str]] = []
     complaints: list[str] = []
     with playwright.sync_playwright() as player:
-        browser = player.chromium.launch(
+        chromium = player.chromium.launch(
             executable_path=program("chromium", "chromium"), args=["--no-sandbox"]
         )
-        page = browser.new_page(**options)
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(url, wait_until="domcontentloaded")
-        page.wait_for_selector("body[data-at]", state="attached", timeout=60_000)
-        yield page
-        browser.close()
+
+        def opened(url: str, **options: Any) -> Any:
+            page = chromium.new_page(**options)
+            page.on("request", lambda request: asked.append((url, request.url)))
+            page.on("console", lambda message: complaints.append(message.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.set_default_timeout(60_000)  # ms
+            page.goto(url, wait_until="domcontentloaded")
+            page.wait_for_selector("body[data-at]", state="attached")
+            return page
+
+        yield opened
+        chromium.close()
     assert not complaints
-    assert all(one.startswith((url.removesuffix("report"), "data:")) for one in asked)
+    assert all(one.startswith((url.removesuffix("report"), "data:")) for url, one in asked)

@@ -1,10 +1,11 @@
-"""Norms of gradients are counted by powers of two."""
+"""Norms of gradients are counted by powers of two; which worker had the first that was not finite."""
 
 import numpy as np
 import pytest
 
 from psfleet.observability.exposition import NormHistogram
 from psfleet.runtime.validation import NonFiniteCheck, SkippedGradients
+from psfleet_server.engine.server_measurements import FirstNonFinite
 
 
 def counted(*steps: np.ndarray) -> NormHistogram:
@@ -44,3 +45,20 @@ def test_bad_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = counted(np.array([1.0]), np.array([np.nan]), np.full(4, 3e38), np.array([2.0]))
     assert actual.total == 3.0
     assert actual.buckets()[-2:] == [("16384", 2.0), ("+Inf", 3.0)]
+
+
+def test_the_earliest_of_all_workers_is_named_once() -> None:
+    """However late its heartbeat comes: the others are only told of when all have been heard since."""
+    first = FirstNonFinite()
+    assert first.take("", at=0.0, now=1.0, oldest=0.5) == ""
+    assert first.take("victim", at=9.5, now=10.0, oldest=9.2) == ""
+    assert first.take("culprit", at=9.4, now=10.3, oldest=10.0) == "culprit"
+    assert first.take("another", at=1.0, now=11.0, oldest=10.3) == ""
+
+
+def test_a_worker_that_has_died_is_not_waited_for() -> None:
+    """After some seconds the earliest is named without its heartbeat."""
+    first = FirstNonFinite()
+    assert first.take("victim", at=9.5, now=10.0, oldest=3.0) == ""
+    assert first.take("victim", at=9.5, now=14.0, oldest=3.0) == ""
+    assert first.take("", at=0.0, now=15.0, oldest=3.0) == "victim"

@@ -27,7 +27,7 @@ from psfleet_launch.supervision.job_events import (
     StartProcesses,
 )
 from psfleet_launch.supervision.standbys import PromoteStandby
-from tests.observability.browser import opened
+from tests.observability.browser import browser
 
 SERVERS = Member("server", 0), Member("server", 1)
 WORKERS = Member("worker", 0), Member("worker", 1)
@@ -174,45 +174,50 @@ def test_an_alert_ends(tmp_path: Path) -> None:
     assert table["rows"][0][1:] == ["PsfleetCallsNearLimit", "Waiting calls > 0.9 (server 1)"]
 
 
-def test_a_loss_keeps_its_history_and_turns_red(tmp_path: Path) -> None:
-    """After NaN the curve of what was before stays, with axes and a legend that names the worker."""
+def test_a_browser_shows_the_first_screen(tmp_path: Path) -> None:
+    """A loss that is NaN turns red, and the curve of what was before stays, with axes and a legend that names
+    the worker. Cards with nothing, or nothing but 0, are named in a line; on a phone sections are closed."""
     losses: list[Any] = [{"Loss": {"worker 0": 1 / n, "worker 1": 2 / n}} for n in range(1, 30)]
     losses += [{"Loss": {"worker 0": None, "worker 1": 0.1}}] * 500
-    page = tmp_path / "report.html"
-    page.write_text(job_report(job(tmp_path, StartProcesses(WORKERS), frames=losses)))
-    with opened(page.as_uri(), viewport={"width": 1280, "height": 800}) as shown:
-        card = '.panel[data-title="Loss"]'
-        assert "bad" in shown.get_attribute(card, "class")
-        assert shown.eval_on_selector_all(
-            f"{card} li", "all => all.map(one => one.textContent)"
-        ) == ["worker 0: NaN", "worker 1: 0.1"]
-        chart = 'panels.find(one => one.title === "Loss").chart'
-        [times, first, _] = shown.evaluate(f"{chart}.plot.data")
-        assert (len(times), first[28], first[29:]) == (529, 1 / 29, [None] * 500)
-        assert shown.evaluate(f"{chart}.spoilt") == [[58, 2 * 528, 528]]
-        assert "NaN" in shown.text_content('.figure.bad[data-title="Final loss"]')
-        shown.hover(f"{card} .u-over", position={"x": 2, "y": 40})
-        tip = shown.text_content(f"{card} .tip")
-        assert re.fullmatch(r"\d\d:\d\d:\d\dworker 0: [\d.]+worker 1: [\d.]+", tip)
-
-
-def test_figures_without_data_are_folded_away(tmp_path: Path) -> None:
-    """Cards with nothing, or with nothing but 0, are named in a line; on a phone sections are closed."""
+    loss = job(tmp_path, StartProcesses(WORKERS), frames=losses)
     series = {panel.title: {"worker 0": 1.0, "server 1": 2.0} for panel in PANELS}
     del series["Rows"]
     series["Torn steps"] = {"": 0.0}
-    past = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), frames=[series] * 9)
+    folded = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), frames=[series] * 9)
     page = tmp_path / "report.html"
-    page.write_text(job_report(past, is_running=True))
+    with browser() as opened:
+        page.write_text(job_report(loss))
+        check_loss(opened(page.as_uri(), viewport={"width": 1280, "height": 800}))
+        page.write_text(job_report(folded, is_running=True))
+        check_folded(opened(page.as_uri(), viewport=PHONE))
+
+
+def check_loss(shown: Any) -> None:
+    """What the page of a job says whose loss is NaN."""
+    card = '.panel[data-title="Loss"]'
+    assert "bad" in shown.get_attribute(card, "class")
+    legend = shown.eval_on_selector_all(f"{card} li", "all => all.map(one => one.textContent)")
+    assert legend == ["worker 0: NaN", "worker 1: 0.1"]
+    chart = 'panels.find(one => one.title === "Loss").chart'
+    [times, first, _] = shown.evaluate(f"{chart}.plot.data")
+    assert (len(times), first[28], first[29:]) == (529, 1 / 29, [None] * 500)
+    assert shown.evaluate(f"{chart}.spoilt") == [[58, 2 * 528, 528]]
+    assert "NaN" in shown.text_content('.figure.bad[data-title="Final loss"]')
+    shown.hover(f"{card} .u-over", position={"x": 2, "y": 40})
+    tip = shown.text_content(f"{card} .tip")
+    assert re.fullmatch(r"\d\d:\d\d:\d\dworker 0: [\d.]+worker 1: [\d.]+", tip)
+
+
+def check_folded(shown: Any) -> None:
+    """What the page says of a job that lacks one figure and has another that is always 0."""
     hidden = "all => all.filter(one => one.hidden).map(one => one.dataset.title)"
-    with opened(page.as_uri(), viewport=PHONE) as shown:
-        assert shown.eval_on_selector_all(".panel", hidden) == ["Rows", "Torn steps"]
-        named = shown.eval_on_selector_all(".without", "all => all.map(one => one.textContent)")
-        assert {*filter(None, named)} == {"Not in this job: Rows", "Always 0 so far: Torn steps"}
-        assert shown.evaluate("document.documentElement.scrollHeight") <= 3000
-        assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-        shown.click("text=Does memory suffice?")
-        assert shown.is_visible('.panel[data-title="Resident memory"] canvas')
+    assert shown.eval_on_selector_all(".panel", hidden) == ["Rows", "Torn steps"]
+    named = shown.eval_on_selector_all(".without", "all => all.map(one => one.textContent)")
+    assert {*filter(None, named)} == {"Not in this job: Rows", "Always 0 so far: Torn steps"}
+    assert shown.evaluate("document.documentElement.scrollHeight") <= 3000
+    assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    shown.click("text=Does memory suffice?")
+    assert shown.is_visible('.panel[data-title="Resident memory"] canvas')
 
 
 def test_the_chart_library_is_that_of_npm() -> None:

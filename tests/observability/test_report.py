@@ -35,7 +35,7 @@ from psfleet_launch.supervision.job_events import (
     StopRequested,
 )
 from psfleet_launch.supervision.standbys import PromoteStandby
-from tests.observability.browser import CELLS, opened
+from tests.observability.browser import CELLS, browser
 
 SERVER, STANDBY, WORKER = Member("server", 1), Member("server", 1, copy=1), Member("worker", 0)
 TITLES = [panel["title"] for panel in panel_texts()]
@@ -213,7 +213,8 @@ def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
     actual = read_history(tmp_path)
     page = tmp_path / "report.html"
     page.write_text(job_report(actual))
-    with opened(page.as_uri()) as shown:
+    with browser() as opened:
+        shown = opened(page.as_uri())
         assert shown.text_content("#state") == state(actual, is_running=False)
         for table in [*overview(actual, is_running=False)["tables"], *tables(actual)]:
             expected = [*filter(None, [table["columns"]]), *table["rows"]]

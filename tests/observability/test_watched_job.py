@@ -18,7 +18,7 @@ from psfleet_launch.observability.fleet_reader import replies
 from psfleet_launch.observability.job_history import read_history
 from psfleet_launch.observability.job_report import dashboard_page, job_report, slow_processes
 from tests.launch.conftest import ROOT
-from tests.observability.browser import CELLS, opened, program
+from tests.observability.browser import CELLS, browser, program
 from tests.observability.event_files import scalars
 from tests.observability.prometheus import Prometheus, scraping
 from tests.observability.trainer import ID, STEP, WORKER
@@ -127,12 +127,17 @@ def test_the_rules_and_the_metrics_are_valid(job: Watched) -> None:
     assert checked.returncode in (0, 3), checked.stderr  # 3: it would name some otherwise
 
 
-def test_the_first_nan_is_named(job: Watched) -> None:
-    """The log of the worker names the planted NaN with worker, step, table and id; the fleet counts one."""
+def test_the_first_nan_is_named(job: Watched, folder: Path) -> None:
+    """The log of the worker, the screen and the history name the planted NaN with worker, step, table and id;
+    the fleet counts one. (Which of several workers: test_norms.py.)"""
     sentence = f"worker {WORKER}, step {STEP}: the gradient for table 'users' has nan for id {ID};"
     assert sentence in job.launcher.log(f"workerlog.{WORKER}")
     assert job.value("psfleet_nonfinite_pushes_total", role="worker", rank=str(WORKER)) == 1
     assert job.value("psfleet_nonfinite_pushes_total", role="worker", rank="0") == 0
+    first = f"first NaN or infinity: {sentence[:-1]}"
+    until(lambda: f"server 0: {first}\n" in (folder / "screen").read_text(), "word on the screen")
+    said = [one.text for one in read_history(folder / "psfleet-logs" / "watched").events]
+    assert said.count(first) == 1
 
 
 def test_logged_values_are_shown_and_kept(job: Watched, folder: Path) -> None:
@@ -179,11 +184,14 @@ def _event(stream: Any) -> tuple[str, Any]:
     return name, data
 
 
-def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
-    """On a phone, in the dark: the page shows what /metrics says, fits, and loads nothing from elsewhere."""
-    (folder / "hold").touch()
+def test_a_browser_shows_the_figures_and_the_report(job: Watched, folder: Path) -> None:
+    """On a phone, in the dark: the page shows what /metrics says, fits, and loads nothing from elsewhere. The
+    figures of the report are the last ones of the job's history; /report has them too."""
+    logs = folder / "psfleet-logs" / "watched"
     phone = {"width": 390, "height": 844}
-    with opened(job.url, viewport=phone, color_scheme="dark") as page:
+    with browser() as opened:
+        (folder / "hold").touch()
+        page = opened(job.url, viewport=phone, color_scheme="dark")
         until(
             lambda: shown(page) == expected(job),
             lambda: f"{shown(page)} {expected(job)}",
@@ -192,18 +200,14 @@ def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert back == "rgb(17, 20, 24)"
-    (folder / "hold").unlink()
-
-
-def test_a_browser_shows_the_report(job: Watched, folder: Path) -> None:
-    """The figures are the last ones of the job's history; /report has them too."""
-    logs = folder / "psfleet-logs" / "watched"
-    until(
-        lambda: read_history(logs).last("Loss").keys() == {"worker 0", "worker 1"},
-        "figures of both workers",
-    )
-    (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
-    with opened((folder / "report.html").as_uri()) as page:
+        (folder / "hold").unlink()
+        page.close()
+        until(
+            lambda: read_history(logs).last("Loss").keys() == {"worker 0", "worker 1"},
+            "figures of both workers",
+        )
+        (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
+        page = opened((folder / "report.html").as_uri())
         assert shown(page) == {title: past.last(title) for title in STILL}
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
         assert page.text_content("#state").startswith("runs: ")
@@ -212,8 +216,7 @@ def test_a_browser_shows_the_report(job: Watched, folder: Path) -> None:
         assert [row[0] for row in page.evaluate(CELLS, "Speed of processes")[1:]] == [
             row[0] for row in slow_processes(past)
         ]
-    with opened(job.url + "report") as page:
-        assert page.text_content("#state").startswith("runs: ")
+        assert opened(job.url + "report").text_content("#state").startswith("runs: ")
 
 
 def test_only_loopback_may_look(job: Watched) -> None:
