@@ -140,7 +140,7 @@ def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
     assert used == Counter(dict.fromkeys(range(SAMPLES), 3))
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp", "half-async", "geo"])
+@pytest.mark.parametrize("mode", ["async", "geo"])
 def test_what_a_worker_leaves_of_its_lease_is_used_once(mode: Mode) -> None:
     """Worker 1 takes a lease, makes one of its steps and leaves. Worker 0 gets the other steps, not that
     one, although worker 1 has not finished the lease."""
@@ -165,7 +165,7 @@ def test_what_a_worker_leaves_of_its_lease_is_used_once(mode: Mode) -> None:
     assert used == Counter(dict.fromkeys(range(SAMPLES), 1))
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "half-async", "geo"])
+@pytest.mark.parametrize("mode", ["sync", "half-async"])
 def test_a_dataset_without_an_end_deals_until_the_script_stops(mode: Mode) -> None:
     """No sample comes twice in an epoch, through changes of the mode too; a worker that stops may leave."""
     used: Counter[int] = Counter()

@@ -147,7 +147,7 @@ def some(seed: int, lowest: int, highest: int) -> DeathFault:
     return DeathFault(dice.randint(lowest, highest), dice.random() < 0.5)
 
 
-@pytest.mark.parametrize("seed", range(6 + MORE))
+@pytest.mark.parametrize("seed", range(2 + MORE))
 def test_no_bit_changes(expected: tuple[TableState, dict[int, float]], seed: int) -> None:
     """Sync mode: both workers die, one of them twice, anywhere; weights and uses are the same."""
     deaths = {0: [some(seed, 20, 330)], 1: [some(seed + 1000, 20, 200), some(seed + 2000, 20, 200)]}
@@ -156,7 +156,7 @@ def test_no_bit_changes(expected: tuple[TableState, dict[int, float]], seed: int
     assert used == expected[1]
 
 
-@pytest.mark.parametrize("seed", range(2 + MORE))
+@pytest.mark.parametrize("seed", range(1 + MORE))
 def test_async_uses_no_sample_twice(
     expected: tuple[TableState, dict[int, float]], seed: int
 ) -> None:

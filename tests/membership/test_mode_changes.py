@@ -153,9 +153,9 @@ def change(told: int, arrive: Callable[[], None]) -> WatchedCalls:
     return WatchedCalls(before)
 
 
-@pytest.mark.parametrize("told", [0, 1])
 @pytest.mark.parametrize(
-    ("before", "after"), [("sync", "async"), ("async", "sync"), ("async", "ssp")]
+    ("before", "after", "told"),
+    [("sync", "async", 1), ("async", "sync", 0), ("async", "sync", 1), ("async", "ssp", 0)],
 )
 def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: int) -> None:
     """Worker 0 has told no server, or the first one, when worker 1's later incarnation begins and trains: it

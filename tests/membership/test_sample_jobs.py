@@ -81,20 +81,42 @@ def run(launch: Launch, name: str, script: list[str], *options: str) -> tuple[in
     return code, out + err
 
 
-def a_worker_dies(launch: Launch, place: str, used: list[int] = TWICE) -> None:
-    """A worker is killed and started again: each good sample counts once in each epoch."""
+@pytest.mark.parametrize(("samples", "used"), [("rows", TWICE), ("growing", [1] * 120)])
+def test_a_killed_worker_starts_again(
+    launch: Launch, request: pytest.FixtureRequest, samples: str, used: list[int]
+) -> None:
+    """Sync mode: a worker is killed and started again, which one line says: each good row counts once in each
+    epoch, each message of partitions once that are found by each worker at another time."""
     options = ("--servers", "2", "--workers", "2", "--restart-workers", "1")
+    place = request.getfixturevalue(samples)
     code, text = run(launch, "j", [place, "worker:1:4:pulled"], *options)
     assert code == 0, text
-    assert "worker 1 ended with signal 9" in text
+    assert "worker 1 ended with signal 9; a new process takes its seat (restart 1 of 1)" in text
     assert f"used {used}" in text
 
 
-def everything_dies(
-    launch: Launch, place: str, seed: int, *workers: int, used: list[int] = TWICE
+@pytest.mark.parametrize(
+    ("samples", "seed", "workers", "used"),
+    [
+        ("rows", 1, (2, 3, 1), TWICE),
+        ("topic", 2, (1, 2), TWICE),
+        ("growing", 5, (1, 2), [1] * 120),
+        ("time:rows", 3, (2, 1), TWICE),  # in order of time: what was held back is read again
+        ("batches:rows", 4, (2, 1), TWICE),  # of RecordBatches that an iterable gives
+    ],
+)
+def test_everything_is_killed(
+    launch: Launch,
+    request: pytest.FixtureRequest,
+    samples: str,
+    seed: int,
+    workers: tuple[int, ...],
+    used: list[int],
 ) -> None:
-    """The launcher is killed, and with it all else, and the job resumes with the next number of workers,
-    until the last one: likewise."""
+    """Sync mode: the launcher is killed, and with it all else, and the job goes on with the next number of
+    workers, until the last one: each good sample counts once in each epoch."""
+    form, _, source = samples.rpartition(":")
+    place = f"{form}:{request.getfixturevalue(source)}".removeprefix(":")
     dice, resume = random.Random(seed), list[str]()
     for number, count in enumerate(workers, 1):
         where = dice.randrange(count), dice.randint(3, 5), dice.choice(["pulled", "pushed"])
@@ -105,48 +127,3 @@ def everything_dies(
         assert code == (-signal.SIGKILL if death else 0), text
         resume = ["--resume", f"psfleet-logs/j{number}"]
     assert f"used {used}" in text
-
-
-def test_every_row_is_used_once_an_epoch(launch: Launch, rows: str) -> None:
-    """Sync mode: with a worker that is killed and started again each good row counts once in each epoch."""
-    a_worker_dies(launch, rows)
-
-
-def test_every_message_is_used_once_an_epoch(launch: Launch, topic: str) -> None:
-    """Likewise each good message of a topic."""
-    a_worker_dies(launch, topic)
-
-
-def test_every_row_is_used_once_by_killed_jobs(launch: Launch, rows: str) -> None:
-    """Sync mode: a job is killed with its launcher, goes on with more workers, is killed again and goes on
-    with one: each good row counts once in each epoch."""
-    everything_dies(launch, rows, 1, 2, 3, 1)
-
-
-def test_every_message_is_used_once_by_killed_jobs(launch: Launch, topic: str) -> None:
-    """Likewise each good message of a topic."""
-    everything_dies(launch, topic, 2, 1, 2)
-
-
-def test_every_message_of_new_partitions_is_used_once(launch: Launch, growing: str) -> None:
-    """Likewise those of partitions that are found while the job runs, by each worker at another time."""
-    a_worker_dies(launch, growing, [1] * 120)
-
-
-def test_every_message_of_new_partitions_is_used_once_by_killed_jobs(
-    launch: Launch, growing: str
-) -> None:
-    """Likewise where everything is killed."""
-    everything_dies(launch, growing, 5, 1, 2, 1, used=[1] * 120)
-
-
-def test_every_sample_in_order_of_time_is_used_once_by_killed_jobs(
-    launch: Launch, rows: str
-) -> None:
-    """Likewise rows that come in order of time: what was held back is read again."""
-    everything_dies(launch, f"time:{rows}", 3, 2, 1)
-
-
-def test_every_row_of_an_iterable_is_used_once_by_killed_jobs(launch: Launch, rows: str) -> None:
-    """Likewise rows of RecordBatches that an iterable gives."""
-    everything_dies(launch, f"batches:{rows}", 4, 2, 1)

@@ -23,8 +23,6 @@ try:
         table = ps.sparse_table("t", dim=2, optimizer=SGD(1.0))
         before = table.pull(ids)
         table.push(ids, np.ones((3, 2), np.float32))
-        if ends == "raises":
-            raise ValueError("something is wrong")
         if ends == "exits with 3":
             sys.exit(3)
         if ends == "exits":
@@ -47,17 +45,16 @@ def run(fleet: LocalFleet, folder: Path, ends: str) -> tuple[int, str]:
     return process.returncode, process.stdout
 
 
-@pytest.mark.parametrize(("ends", "code"), [("raises", 1), ("exits with 3", 3)])
-def test_a_script_that_fails_keeps_its_seat(ends: str, code: int, tmp_path: Path) -> None:
+def test_a_script_that_fails_keeps_its_seat(tmp_path: Path) -> None:
     """What failed in the block has been pushed; the next process takes the seat, and its end is the job's."""
     with LocalFleet(1, 1, in_process=True) as fleet:
-        assert run(fleet, tmp_path, ends) == (code, "")
+        assert run(fleet, tmp_path, "exits with 3") == (3, "")
         assert fleet.processes[0].poll() is None
         assert run(fleet, tmp_path, "well") == (0, "3\n")
         assert fleet.wait(60) == [0]
 
 
-@pytest.mark.parametrize("ends", ["well", "exits", "goes on"])
+@pytest.mark.parametrize("ends", ["exits", "goes on"])
 def test_a_script_that_ends_well_leaves(ends: str, tmp_path: Path) -> None:
     """So does one that catches what has failed in the block; the servers end with the last worker."""
     with LocalFleet(1, 1, in_process=True) as fleet:
