@@ -65,26 +65,27 @@ def alone() -> list[TableState]:
     return TRAINING.result(runtime)
 
 
-@pytest.mark.parametrize("point", ["feed", "fed", "waiting", "followed"])
-def test_a_primary_dies_at_every_point(alone: list[TableState], point: str) -> None:
-    """Before and after a record goes to the standby, and before and after its answer: no bit changes."""
-    with Pairs(1, 1, crashes={0: [f"{point}:30"]}) as fleet:
-        same_bits(train(fleet), alone)
-        assert fleet.takeovers == 1
+def test_primaries_die_at_every_point(alone: list[TableState]) -> None:
+    """One after the other, before and after a record goes to the standby, and before and after its answer: no
+    bit changes."""
+    points = ["feed:9", "fed:9", "waiting:9", "followed:9"]
+    with Pairs(1, 1, crashes={0: points}) as fleet:
+        hooks = dict.fromkeys(range(2, TRAINING.steps), fleet.await_standbys)
+        same_bits(train(fleet, hooks), alone)
+        assert (fleet.takeovers, fleet.lost) == (len(points), 0)
 
 
-@pytest.mark.parametrize("point", ["receive", "took"])
-def test_a_standby_dies_at_every_point(alone: list[TableState], point: str) -> None:
-    """Before and after it takes a record: its primary goes on, with another standby."""
-    with Pairs(1, 1, crashes={0: ["", f"{point}:30"]}) as fleet:
-        same_bits(train(fleet), alone)
-        assert (fleet.takeovers, fleet.lost) == (0, 1)
+def test_standbys_die_at_every_point(alone: list[TableState]) -> None:
+    """Before and after one takes a record: its primary goes on, with another standby."""
+    with Pairs(1, 1, crashes={0: ["", "receive:9", "took:9"]}) as fleet:
+        hooks = dict.fromkeys(range(2, TRAINING.steps), fleet.await_standbys)
+        same_bits(train(fleet, hooks), alone)
+        assert (fleet.takeovers, fleet.lost) == (0, 2)
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_all_die_in_turn(seed: int) -> None:
+def test_all_die_in_turn() -> None:
     """Two servers and two workers: the coordinator's server, the other, and who took over from them."""
-    dice = random.Random(seed)
+    dice = random.Random(0)
     victims = [0, 1, 0]
 
     def kill(server: int, standby: bool) -> None:
