@@ -202,7 +202,7 @@ def filled(table: SparseTable, rows: int, n: int) -> SparseTable:
 
 def numbers(step: int) -> NDArray[np.float32]:
     """What Adam's kernels need to know of a step."""
-    from psfleet.kernels.rule_text import scalars_of
+    from psfleet.kernels.rule_source import scalars_of
 
     return scalars_of(Adam(), DecaySpec(), 1e-3, step)
 

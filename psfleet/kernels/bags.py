@@ -80,7 +80,7 @@ class RowBags:
             return rows
         rows = np.ascontiguousarray(rows, np.float32)
         out = np.zeros((len(self), rows.shape[1]), np.float32)
-        kernels = width_kernels("bags", rows.shape[1])
+        kernels = width_kernels("row_sums", rows.shape[1], "pool", "spread")
         kernels.pool(address_of(rows), *self.arguments, address_of(out))
         return out
 
@@ -99,7 +99,7 @@ class RowBags:
             out[...] = gradient
             return out
         gradient = np.ascontiguousarray(gradient, np.float32)
-        kernels = width_kernels("bags", gradient.shape[1])
+        kernels = width_kernels("row_sums", gradient.shape[1], "pool", "spread")
         kernels.spread(address_of(gradient), *self.arguments, address_of(out))
         return out
 

@@ -59,7 +59,7 @@ class UniqueIds:
             return rows[0].copy()
         count = len(self.inverse)
         out = np.empty((count, dim), np.float32)
-        width_kernels("merge", dim).expand(
+        width_kernels("row_sums", dim, "expand", "merge").expand(
             address_of(self.inverse), count, self.shift, _addresses(rows), address_of(out)
         )
         return out
@@ -87,7 +87,9 @@ class UniqueIds:
         for codes, part, target in self._parts(bags, out):
             if part.are_rows:
                 place = self.shift, starts, address_of(target)
-                width_kernels("merge", dim).expand(address_of(codes), len(codes), *place)
+                width_kernels("row_sums", dim, "expand", "merge").expand(
+                    address_of(codes), len(codes), *place
+                )
             else:
                 kernels.pool(
                     *(address_of(codes), len(codes), self.shift, starts),
@@ -248,7 +250,7 @@ def _are_rows(bags: Sequence[RowBags]) -> bool:
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> None:
     """Add rows to sums; `target`: of `_not_begun`."""
-    width_kernels("merge", rows.shape[1]).merge(
+    width_kernels("row_sums", rows.shape[1], "expand", "merge").merge(
         address_of(inverse), len(inverse), shift, address_of(rows), target
     )
 

@@ -1,9 +1,13 @@
-"""From a rule to its kernels: the rule's source text goes into a template, the template to a file."""
+"""From a rule or an eviction policy to its kernels: its text goes into a template, the template to a file."""
 
+import ast
+import inspect
 import re
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from string import Template
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +15,9 @@ import numba
 
 from psfleet.errors import RuleError
 from psfleet.kernels.cache import load_text
-from psfleet.kernels.packed_text import RowFormat, row_parts, weight_parts
-from psfleet.kernels.rule_text import RuleSource
+from psfleet.kernels.row_format import RowFormat, row_parts, weight_parts
+from psfleet.kernels.rule_source import RuleSource
+from psfleet.rules.eviction_policy import EvictionPolicy
 from psfleet.rules.finding_rules import NamedDefinition
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import RowPrecision
@@ -22,19 +27,18 @@ _ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"
 
 
 @cache
-def static_kernels(name: str) -> ModuleType:
-    """The kernels of `sources/<name>.py`, which depend on no rule and no width."""
-    return load_text(name, _source(f"{name}.py"))
+def static_kernels(name: str, *only: str) -> ModuleType:
+    """The kernels of `sources/<name>.py`, which depend on no rule and no width; `only`: see `_chosen`."""
+    return load_text(name, _chosen(name, only))
 
 
 @cache
-def width_kernels(name: str, dim: int, more: str = "") -> ModuleType:
+def width_kernels(name: str, dim: int, *only: str) -> ModuleType:
     """The kernels of `sources/<name>.py` for rows of `dim` values, a constant to the compiler.
 
-    more: The text `sources/<name>_<more>.txt` follows: a kernel that few need who need another of them.
+    only: See `_chosen`.
     """
-    text = _source(f"{name}.py") + (_source(f"{name}_{more}.txt") if more else "")
-    return load_text(f"{name}_{dim}", _set(text, "DIM", dim))
+    return load_text(f"{name}_{dim}", _set(_chosen(name, only), "DIM", dim))
 
 
 @cache
@@ -102,7 +106,7 @@ def sparse_kernels(
         rule,
         f"sparse_{rule.name}_{dim}",
         filled(
-            "sparse.txt",
+            "rows_head.txt",
             _source(kernel),
             core=text.core(),
             dim=dim,
@@ -144,8 +148,94 @@ def _source(name: str) -> str:
     return (_SOURCES / name).read_text()
 
 
+def _chosen(name: str, only: tuple[str, ...]) -> str:
+    """The text of `sources/<name>.py` with only these of its kernels, as each is slow to compile; (): all."""
+    parts = _source(f"{name}.py").split("\n\n\n")
+    return "\n\n\n".join(
+        part
+        for part in parts
+        if not only
+        or not part.startswith("@kernel")
+        or re.findall(r"(?m)^def (\w+)", part)[0] in only
+    )
+
+
 def _set(text: str, constant: str, value: int) -> str:
     """The text with the line `constant = ...` changed."""
     changed, count = re.subn(rf"(?m)^{constant} = .*$", f"{constant} = {value}", text)
     assert count == 1, f"the template defines {constant} {count} times"
     return changed
+
+
+_ARGUMENTS = {
+    "age": "float64(age)",
+    "shows": "float64(load_f32(row, place))",
+    "clicks": "float64(load_f32(row, place + 1))",
+    "frequency": "decayed(float64(load_f32(row, place + FREQUENCY)), age)",
+}
+_DEVICE_ARGUMENTS = {
+    "age": "float64(age)",
+    "shows": "float64(rows[at])",
+    "clicks": "float64(rows[at + 1])",
+    "frequency": "decayed(float64(rows[at + FREQUENCY]), age)",
+}
+
+
+@cache
+def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
+    """`rank` and `use` for a policy with a score function.
+
+    Args:
+        policy: The policy.
+        pushed_scores: So many scores of a row come before its frequency.
+
+    Raises:
+        RuleError: The compiler does not take its score function.
+    """
+    text = _filled("eviction.txt", policy, pushed_scores, _function(policy), _ARGUMENTS)
+    return compiled(policy, f"eviction_{policy.name}", text)
+
+
+@cache
+def device_eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
+    """The same for a device. Arguments as for `eviction_kernels`, whose compiler has taken the function."""
+    from psfleet.kernels.device.cuda import load_kernels  # loads numba.cuda
+    from psfleet.kernels.device.cuda_text import Rounded
+
+    function = Rounded("rounded_double_product").visit(_function(policy))
+    text = _filled("device_eviction.txt", policy, pushed_scores, function, _DEVICE_ARGUMENTS)
+    return load_kernels(f"cuda_eviction_{policy.name}", text)
+
+
+def _filled(
+    template: str,
+    policy: EvictionPolicy,
+    pushed_scores: int,
+    function: ast.AST,
+    arguments: dict[str, str],
+) -> str:
+    arguments = arguments | {"h": repr(tuple(map(float, policy.scalars())))}
+    return filled(
+        template,
+        factor=repr(_factor(policy.frequency_half_life)),
+        frequency=pushed_scores if "frequency" in policy.arguments else -1,
+        function=ast.unparse(function),
+        arguments=", ".join(arguments[name] for name in policy.arguments),
+    )
+
+
+def _function(policy: EvictionPolicy) -> ast.FunctionDef:
+    """The score function, by the name of `score` and without annotations."""
+    function = policy.score()
+    assert function is not None
+    [tree] = ast.parse(dedent(inspect.getsource(function))).body
+    assert isinstance(tree, ast.FunctionDef)
+    tree.name, tree.returns = "score", None
+    for argument in tree.args.args:
+        argument.annotation = None
+    return tree
+
+
+def _factor(half_life: float) -> float:
+    """By what a frequency falls with each update: decimal, since a library's pow differs by machine."""
+    return float(Decimal(2) ** (-1 / Decimal(half_life))) if half_life else 1.0

@@ -30,7 +30,7 @@ def initial_rows(
     """
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     out = np.empty((*ids.shape, dim), np.float32)
-    static_kernels("initial").fill(
+    static_kernels("row_weights", "fill").fill(
         address_of(ids),
         ids.size,
         dim,
@@ -112,7 +112,7 @@ def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
     lines = (len(flat) - head) // _LINE
     end = head + lines * _LINE
     flat[:head] = source[:head]
-    static_kernels("streaming").copy_lines(
+    static_kernels("arrays", "copy_lines").copy_lines(
         address_of(flat) + head, address_of(source) + head, lines
     )
     flat[end:] = source[end:]

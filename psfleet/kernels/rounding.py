@@ -5,7 +5,7 @@ A value between two that the format can hold becomes one of them, drawn so that 
 table, id, step and place, so every server, a replay of the log and a standby draw the same. A value that the
 format can hold stays as it is.
 
-psfleet.kernels.device.cuda_rounding has the same for devices, which brings its own `float_of`, `bits_of`,
+psfleet.kernels.device.cuda_arithmetic has the same for devices, which brings its own `float_of`, `bits_of`,
 `product`, `floor` and `mix`.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"

@@ -96,7 +96,7 @@ class LRU(EvictionPolicy):
     name = "lru"
 
     def score(self) -> None:
-        """Return None: the order is that of the last pushes (`tables.eviction_ranking.AgeRanking`)."""
+        """Return None: the order is that of the last pushes (`tables.lifetime.AgeRanking`)."""
 
 
 @dataclass(frozen=True)

@@ -317,7 +317,7 @@ def _squares(values: Floats) -> float:
     if values.size > _SHORT:
         flat = values.reshape(-1)
         return float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
-    total: float = static_kernels("squares").summed(address_of(values), values.size)
+    total: float = static_kernels("arrays", "summed").summed(address_of(values), values.size)
     return total if total <= _LARGEST else math.inf
 
 

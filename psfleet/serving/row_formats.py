@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels import int8, number_formats
+from psfleet.kernels import number_formats
+from psfleet.kernels.number_formats import decode_int8, encode_int8
 from psfleet.settings.choices import RowForm
 
 Floats = NDArray[np.float32]
@@ -46,13 +47,13 @@ _NO_SCALES: Floats = np.empty(0, np.float32)
 
 def _bytes(rows: Floats) -> tuple[Codes, Floats]:
     codes, scales = np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32)
-    int8.encode(np.ascontiguousarray(rows).reshape(-1), rows.shape[1], scales, codes.reshape(-1))
+    encode_int8(np.ascontiguousarray(rows).reshape(-1), rows.shape[1], scales, codes.reshape(-1))
     return codes, scales
 
 
 def _of_bytes(codes: Codes, scales: Floats, dim: int) -> Floats:
     rows = np.empty(codes.shape, np.float32)
-    int8.decode(codes.reshape(-1), scales, dim, rows.reshape(-1))
+    decode_int8(codes.reshape(-1), scales, dim, rows.reshape(-1))
     return rows
 
 

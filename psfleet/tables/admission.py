@@ -13,8 +13,7 @@ from psfleet.runtime.evictions import EvictionCause
 from psfleet.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.budget import MemoryAccount
-from psfleet.tables.candidates import CandidateCounts, CandidateIds, rows_to_evict
-from psfleet.tables.eviction_ranking import EvictionRanking
+from psfleet.tables.lifetime import CandidateCounts, CandidateIds, EvictionRanking, rows_to_evict
 from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_update import RowValues

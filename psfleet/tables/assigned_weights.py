@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.initial_values import initializer_arguments
 from psfleet.kernels.number_formats import draw_weights
-from psfleet.kernels.packed_text import RowFormat
+from psfleet.kernels.row_format import RowFormat
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_data import (
     CANDIDATE_IDS,

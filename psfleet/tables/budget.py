@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import TableSpec
-from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.lifetime import CandidateIds
 from psfleet.tables.row_memory import RowMemory
 
 

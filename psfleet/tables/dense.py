@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
-from psfleet.kernels.rule_text import scalars_of
+from psfleet.kernels.rule_source import scalars_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.memory_kind import unit_width

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.errors import UsageError
-from psfleet.kernels.eviction import eviction_kernels
-from psfleet.kernels.generate import static_kernels
+from psfleet.kernels.generate import eviction_kernels, static_kernels
 from psfleet.kernels.hash_index import (
     ADD,
     CHUNK_LINES,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.kernels.generate import dense_kernels
 from psfleet.kernels.initial_values import address_of, copy_over
-from psfleet.kernels.rule_text import scratch_for
+from psfleet.kernels.rule_source import scratch_for
 from psfleet.schema.table import MAX_DIM, Device, TableSpec
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.row_memory import RowMemory
@@ -40,7 +40,7 @@ class DenseMemory(Protocol):
 
         Args:
             gradient: float32 [m], contiguous, of any alignment.
-            scalars: Scalars of psfleet.kernels.rule_text.scalars_of.
+            scalars: Scalars of psfleet.kernels.rule_source.scalars_of.
             step: Number of this update, from 1.
         """
 

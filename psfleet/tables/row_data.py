@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
 from psfleet.kernels.number_formats import pack_rows, unpack_rows
-from psfleet.kernels.packed_text import RowFormat
+from psfleet.kernels.row_format import RowFormat
 from psfleet.schema.table import TableSpec
 
 Floats = NDArray[np.float32]

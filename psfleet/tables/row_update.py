@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from psfleet.kernels.dedup import first_repeat, merge_pushes
 from psfleet.kernels.generate import address_of_kernel, pull_kernels, sparse_kernels, static_kernels
 from psfleet.kernels.initial_values import address_of, initializer_arguments, int64s_at
-from psfleet.kernels.packed_text import RowFormat
-from psfleet.kernels.rule_text import scalars_of, scratch_for, with_decay
+from psfleet.kernels.row_format import RowFormat
+from psfleet.kernels.rule_source import scalars_of, scratch_for, with_decay
 from psfleet.schema.table import TableSpec
 from psfleet.tables.budget import MemoryAccount
 from psfleet.tables.host_rows import HostRowMemory
@@ -62,7 +62,7 @@ class RowUpdate(Protocol):
         Args:
             ids: int64 [n], no id twice, any alignment.
             gradients: float32 [n, TableSpec.push_width], contiguous, any alignment.
-            scalars: Scalars of psfleet.kernels.rule_text.scalars_of.
+            scalars: Scalars of psfleet.kernels.rule_source.scalars_of.
             step: Number of this update, from 1.
         """
 

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.kernels.dedup import ascending
-from psfleet.kernels.rule_text import scalars_of
+from psfleet.kernels.rule_source import scalars_of
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.schema.entry import EvictionStreamEntry, part_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.admission import AdmissionFilter, admission_rule
 from psfleet.tables.budget import MemoryAccount, MemoryBudget
-from psfleet.tables.eviction_ranking import eviction_ranking
-from psfleet.tables.lifetime import RowLifetime
+from psfleet.tables.lifetime import RowLifetime, eviction_ranking
 from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.row_data import (
     CandidateData,

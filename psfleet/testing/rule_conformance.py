@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.kernels.device.cuda_text import CudaSource
-from psfleet.kernels.rule_text import twin_push
+from psfleet.kernels.rule_source import twin_push
 from psfleet.rules import make_rule, reference_of
 from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule

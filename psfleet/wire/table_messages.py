@@ -131,6 +131,7 @@ Bytes = NDArray[np.uint8]
 NO_IDS = np.zeros(0, np.int64)
 _NO_WEIGHTS = np.zeros(0, np.float32)
 # Fields of ChangesReply, TableChanges and RowsReply.
+# Fields of ChangesReply, TableChanges and RowsReply.
 _TABLES = 4
 _IDS, _WEIGHTS, _REMOVED = 3, 4, 5
 _PAGE_IDS, _PAGE_WEIGHTS = 1, 2

@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.errors import FrameError
-from psfleet.kernels import int8, number_formats
+from psfleet.kernels import number_formats
 from psfleet.kernels.hashing import GOLDEN, hash_ids
+from psfleet.kernels.number_formats import (
+    decode_int8,
+    encode_int8,
+    encode_int8_drawn,
+    encode_int8_fed,
+)
 from psfleet.runtime.interface import Precision
 from psfleet.settings.choices import Format
 from psfleet.wire.v1 import frame_pb2
@@ -243,11 +249,11 @@ class Int8Format(WireFormat):
 
     @override
     def encode(self, values: Floats, out: CompressedValues) -> None:
-        int8.encode(values, _block(out.shape), out.scales, out.codes)
+        encode_int8(values, _block(out.shape), out.scales, out.codes)
 
     @override
     def decode(self, compressed: CompressedValues, values: Floats) -> None:
-        int8.decode(compressed.codes, compressed.scales, _block(compressed.shape), values)
+        decode_int8(compressed.codes, compressed.scales, _block(compressed.shape), values)
 
     @override
     def decode_gradient(self, compressed: CompressedValues, scale: float, table: str) -> Floats:
@@ -261,28 +267,28 @@ class Int8Format(WireFormat):
 
     @override
     def encode_rows(self, rows: Floats, ids: Ids, draw: Draw, out: CompressedValues) -> int | None:
-        return int8.encode_drawn(rows, ids, _salt(*draw), out.scales, out.codes)
+        return encode_int8_drawn(rows, ids, _salt(*draw), out.scales, out.codes)
 
     @override
     def encode_part(
         self, values: Floats, low: int, draw: Draw, rests: Floats | None, out: CompressedValues
     ) -> None:
         if rests is not None:
-            int8.encode_fed(values, rests, SCALE_BLOCK, out.scales, out.codes)
+            encode_int8_fed(values, rests, SCALE_BLOCK, out.scales, out.codes)
             return
         # Blocks are drawn as rows are; the last one is filled up with zeros for that.
         salt, whole = _salt(*draw), len(values) // SCALE_BLOCK
         places = low // SCALE_BLOCK + np.arange(len(out.scales), dtype=np.int64)
         end = whole * SCALE_BLOCK
         rows, scales, codes = values[:end].reshape(-1, SCALE_BLOCK), out.scales, out.codes
-        int8.encode_drawn(rows, places[:whole], salt, scales[:whole], codes[:end])
+        encode_int8_drawn(rows, places[:whole], salt, scales[:whole], codes[:end])
         if end < len(values):
             last, last_codes = (
                 np.zeros((1, SCALE_BLOCK), np.float32),
                 np.empty(SCALE_BLOCK, np.int8),
             )
             last[0, : len(values) - end] = values[end:]
-            int8.encode_drawn(last, places[whole:], salt, scales[whole:], last_codes)
+            encode_int8_drawn(last, places[whole:], salt, scales[whole:], last_codes)
             codes[end:] = last_codes[: len(values) - end]
 
     @override

@@ -20,7 +20,7 @@ from psfleet.schema.entry import FORMS, make_entry, stored_as
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.admission import AdmissionRule, admits
-from psfleet.tables.candidates import CandidateCounts, CandidateIds
+from psfleet.tables.lifetime import CandidateCounts, CandidateIds
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.table_messages import read_spec, write_spec
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.device.cuda import CudaUpdate
 from psfleet.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.kernels.device.cuda_queue import DeviceQueue
-from psfleet.kernels.rule_text import scalars_of, twin_push
+from psfleet.kernels.rule_source import scalars_of, twin_push
 from psfleet.rules import ASGD, RULES, Adam, Ftrl, Momentum, RMSProp, Rule
 from psfleet.schema.table import DecaySpec
 

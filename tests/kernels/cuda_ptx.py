@@ -11,8 +11,13 @@ import re
 import sys
 from collections.abc import Callable
 
-from psfleet.kernels.device.cubin import Cubin, assemble_cubin
-from psfleet.kernels.device.cuda_ptx import compile_eviction_ptx, compile_ptx, compile_table_ptx
+from psfleet.kernels.device.cuda_ptx import (
+    Cubin,
+    assemble_cubin,
+    compile_eviction_ptx,
+    compile_ptx,
+    compile_table_ptx,
+)
 from psfleet.rules import (
     ASGD,
     RULES,

@@ -195,7 +195,7 @@ def test_the_cache_knows_every_helper() -> None:
     imports = re.compile(r"^from psfleet\.kernels\.(\w+) import", re.MULTILINE)
     sources = [path for path in (folder / "sources").iterdir() if path.is_file()]
     texts = [path.read_text() for path in sources if not path.name.startswith("device_")]
-    texts.append((folder / "rule_text.py").read_text())
+    texts.append((folder / "rule_source.py").read_text())
     needed: set[str] = set()
     while texts:
         for name in imports.findall(texts.pop()):

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.kernels import int8
 from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.number_formats import (
+    decode_int8,
+    encode_int8,
+    encode_int8_drawn,
+    encode_int8_fed,
+)
 
 Floats = NDArray[np.float32]
 
@@ -42,13 +47,13 @@ def steps_of(rows: Floats) -> tuple[Floats, Floats]:
 def encoded(values: Floats, block: int) -> tuple[Floats, NDArray[np.int8]]:
     scales = np.empty(-(-len(values) // block), np.float32)
     codes = np.empty(len(values), np.int8)
-    int8.encode(values, block, scales, codes)
+    encode_int8(values, block, scales, codes)
     return scales, codes
 
 
 def decoded(codes: NDArray[np.int8], scales: Floats, block: int) -> Floats:
     values = np.empty(len(codes), np.float32)
-    int8.decode(codes, scales, block, values)
+    decode_int8(codes, scales, block, values)
     return values
 
 
@@ -93,7 +98,7 @@ def test_the_rest_is_what_did_not_travel() -> None:
     given, arrived = np.zeros(size), np.zeros(size)
     for step in range(20):
         values = np.random.default_rng(step).standard_normal(size).astype(np.float32)
-        int8.encode_fed(values, rests, block, scales, codes)
+        encode_int8_fed(values, rests, block, scales, codes)
         twin += values
         expected, steps = steps_of(blocks(twin, block))
         rounded = np.rint(steps)
@@ -108,7 +113,7 @@ def test_the_rest_is_what_did_not_travel() -> None:
 
 def drawn(rows: Floats, ids: Any, salt: int) -> tuple[Floats, NDArray[np.int8]]:
     scales, codes = np.empty(len(rows), np.float32), np.empty(rows.size, np.int8)
-    assert int8.encode_drawn(rows, ids, np.uint64(salt), scales, codes) is None
+    assert encode_int8_drawn(rows, ids, np.uint64(salt), scales, codes) is None
     return scales, codes
 
 
@@ -155,4 +160,4 @@ def test_the_row_that_cannot_travel_is_named(bad: float) -> None:
     rows = np.ones((4, 5), np.float32)
     rows[2, 4] = bad
     scales, codes = np.empty(4, np.float32), np.empty(20, np.int8)
-    assert int8.encode_drawn(rows, np.arange(4), np.uint64(0), scales, codes) == 2
+    assert encode_int8_drawn(rows, np.arange(4), np.uint64(0), scales, codes) == 2

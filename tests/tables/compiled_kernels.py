@@ -23,7 +23,7 @@ from numba.core import cgutils
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numba.extending import intrinsic
 
-from psfleet.kernels import hashing
+from psfleet.kernels import hashing, rounding
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.device import cuda, cuda_queue
 from psfleet.kernels.device.cuda_queue import DeviceOperations, Staging
@@ -111,11 +111,9 @@ class _ForTheProcessor(ast.NodeTransformer):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
         module = node.module or ""
-        if module == "psfleet.kernels.device.cuda_rounding":  # the same text for the processor
-            node.module = "psfleet.kernels.rounding"
-        elif module == "psfleet.kernels.device.cuda_arithmetic":
+        if module == "psfleet.kernels.device.cuda_arithmetic":
             return ast.parse("\n".join(_arithmetic(alias.name) for alias in node.names)).body
-        elif module == "numba":
+        if module == "numba":
             node.names = [alias for alias in node.names if alias.name != "cuda"]
         elif module.startswith("psfleet.kernels.device.cuda_"):
             imported(module.split(".")[-1])  # before the lock of what is loaded now
@@ -153,7 +151,10 @@ def _arithmetic(name: str) -> str:
     """Where a name of cuda_arithmetic is for the processor."""
     if name == "math":
         return "import math"
-    return f"from {hashing.__name__ if name in ('mix', 'unmix') else __name__} import {name}"
+    for module in (rounding, hashing):  # the same text for the processor
+        if getattr(getattr(module, name, None), "__module__", "") == module.__name__:
+            return f"from {module.__name__} import {name}"
+    return f"from {__name__} import {name}"
 
 
 def _load(stem: str, text: str) -> ModuleType:

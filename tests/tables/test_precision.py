@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.kernels.hashing import GOLDEN, hash_ids
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
-from psfleet.kernels.packed_text import RowColumn, RowFormat
-from psfleet.kernels.rule_text import twin_push
+from psfleet.kernels.row_format import RowColumn, RowFormat
+from psfleet.kernels.rule_source import twin_push
 from psfleet.rules import SGD, Adam, make_rule
 from psfleet.schema.entry import CapacityEntry, ShowClickEntry
 from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.device.cuda_text import CudaSource
-from psfleet.kernels.rule_text import CHUNK, LANES
+from psfleet.kernels.rule_source import CHUNK, LANES
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 
@@ -27,7 +27,6 @@ _HERE = Path(__file__).parent
 _HELPERS = (  # kernels contain their functions
     "cuda_arithmetic.py",
     "cuda_index.py",
-    "cuda_rounding.py",
     "cuda_rows.py",
     "../hashing.py",
     "../rounding.py",
@@ -94,7 +93,7 @@ class CudaUpdate:
             values: Weights [n], then the slots: [n], or one value for each unit. Float32, flat.
             gradient: float32 [n].
             width: Number of weights of a unit.
-            scalars: Scalars of psfleet.kernels.rule_text.scalars_of.
+            scalars: Scalars of psfleet.kernels.rule_source.scalars_of.
             step: Number of updates that the table has had, this one included.
         """
         turns, turn = self._rule.turns, self._turn(step)

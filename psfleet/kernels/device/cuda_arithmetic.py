@@ -5,6 +5,8 @@ has no switch against that. The compiler leaves a product alone that names its r
 ISA), as `rounded_product` does. Numba's sums, divisions and square roots on a device round to nearest and
 keep subnormal numbers, as on the CPU. `math.pow` is another function there; its last bit may differ.
 
+Values of a packed row in 16 and 8 bits are rounded by the text of psfleet.kernels.rounding.
+
 The simulator runs kernels as Python, whose `math` answers in float64. There the rules get the one of the
 reference in NumPy.
 """
@@ -12,13 +14,14 @@ reference in NumPy.
 
 import math as _math
 import operator
+from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import config, cuda, int64, uint64
+from numba import config, cuda, float32, int32, int64, uint32, uint64
 
-from psfleet.kernels import hashing
-from psfleet.kernels.rule_text import FLOAT32_MATH
+from psfleet.kernels import hashing, rounding
+from psfleet.kernels.rule_source import FLOAT32_MATH
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 """True if kernels run as Python, in threads of the host."""
@@ -28,6 +31,9 @@ unmix: Any
 random_bits: Any
 rounded_product: Any
 rounded_double_product: Any
+bits_of: Any
+float_of: Any
+floor: Any
 
 
 def device_function(function: Any) -> Any:
@@ -51,9 +57,12 @@ math: Any = FLOAT32_MATH if SIMULATED else _math
 """Functions that rules call as `math` in kernels."""
 
 if SIMULATED:
-    from psfleet.kernels.rule_text import FLOAT32_MATH as math  # kernels import it here
+    from psfleet.kernels.rule_source import FLOAT32_MATH as math  # kernels import it here
 
     rounded_product = rounded_double_product = operator.mul
+    bits_of = rounding.bits_of.py_func
+    float_of = rounding.float_of.py_func
+    floor = rounding.floor.py_func
 
     def mix(x):
         """The hash of a uint64. Sums and products of NumPy's numbers would warn of their overflow."""
@@ -91,3 +100,52 @@ else:
     def rounded_double_product(a, b):
         """The same in float64."""
         return libdevice.dmul_rn(a, b)
+
+    @device_function
+    def bits_of(value):
+        """The bits of a float32."""
+        return uint32(libdevice.float_as_int(float32(value)))
+
+    @device_function
+    def float_of(bits):
+        """The float32 of these bits."""
+        return libdevice.int_as_float(int32(bits))
+
+    @device_function
+    def floor(value):
+        """The largest whole number up to a float32."""
+        return libdevice.floorf(value)
+
+
+_own = {
+    "bits_of": bits_of,
+    "float_of": float_of,
+    "floor": floor,
+    "mix": mix,
+    "product": rounded_product,
+}
+
+
+def _of_device(function: Any) -> Any:
+    """A function of `rounding` that calls those of a device."""
+    plain = function.py_func
+    copy = FunctionType(plain.__code__, {**plain.__globals__, **_own}, plain.__name__)
+    return device_function(_unwarned(copy) if SIMULATED else copy)
+
+
+def _unwarned(function: Any) -> Any:
+    """The function without NumPy's warnings of sums and products of whole numbers that wrap around."""
+
+    def quiet(*arguments):
+        with np.errstate(over="ignore"):
+            return function(*arguments)
+
+    return quiet
+
+
+nearest = _of_device(rounding.nearest)
+drawn = _of_device(rounding.drawn)
+noise = _of_device(rounding.noise)
+random_base = _of_device(rounding.random_base)
+scale_of = _of_device(rounding.scale_of)
+code_of = _of_device(rounding.code_of)

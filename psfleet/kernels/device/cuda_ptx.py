@@ -1,15 +1,73 @@
-"""CUDA kernels as PTX, the assembly of NVIDIA's devices."""
+"""CUDA kernels as PTX, the assembly of NVIDIA's devices, and as machine code."""
 # mypy: disable-error-code="no-untyped-call,attr-defined"
 
+import re
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from cuda.bindings import nvjitlink
 from numba import cuda, float32, float64, int8, int64, types, uint8, uint16, uint32, uint64, void
 
 from psfleet.kernels.device.cuda import cuda_kernels, table_kernels
-from psfleet.kernels.eviction import device_eviction_kernels
+from psfleet.kernels.generate import device_eviction_kernels
 from psfleet.rules.eviction_policy import EvictionPolicy
 from psfleet.rules.rule import Rule
+
+_VERBOSE = ("-arch=sm_90", "-verbose")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """The machine code of one kernel, and what a thread or a block of it uses.
+
+    Attributes:
+        image: The code, an ELF file.
+        registers: 32-bit registers of a thread.
+        shared_bytes: Shared memory of a block that the code itself asks for.
+        stack_bytes: Local memory of a thread, spilled registers among it.
+        spill_bytes: Bytes that a thread stores and loads since it has too few registers.
+    """
+
+    image: bytes
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def assemble_cubin(ptx: str) -> Cubin:
+    """The cubin of one kernel for compute capability 9.0.
+
+    Raises:
+        cuda.bindings.nvjitlink.nvJitLinkError: The assembler refuses the text.
+    """
+    text = ptx.encode()
+    linker = nvjitlink.create(len(_VERBOSE), list(_VERBOSE))
+    try:
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, text, len(text), "kernel")
+        nvjitlink.complete(linker)
+        image = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, image)
+        log = bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_info_log(linker, log)
+    finally:
+        nvjitlink.destroy(linker)
+    report = log.decode()
+    stack, *spills = _numbers(_STACK, report)
+    (registers,), (shared,) = _numbers(_REGISTERS, report), _numbers(_SHARED, report)
+    return Cubin(bytes(image), registers, shared, stack, sum(spills))
+
+
+def _numbers(pattern: re.Pattern[str], report: str) -> list[int]:
+    match = pattern.search(report)
+    if match is None:
+        raise ValueError(f"nvJitLink's report lacks {pattern.pattern!r}: {report!r}")
+    return [int(number) for number in match.groups()]
+
 
 _FLAT, _SUMS, _TOTALS, _EXTRA = float32[::1], float32[:, :, ::1], float64[:, ::1], float32[:, ::1]
 _I64, _U64, _U32, _U8 = int64[::1], uint64[::1], uint32[::1], uint8[::1]
@@ -37,8 +95,6 @@ _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
     "merge": (_U32, int64, int64, _FLAT, _FLAT),
     "scale": (_FLAT, int64, int64, int64, float32),
     "mark": (_I64, int64, _U8, int64),
-}
-_PACKED_KERNELS: dict[str, tuple[Any, ...]] = {
     "widen": (_FLAT, _U16, _I8, int64, _I64, *[int64] * 4, _FLAT, int64, int64),
     "narrow": (_FLAT, _U16, int64, _I64, _U64, *[int64] * 4, _FLAT, *[int64] * 2, uint64, int64),
     "narrow_codes": (
@@ -53,11 +109,9 @@ _PACKED_KERNELS: dict[str, tuple[Any, ...]] = {
         uint64,
         int64,
     ),
-    "begin": (_U16, int64, _U64, _I64, _U8, int64, int64, *_FIRST),
-    "weights": (_U16, int64, _U64, _I64, int64, int64, *_FIRST, _FLAT),
+    "packed_begin": (_U16, int64, _U64, _I64, _U8, int64, int64, *_FIRST),
+    "packed_weights": (_U16, int64, _U64, _I64, int64, int64, *_FIRST, _FLAT),
 }
-
-
 _EVICTION_KERNELS: dict[str, tuple[Any, ...]] = {
     "rank": (
         *_ENTRIES[:3],
@@ -77,7 +131,7 @@ def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
 
 def compile_table_ptx() -> dict[tuple[str, str], str]:
     """The same of each kernel of a sparse table that no rule has a part in, by its module and name."""
-    modules = {"index": _INDEX_KERNELS, "rows": _ROW_KERNELS, "packed": _PACKED_KERNELS}
+    modules = {"index": _INDEX_KERNELS, "rows": _ROW_KERNELS}
     return {
         (name, kernel): ptx
         for name, kernels in modules.items()

@@ -3,7 +3,7 @@
 Dense kernels take one array for the weights and one for each state slot; sparse ones take the
 table's rows as one flat array and the row numbers that the gradients belong to. `push_scores` values
 follow each gradient and `row_scores` ones each row; they are not touched here. Sums over a unit have
-the order of the CPU kernels (see rule_text), so both end with the same values.
+the order of the CPU kernels (see rule_source), so both end with the same values.
 """
 
 import ast
@@ -13,7 +13,7 @@ from functools import partial, reduce
 from textwrap import indent
 from typing import Any
 
-from psfleet.kernels.rule_text import CHUNK, LANES, result_count, sum_count
+from psfleet.kernels.rule_source import CHUNK, LANES, result_count, sum_count
 from psfleet.rules.functions import functions_of
 from psfleet.rules.rule import Rule
 

@@ -236,7 +236,7 @@ class DeviceIndex:
     def rank(
         self, kernels: ModuleType, rows: tuple[Any, int, int], limits: Limits, live: int
     ) -> tuple[Any, Any]:
-        """Hashes and keys of rows, on the device; see psfleet.kernels.eviction.device_eviction_kernels.
+        """Hashes and keys of rows, on the device; see psfleet.kernels.generate.device_eviction_kernels.
 
         Args:
             kernels: Kernels of the table's policy.

@@ -10,7 +10,7 @@ from typing_extensions import override
 from psfleet.errors import UsageError
 from psfleet.kernels.device.cuda import table_kernels
 from psfleet.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
-from psfleet.kernels.eviction import device_eviction_kernels
+from psfleet.kernels.generate import device_eviction_kernels
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import ids_of
 from psfleet.schema.table import TableSpec

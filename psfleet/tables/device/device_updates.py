@@ -15,7 +15,7 @@ from psfleet.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.kernels.hashing import CONSTANT, UNIFORM
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
 from psfleet.kernels.number_formats import encode, pack_rows, rounded
-from psfleet.kernels.packed_text import RowColumn, RowFormat
+from psfleet.kernels.row_format import RowColumn, RowFormat
 from psfleet.schema.table import TableSpec
 from psfleet.tables.device.device_rows import DeviceRowMemory
 from psfleet.tables.row_update import RowValues
@@ -194,8 +194,6 @@ class DeviceRowUpdate:
 
 _FORMS = {"float32": 0, "bfloat16": 1, "int8": 2}  # as in the kernels
 
-cuda_packed = table_kernels("cuda_packed")
-
 
 def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpdate:
     """The table's rule for its rows on a device."""
@@ -217,7 +215,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
     def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
         memory = self._memory
         self._queue.launch(
-            cuda_packed.weights,
+            cuda_rows.packed_weights,
             len(out),
             *(self._as(np.uint16), memory.width, ids, slots, len(out), self._spec.dim),
             *(*self._first, out),
@@ -229,7 +227,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
         if not self._on_host:
             dim, width = self._spec.dim, self._memory.width
             self._queue.launch(
-                cuda_packed.begin,
+                cuda_rows.packed_begin,
                 len(ids) * dim,
                 *(self._as(np.uint16), width, device_ids, slots, fresh, len(ids) * dim, dim),
                 *self._first,
@@ -263,7 +261,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
         """Copy a column of these rows to `wide` as float32."""
         n, memory = len(slots) * column.count, self._memory
         self._queue.launch(
-            cuda_packed.widen,
+            cuda_rows.widen,
             n,
             *(memory.rows, self._as(np.uint16), self._as(np.int8), memory.width, slots, n),
             *(_FORMS[column.format], column.word, column.count),
@@ -276,7 +274,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
         n = len(slots) if has_codes else len(slots) * column.count
         form = () if has_codes else (_FORMS[column.format],)
         self._queue.launch(
-            cuda_packed.narrow_codes if has_codes else cuda_packed.narrow,
+            cuda_rows.narrow_codes if has_codes else cuda_rows.narrow,
             n,
             *(
                 memory.rows,

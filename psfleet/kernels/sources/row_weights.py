@@ -1,10 +1,16 @@
 # ruff: noqa
 # mypy: ignore-errors
-from numba import int64, uint32, uint64, void
+from numba import float64, int64, uint32, uint64, void
 
-from psfleet.kernels.hashing import mix
+from psfleet.kernels.hashing import fill_row, mix
 from psfleet.kernels.intrinsics import kernel, load_u32, read_i64, store_u32
 from psfleet.kernels.rounding import drawn, noise, random_base
+
+
+@kernel(void(int64, int64, int64, int64, float64, float64, uint64, int64))
+def fill(ids, n, dim, kind, low, span, stream, out):
+    for i in range(n):
+        fill_row(out + i * dim * 4, mix(uint64(read_i64(ids, i))), dim, kind, low, span, stream)
 
 
 @kernel(void(int64, int64, int64, int64, uint64, int64))

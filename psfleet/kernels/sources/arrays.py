@@ -1,11 +1,11 @@
 # ruff: noqa
 # mypy: ignore-errors
 from llvmlite import ir
-from numba import int64, types, void
+from numba import float64, int64, types, void
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from psfleet.kernels.intrinsics import kernel
+from psfleet.kernels.intrinsics import kernel, read_f32
 
 LINE = 64  # bytes
 
@@ -46,3 +46,13 @@ def copy_lines(out, source, lines):
     for i in range(lines):
         stream_line(out + LINE * i, source + LINE * i)
     finish_stores()
+
+
+@kernel(float64(int64, int64))
+def summed(values, count):
+    """The sum of the squares of float32 values; no finite ones overflow it."""
+    total = float64(0)
+    for i in range(count):
+        value = float64(read_f32(values, i))
+        total += value * value
+    return total

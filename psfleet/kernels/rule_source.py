@@ -368,7 +368,7 @@ def _columns(
 
 
 def _sum(terms: Floats) -> np.float32:
-    """The sum in the one order that all kernels use, see rule_text."""
+    """The sum in the one order that all kernels use, see RuleSource."""
     total = np.float64(0)
     for start in range(0, len(terms), CHUNK):
         chunk = terms[start : start + CHUNK]

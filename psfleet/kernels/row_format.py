@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import indent
 
-from psfleet.kernels.rule_text import LANES, RuleSource, sum_count
+from psfleet.kernels.rule_source import LANES, RuleSource, sum_count
 from psfleet.rules.rule import Rule, SlotFormat
 from psfleet.schema.table import RowPrecision
 
@@ -159,7 +159,7 @@ def weight_parts(is_plain: bool) -> dict[str, str]:
 
 
 def row_parts(text: RuleSource, rule: Rule, form: RowFormat) -> dict[str, str]:
-    """Return the parts that `sparse.txt` and the texts behind it leave open. `text`: of the rule."""
+    """Return the parts that `rows_head.txt` and the texts behind it leave open. `text`: of the rule."""
     return _plain_parts(text) if form.plain else _packed_parts(rule, form)
 
 
