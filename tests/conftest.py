@@ -31,7 +31,7 @@ _HERE = Path(__file__).parent
 _QUICK = {
     *("checkpoint", "datasets", "fluid", "kernels", "metrics", "optimizer", "pipeline", "program"),
     *("rules", "shard", "tables", "wire"),
-    *("test_annotations.py", "test_dependencies.py", "test_errors.py", "test_public_names.py"),
+    *("test_annotations.py", "test_dependencies.py", "test_public_names.py"),
 }
 """Folders and files whose tests are quick: they start no process, open no connection and load no torch."""
 _SLOW = {
@@ -42,17 +42,15 @@ _SLOW = {
     *("metrics/test_fleet_metrics.py", "metrics/test_interfaces.py"),
     *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),
     "optimizer/test_sparse_adam.py",
-    *("pipeline/test_composed.py", "pipeline/test_cores.py", "pipeline/test_dealing.py"),
-    *("pipeline/test_example.py", "pipeline/test_links.py", "pipeline/test_plan.py"),
-    "pipeline/test_processes.py",
+    *("pipeline/test_links.py", "pipeline/test_plan.py", "pipeline/test_processes.py"),
     *("rules/test_new_rules.py", "rules/test_user_rules.py"),
     *("program/test_batch_norm.py", "program/test_bfloat16.py"),
     *("program/test_reading_ahead.py", "program/test_starts.py"),
     "tables/test_arena.py",
     *("tables/test_bounds_on_servers.py", "tables/test_evictions_on_servers.py"),
     *("tables/test_disk.py", "tables/test_memory.py", "tables/test_shows.py"),
-    *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
-    "wire/test_stubs.py",
+    *("wire/test_process.py", "wire/test_relocations.py", "wire/test_shared.py"),
+    *("wire/test_status.py", "wire/test_stubs.py"),
 }
 """Files in them that do."""
 _NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"}

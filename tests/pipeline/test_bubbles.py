@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 
 from psfleet import layers
+from psfleet.errors import ConfigError
 from psfleet.program.backward import append_backward
 from psfleet.program.operation import Array, Context, Op, Spec
 from psfleet.program.pipeline.cutting import PipelineSpec, split
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
+from psfleet.program.pipeline.simulation import live_micro_batches, picture, validate
 from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable, apply
 from psfleet.stages.links import Links, StagePosition
+from psfleet.stages.schedule import Action, Schedule, Work, make_schedule
 from tests.pipeline.thread_links import ThreadLinks
 from tests.runtimes import own_programs
 from tests.trainings import in_threads
@@ -68,7 +71,7 @@ class Stamped:
 
 
 @dataclass(frozen=True)
-class Work(Op):
+class SlowAddition(Op):
     """x + w, which takes `seconds`; so does each of the two gradients."""
 
     seconds: float
@@ -116,7 +119,7 @@ def build(
     value = layers.data("x", [None, 3]) + layers.create_parameter([3], name="start")
     cuts = []
     for i in range(stages * chunks):
-        value = apply(Work(seconds), value, layers.create_parameter([3], name=f"w{i}"))
+        value = apply(SlowAddition(seconds), value, layers.create_parameter([3], name=f"w{i}"))
         cuts.append([value])
     loss = layers.mean(value)
     [(_, gradient), *_] = append_backward(loss)
@@ -151,3 +154,45 @@ def test_messages_cost_the_way_down_and_up_at_most(kind: str) -> None:
     """Two stages, messages that take a hundredth of a piece: few of them are on the critical path."""
     length = {late: 12 / (1 - timed_bubble(kind, 2, 4, late)) for late in (0.0, 0.01)}
     assert length[0.01] - length[0.0] <= 0.01 * 2 * 4 + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+def test_every_schedule_comes_to_an_end(kind: str) -> None:
+    """Any number of stages and micro-batches: each piece of work once, in order, no standstill."""
+    for stages in range(1, 7):
+        for micro_batches in range(1, 15):
+            for per_stage in (1, 2, 3) if kind != "zero-bubble" or stages == 1 else (1,):
+                validate(make_schedule(kind, stages, micro_batches, per_stage))
+
+
+def test_memory_is_bounded_by_the_stages() -> None:
+    """gpipe keeps all micro-batches, 1f1b one for each stage behind, zero-bubble no more than S."""
+    live = {
+        kind: [live_micro_batches(make_schedule(kind, 4, 16), s) for s in range(4)]
+        for kind in ("gpipe", "1f1b", "zero-bubble")
+    }
+    assert live == {"gpipe": [16] * 4, "1f1b": [4, 3, 2, 1], "zero-bubble": [4] * 4}
+
+
+def test_queues_of_two_are_enough_for_1f1b() -> None:
+    """Stages that alternate send nothing long before it is wanted."""
+    validate(make_schedule("1f1b", 4, 12), queue_size=2)
+
+
+def test_a_standstill_is_found() -> None:
+    """Two stages that each wait for the other are named with what they wait before."""
+    forward, back = (Action(Work.FORWARD, 0, c) for c in (0, 1)), Action(Work.BACKWARD, 0, 0)
+    first, second = forward
+    wrong = Schedule("1f1b", ((back, first), (second, Action(Work.BACKWARD, 0, 1))), 1, 2)
+    with pytest.raises(ConfigError, match="stands still before B0, F0"):
+        validate(wrong)
+    with pytest.raises(ConfigError, match="stage 0 does F of chunk 0"):
+        validate(Schedule("1f1b", ((back,), (second,)), 1, 2))
+
+
+def test_pictures() -> None:
+    """One line per stage, idle time as dots."""
+    assert picture(make_schedule("1f1b", 2, 2)).splitlines() == [
+        "stage 0  F0 F1 .. .. B0 -- .. B1 --",
+        "stage 1  .. F0 B0 -- F1 B1 -- .. ..",
+    ]

@@ -1,7 +1,11 @@
 """Stages as processes, started by the real launcher, with real servers."""
 
+import json
 import os
+import re
 import signal
+import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.program.pipeline.cutting import cores_of
+from psfleet.stages.links import StagePosition
+from psfleet_launch.commands.psfleet_cli import main
 from tests.launch.conftest import Launch, launch
 from tests.pipeline.conftest import alone, finished, saved_bits
 
@@ -76,3 +83,132 @@ def test_a_killed_stage_is_named_and_ends_the_job(launch: Launch, tmp_path: Path
 
 def _variables(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
+_SCRIPT = """
+import os, threading, warnings
+import numpy as np
+from psfleet import fleet, optimizer
+from psfleet.execution.executor import CPUPlace, CUDAPlace, Executor
+from tests.pipeline.conftest import build_model, make_feed
+fleet.init()
+model = build_model()
+cpu, gpu = CPUPlace(), CUDAPlace(0)
+chosen = optimizer.PipelineOptimizer(
+    optimizer.SGD(0.1), model.cuts, [cpu, cpu, gpu, cpu, cpu], [1, 1, 1, 2, 1], start_cpu_core_id=1
+)
+fleet.distributed_optimizer(chosen).minimize(model.loss)
+Executor().run(feed=make_feed())
+print("cores", sorted({tuple(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}))
+"""
+
+
+def test_processes_take_cores_in_turn() -> None:
+    """Side by side from the first one on; behind the last core it begins anew."""
+    places = [StagePosition(worker, stage, 2) for worker in (0, 1) for stage in (0, 1)]
+    assert [cores_of(p, 1, 1, [0, 2, 4, 6, 8]) for p in places] == [[2], [4], [6], [8]]
+    assert [cores_of(p, 2, 2, [0, 2, 4, 6]) for p in places[:2]] == [[4, 6], [0, 2]]
+    assert cores_of(places[0], 0, 3, [5]) == [5]
+
+
+def test_stage_processes_keep_to_their_cores(launch: Launch, tmp_path: Path) -> None:
+    """All threads of a stage on CPUPlace have its one core; one on CUDAPlace may use all. Too few
+    copies and cores are said in a sentence."""
+    script = tmp_path / "pinned.py"
+    script.write_text(_SCRIPT)
+    root = str(Path(__file__).resolve().parents[2])
+    job = finished(launch, "--stages 3 --micro-batches 2", str(script), PYTHONPATH=root)
+    logs = [job.log(f"workerlog.0.stage.{stage}") for stage in range(3)]
+    matches = [re.findall(r"cores (\[.*\])", log)[0] for log in logs]
+    allowed = sorted(os.sched_getaffinity(0))
+    for stage in (0, 1):
+        assert matches[stage] == f"[({allowed[(1 + stage) % len(allowed)]},)]"
+    assert matches[2] == str([tuple(allowed)])
+    assert "concurrency_list asks for 2 copies of stage 1" in logs[1]
+    assert ("want 4 cores" in logs[0]) == (len(allowed) < 4)
+
+
+COMPOSED = Path(__file__).parent / "scripts" / "composed.py"
+
+
+@pytest.mark.parametrize(
+    "more", ["[dgc]\nsparsity = [0.75]\n", "[lars]\n[amp]\n"], ids=["dgc", "lars, amp"]
+)
+def test_everything_around_one_optimizer(launch: Launch, tmp_path: Path, more: str) -> None:
+    """Recompute, pipeline, merge and a switch of the rule, around Momentum that is in a
+    PipelineOptimizer: weights, losses and the last stage's whole state_dict are those of one process."""
+    asked = "[gradient_merge]\nk_steps = 2\n[recompute]\n" + more
+    expected = alone(tmp_path / "alone.npz", COMPOSED, **tomllib.loads(asked))
+    strategy, out = tmp_path / "strategy.toml", tmp_path / "out.npz"
+    sync = '[consistency]\nmode = "sync"\n[pipeline]\nmicro_batches = 4\nstages = 3\n'
+    strategy.write_text(sync + asked)
+    finished(launch, f"--strategy {strategy}", str(COMPOSED), str(out))
+    assert saved_bits(out) == expected
+    assert any(name.startswith("state deep") for name in expected)
+
+
+def test_a_script_that_updates_at_once_is_refused_on_stages(launch: Launch, tmp_path: Path) -> None:
+    """Each stage would train the whole of it: a sentence says what to do instead."""
+    script = tmp_path / "eager.py"
+    script.write_text(
+        "import numpy as np, psfleet as ps\n"
+        "from psfleet import fleet, optimizer\n"
+        "fleet.init()\n"
+        "w = ps.Parameter('w', [4])\n"
+        "sgd = fleet.distributed_optimizer(optimizer.SGD(0.1, parameters=[w]))\n"
+        "w.grad = np.ones(4, np.float32)\n"
+        "sgd.step()\n"
+    )
+    code, _, err = launch("--no-progress", "--stages", "2", str(script)).ends()
+    assert code == 1
+    assert "updates at once by computed gradients, and this is worker 0 stage" in err
+
+
+DEALING = str(Path(__file__).parent / "scripts" / "dealing.py")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("mode", ["ssp", "changing"])
+def test_all_stages_have_the_same_batches(launch: Launch, tmp_path: Path, mode: str) -> None:
+    """Two workers of two stages use every sample of two epochs once, each in one of them, in ssp mode
+    without any lead, and where the mode changes from sync to async and back meanwhile; what a table counts
+    of shows and clicks comes through the pieces of a pipeline."""
+    options = ["--workers", "2", "--pipeline", "1f1b", "--stages", "2", "--micro-batches", "2"]
+    if mode == "ssp":
+        options += ["--mode", "ssp", "--staleness", "0"]
+    job = launch("--no-progress", *options, DEALING, str(tmp_path), mode)
+    code, _, err = job.ends(170)
+    assert code == 0, err + job.log("*")
+    seen = {
+        (worker, stage): json.loads((tmp_path / f"{worker}.{stage}.json").read_text())
+        for worker in range(2)
+        for stage in range(2)
+    }
+    for worker in range(2):
+        assert seen[worker, 0] == seen[worker, 1]
+    used = Counter(sample for worker in range(2) for batch in seen[worker, 0] for sample in batch)
+    assert used == Counter(dict.fromkeys(range(24), 2))
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    # In sync mode a round counts the sums of its workers' pushes.
+    assert scores == {str(sample): [12.0, 4.0] for sample in range(24)}
+
+
+EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "pipeline_mlp.py")
+
+
+def test_the_example_learns_on_two_stages(launch: Launch) -> None:
+    """50 steps on two stages bring the loss of 10 classes from 2.3 below 0.3."""
+    options = "--pipeline zero-bubble --stages 2 --micro-batches 8"
+    code, out, err = launch("--no-progress", *options.split(), EXAMPLE, "--steps", "50").ends()
+    assert code == 0, err
+    matches = re.findall(r"step 50: loss ([\d.]+)", out)
+    assert len(matches) == 1
+    assert float(matches[0]) < 0.3
+
+
+def test_the_example_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """On 4 stages the bubble of equal pieces is 3 / 11."""
+    assert main(["plan", "--stages", "4", "--micro-batches", "8", EXAMPLE]) == 0
+    output = capsys.readouterr().out
+    assert "8 micro-batches of 32 samples" in output
+    assert "27.3% if all pieces took equally long" in output
