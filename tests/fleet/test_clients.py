@@ -52,13 +52,12 @@ def assert_same_bits(one: Values, other: Values) -> None:
         assert value.tobytes() == other[name].tobytes(), name
 
 
-@pytest.mark.parametrize("what", ["", "init"], ids=["client.save", "fleet.save_persistables"])
-def test_tables_are_saved_and_loaded_with_their_optimizers(tmp_path: Path, what: str) -> None:
-    """A job of two workers that loads after five steps ends as one that never stopped, to the bit: on
-    another number of servers, and by the client's save as by the fleet's, which share one seat.
+def test_tables_are_saved_and_loaded_with_their_optimizers(tmp_path: Path) -> None:
+    """A job of two workers that loads after five steps ends as one that never stopped, to the bit, on another
+    number of servers. (By the fleet's save: tests/launch/test_going_back.py.)
     """
     sync = ("--workers", "2", "--sync")
-    whole = run(tmp_path, f"{what} go on", "--servers", "2", *sync)
+    whole = run(tmp_path, "go on", "--servers", "2", *sync)
     half = run(tmp_path, "load", "--servers", "1", *sync)
     assert {spec.name for spec in read_specs(tmp_path / "model")} == {"rows", "bias"}
     assert half["rows"].tobytes() != whole["rows"].tobytes()

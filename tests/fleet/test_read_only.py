@@ -18,7 +18,7 @@ from psfleet.testing.local_fleet import LocalFleet
 
 IDS, MISSING = np.arange(9) - 4, np.array([77, 78])
 START = initializer.Normal(scale=0.5, seed=3)
-MODES = ["async", "sync", "geo", "half-async"]
+MODES = ["sync", "geo"]
 
 
 def trained(ps: Client) -> Client:

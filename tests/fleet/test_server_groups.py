@@ -29,7 +29,7 @@ STEPS = 4
 
 def features(servers: int | None) -> FeatureSet:
     """Two tables of one feature each."""
-    tables = (Table(name, 3, Adam(0.1), servers=servers) for name in ("u", "v"))
+    tables = (Table(name, 5, Adam(0.1), servers=servers) for name in ("u", "v"))
     return FeatureSet([Feature(table.name, table) for table in tables])
 
 
@@ -50,7 +50,7 @@ def program(runtime: Runtime, servers: int | None) -> None:
     with active(runtime):
         attr = ParamAttr(name="e", servers=servers)
         ids = layers.data("ids", [None], dtype="int64")
-        rows = layers.embedding(ids, [None, 3], is_distributed=True, param_attr=attr)
+        rows = layers.embedding(ids, [None, 5], is_distributed=True, param_attr=attr)
         told = features(servers)
         inputs = [rows, *layers.features(told).values()]
         loss = layers.sums([layers.mean(layers.square(one - 1.0)) for one in inputs])
@@ -65,7 +65,7 @@ def client(runtime: Runtime, servers: int | None) -> None:
     """The same features without a model, and a table that is made by itself."""
     ps = Client(runtime, lambda _, __: None)
     feature_set_made = ps.features(features(servers))
-    tables = {**feature_set_made.tables, "e": ps.sparse_table("e", 3, Adam(0.1), servers=servers)}
+    tables = {**feature_set_made.tables, "e": ps.sparse_table("e", 5, Adam(0.1), servers=servers)}
     for _ in range(STEPS):
         rows = {table: table.pull(IDS) for table in tables.values()}
         ps.push({table: (IDS, values - np.float32(1)) for table, values in rows.items()})
@@ -107,7 +107,7 @@ def test_a_table_on_one_server_calls_no_other() -> None:
         with active(runtime):
             ids = layers.data("ids", [None], dtype="int64")
             attr = ParamAttr(name="e", servers=1)
-            rows = layers.embedding(ids, [None, 3], is_distributed=True, param_attr=attr)
+            rows = layers.embedding(ids, [None, 5], is_distributed=True, param_attr=attr)
             loss = layers.mean(rows)
             Adam(0.1).minimize(loss)
             for _ in range(STEPS):
@@ -166,14 +166,14 @@ def test_a_trained_table_moves(tmp_path: Path) -> None:
     trained in one process has its groups side by side."""
 
     def told(servers: int | None) -> FeatureSet:
-        one = Table("v", 3, Adam(0.1), servers=1)
+        one = Table("v", 5, Adam(0.1), servers=1)
         return FeatureSet(
-            [Feature("u", Table("u", 3, Adam(0.1), servers=servers)), Feature("v", one)]
+            [Feature("u", Table("u", 5, Adam(0.1), servers=servers)), Feature("v", one)]
         )
 
     with psfleet.connect(Environment(None, 0, (), 1)) as ps:
         for table in ps.features(told(None)).tables.values():
-            table.push(IDS, np.ones((len(IDS), 3), np.float32)).wait()
+            table.push(IDS, np.ones((len(IDS), 5), np.float32)).wait()
         ps.save(str(tmp_path / "all"))
         rows = [table.pull(IDS).tobytes() for table in ps.features(told(None)).tables.values()]
     plan = plan_migration(tmp_path / "all", told(2))

@@ -18,7 +18,7 @@ IDS = np.arange(12) * 2**41 - 9
 ROWS = np.random.default_rng(5).normal(size=(12, 3)).astype(np.float32)
 
 
-@pytest.fixture(params=["embedded", "sync", "async"])
+@pytest.fixture(params=["embedded", "sync"])
 def ps(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client, embedded or on 3 servers."""
     if request.param == "embedded":

@@ -49,25 +49,20 @@ def assert_same_bits(first: Weights, second: Weights) -> None:
         assert value.tobytes() == second[name].tobytes(), name
 
 
-@pytest.mark.parametrize(
-    "more",
-    [(), ("--tcp",), ("--async",), ("--server-script",)],
-    ids=lambda m: m[0] if m else "unix",
-)
-def test_embedded_equals_one_server_and_one_worker(train: Train, more: tuple[str, ...]) -> None:
-    """`python script.py` and a cluster of one and one give the same bits, in every transport and mode."""
-    assert_same_bits(train(), train(*cluster(1, 1, *more)))
+@pytest.mark.parametrize("more", ["--tcp", "--async"])
+def test_embedded_equals_one_server_and_one_worker(train: Train, more: str) -> None:
+    """`python script.py` and a cluster of one and one give the same bits."""
+    assert_same_bits(train(), train(*cluster(1, 1, more)))
 
 
-@pytest.mark.parametrize("servers", [2, 3])
-def test_number_of_servers_does_not_change_bits(train: Train, servers: int) -> None:
-    """Sync mode, two workers: one, two and three servers end with the same weights and state."""
-    assert_same_bits(train(*cluster(1, 2, "--sync")), train(*cluster(servers, 2, "--sync")))
+def test_number_of_servers_does_not_change_bits(train: Train) -> None:
+    """Sync mode, two workers: one server and three end with the same weights and state."""
+    assert_same_bits(train(*cluster(1, 2, "--sync")), train(*cluster(3, 2, "--sync")))
 
 
 def test_two_workers_equal_one_with_the_doubled_batch(train: Train) -> None:
     """Sync mode averages: two workers with half of each batch take the steps of one with all of it."""
-    one, two = train(), train(*cluster(2, 2, "--sync"))
+    one, two = train(), train(*cluster(3, 2, "--sync"))
     assert one.keys() == two.keys()
     for name, value in one.items():
         difference = np.linalg.norm(value - two[name])
