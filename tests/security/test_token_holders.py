@@ -138,18 +138,18 @@ def test_a_large_header_is_not_sent() -> None:
         frame.encode(header)
 
 
-@pytest.mark.parametrize("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_requests_are_refused(caller: Caller, kind: grpc.Compression) -> None:
+def test_compressed_requests_are_refused(caller: Caller) -> None:
     """100 MB of zeros, which take 100 KB on the wire, are never unpacked."""
     caller.call("Shard/Status", b"")
     before = caller.peak()
-    message = str(caller.refusal("Shard/CreateTable", bytes(100_000_000), compression=kind))
+    gzip = grpc.Compression.Gzip
+    message = str(caller.refusal("Shard/CreateTable", bytes(100_000_000), compression=gzip))
     assert "is disabled" in message
     assert caller.peak() - before < 50e6
     caller.call("Shard/Status", b"", compression=grpc.Compression.NoCompression)
 
 
-@pytest.mark.parametrize("method", ["Shard/Push", "Shard/Pull", "Coordinator/Barrier"])
+@pytest.mark.parametrize("method", ["Shard/Push", "Coordinator/Barrier"])
 def test_calls_that_stall_keep_nobody_out(fleet: LocalFleet, caller: Caller, method: str) -> None:
     """1,000 calls whose messages do not come: all but a few are refused, and others are answered."""
     ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
