@@ -107,7 +107,7 @@ def train(runtime: Runtime, steps: int) -> float:
     return steps / (time.monotonic() - began)
 
 
-@pytest.mark.parametrize("name", FLOODS if TORTURE else ["PING", "empty CONTINUATION"])
+@pytest.mark.parametrize("name", FLOODS if TORTURE else ["empty CONTINUATION"])
 def test_a_worker_trains_under_a_flood(name: str) -> None:
     """Each step counts once, and the strangers never take the server down."""
     with LocalFleet(1, 1, "tcp", in_process=True) as fleet:
