@@ -87,7 +87,7 @@ def test_a_job_goes_back_after_a_worker_was_restarted(job: Launch) -> None:
 def test_snapshots_that_fail_are_told_on_the_screen(launch: Launch, tmp_path: Path) -> None:
     """A job whose snapshots cannot be written says so at once, trains on, and says when they can be."""
     options = ("--servers", "2", "--workers", "1", "--no-progress")
-    launcher = launch(*options, *SNAPSHOTS, "--job", "j", SCRIPT, "300", "0.1", "model")
+    launcher = launch(*options, *SNAPSHOTS, "--job", "j", SCRIPT, "100", "0.4", "model")
     job = tmp_path / "psfleet-logs/j"
     log = job / "serverlog.0"
     launcher.until(lambda: complete(tmp_path), "first snapshot")

@@ -18,7 +18,7 @@ from psfleet.settings.declaration import settings_of
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.launch_engine import load_engine
 from psfleet_launch.job import job_request
-from tests.launch.conftest import Launch
+from tests.launch.conftest import STAND_IN, Launch
 from tests.programs import ended
 from tests.waiting import until
 
@@ -161,10 +161,9 @@ def test_a_locale_without_utf_8(tmp_path: Path) -> None:
     """Job files are UTF-8 as TOML says, and so is the page, wherever the job runs."""
     (tmp_path / "job.toml").write_text("[servers]\ncount = 1 # größer\n", "utf-8")
     where = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    script = str(Path(__file__).with_name("trainer.py"))
     command = [sys.executable, "-m", "psfleet_launch", "--config", "job.toml", "--job", "j"]
     process = ended(
-        [*command, script, "2", "0", ""],
+        [*command, "--server-script", str(STAND_IN), "tells"],
         cwd=tmp_path,
         env={**os.environ, **where},
         encoding="ascii",

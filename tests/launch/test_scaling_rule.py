@@ -113,7 +113,7 @@ with psfleet.connect(mode="async") as ps:
         before = table.pull(np.arange(rows))  # the server is full
     while fleet.server_num() == 1:
         fleet.barrier_worker()
-        time.sleep(0.05)
+        time.sleep(0.3)
     assert np.array_equal(table.pull(np.arange(rows)), before)
     print("servers", fleet.server_num())
 """
