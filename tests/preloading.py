@@ -6,7 +6,7 @@ import importlib
 import numpy as np
 
 _LAUNCHED = ("psfleet_launch.commands.launch_command", "psfleet_launch.agent.agent")
-_TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stages.stage_links", "psfleet.client")
+_TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stage_links", "psfleet.client")
 _USED = ("psfleet.fleet", "psfleet.layers", "psfleet.optimizer", "grpc.experimental", "pytest")
 
 

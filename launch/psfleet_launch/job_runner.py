@@ -14,12 +14,11 @@ from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.console.screen import Screen, StandbyNotice
 from psfleet_launch.engines.launch_engine import Engine
+from psfleet_launch.job.job_folder import FinalSnapshot
 from psfleet_launch.job.job_plan import Job, Member, Told
-from psfleet_launch.job.job_snapshots import FinalSnapshot
 from psfleet_launch.job.spawn import children_without_grpc
-from psfleet_launch.observability.fleet_reader import JobCounters
-from psfleet_launch.observability.job_incidents import exit_words
-from psfleet_launch.observability.server_usage import ServerUsageWatch
+from psfleet_launch.observability.fleet_reader import JobCounters, ServerUsageWatch
+from psfleet_launch.observability.job_history import exit_words
 from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
@@ -27,6 +26,7 @@ from psfleet_launch.supervision.job_events import (
     FinishJob,
     KillHung,
     Output,
+    Phase,
     ProcessExited,
     ReportHung,
     ReportLostWorker,
@@ -38,7 +38,6 @@ from psfleet_launch.supervision.job_events import (
     StartProcesses,
     StopRequested,
 )
-from psfleet_launch.supervision.job_phases import Phase
 from psfleet_launch.supervision.scaling_requests import ScalingRequests, ScalingStep
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 from psfleet_launch.supervision.supervisor import Supervisor

@@ -28,7 +28,7 @@ _SHOWN = FIELDS[:3]
 
 
 def log_of(module: str) -> logging.Logger:
-    """Return a module's logger: `psfleet_server.engine.ticker` logs as `psfleet.server.engine.ticker`."""
+    """Return a module's logger: `psfleet_server.engine.liveness` logs as `psfleet.server.engine.liveness`."""
     return logging.getLogger(module.replace("psfleet_", "psfleet.", 1))
 
 

@@ -32,30 +32,24 @@ from psfleet.wire.connections.channel import server_options
 from psfleet.wire.v1.membership_pb2 import HeartbeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
-from psfleet_server.durability.generations import decided, job_folder, remove_earlier
 from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.log_place import decided, job_folder, remove_earlier
 from psfleet_server.durability.recovery import Journal, go_on_from, open_log
+from psfleet_server.engine.liveness import LivenessPipe, ServerHeartbeat, Ticker
 from psfleet_server.engine.memory_budget import spare, table_limit
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.engine.ticker import ServerHeartbeat, Ticker
 from psfleet_server.engine.view_changes import ViewInstaller
-from psfleet_server.rpc import endpoint
-from psfleet_server.rpc.deferred_reply import Deadlines
-from psfleet_server.rpc.grpcio_admission import GrpcioAdmission
-from psfleet_server.rpc.http2_listener import Http2Listener
-from psfleet_server.rpc.inbound_limit import InboundLimit
-from psfleet_server.rpc.token_check import gates
-from psfleet_server.server_metrics import ServerMetrics, standby_metrics
+from psfleet_server.rpc import endpoints
+from psfleet_server.rpc.call_admission import GrpcioAdmission, InboundLimit, gates
+from psfleet_server.rpc.endpoints import Http2Listener
+from psfleet_server.rpc.replies import Deadlines
+from psfleet_server.server_metrics import ServerMetrics, metrics_handler, standby_metrics
 from psfleet_server.services.method_handlers import handlers, tensor_methods
-from psfleet_server.services.metrics_service import metrics_handler
-from psfleet_server.services.replica_service import feeds_standby, replica_handler
-from psfleet_server.services.scaling_service import scaling_handler
+from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
-from psfleet_server.signals import LivenessPipe
-from psfleet_server.snapshots.snapshot_folder import RestoredStates, SnapshotFolder
-from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
+from psfleet_server.snapshots.snapshot_runner import RestoredStates, SnapshotFolder, SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 from psfleet_server.standby import Standby, TakeoverCommands
 
@@ -179,7 +173,7 @@ class Server:
         if self.host.journal is not None:
             self.host.journal.set_primary()
         if self.endpoint.startswith("unix:"):  # of the process that had this place
-            endpoint.release(self.endpoint)
+            endpoints.release(self.endpoint)
         return True
 
     def __enter__(self) -> "Server":
@@ -194,7 +188,7 @@ class Server:
             # gRPC loses 20 seconds with a connection that is made after `bind` and before `start`, so
             # little comes between them.
             self._begin()
-        self.endpoint = endpoint.bind(server, self.endpoint, self._access)
+        self.endpoint = endpoints.bind(server, self.endpoint, self._access)
         try:
             self._add_services(server)
             if not self._is_awaited():
@@ -205,7 +199,7 @@ class Server:
                 )
                 self.host.tensor_endpoint = self._tensors.start(tensor_methods(self.host))
         except BaseException:
-            endpoint.release(self.endpoint)
+            endpoints.release(self.endpoint)
             raise
         if self.host.journal is not None:
             self.host.journal.log.waits = False
@@ -413,7 +407,7 @@ class Server:
             self.host.journal.log.close()
         if self.host.tracing is not None:
             self.host.tracing.close()
-        endpoint.release(self.endpoint)
+        endpoints.release(self.endpoint)
 
 
 def _coordinator_of(environment: Environment) -> Coordinator | None:

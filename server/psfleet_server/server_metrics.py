@@ -1,11 +1,13 @@
-"""The metrics of one server or standby, read from its counters when somebody asks.
+"""The metrics of a server or standby, read from its counters when somebody asks; on server 0 also workers'.
 
 psfleet_server.services.method_handlers declares which methods have times, and what these are called.
 """
 
 import resource
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import grpc
 
 from psfleet.observability.exposition import counter, encode, gauge, histogram, latency
 from psfleet.platform.memory import resident
@@ -13,15 +15,17 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.memory_choice import KINDS
 from psfleet.tables.row_memory import DiskTraffic
 from psfleet.tables.sparse import SparseTable
+from psfleet.wire.body import parse
+from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest, ProcessMetrics
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.grpcio_admission import GrpcioAdmission
+from psfleet_server.rpc.call_admission import GrpcioAdmission
+from psfleet_server.rpc.replies import immediate
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 from psfleet_server.standby import Standby
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
 
 _LARGEST_AGE = 12  # staleness buckets: 0, 1, 2, 4, ..., 2**12
 _TRAFFIC: tuple[tuple[str, str, Callable[[SparseTable], int]], ...] = (
@@ -222,4 +226,23 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
             counter("standby_taken_bytes", "Bytes of these records", standby.bytes),
             gauge("standby_table_bytes", "Memory of the tables so far", size),
         ]
+    )
+
+
+def metrics_handler(host: ShardHost, metrics: ServerMetrics) -> "grpc.GenericRpcHandler[Any, Any]":
+    """Return the handler of requests for metrics, from outside the job."""
+
+    def collect(request: bytes) -> bytes:
+        parse(CollectRequest, request)
+        rank = host.shard.index
+        own = [ProcessMetrics(role="server", rank=rank, text=encode(metrics.collect()))]
+        if standby := host.feed.look():
+            own.append(ProcessMetrics(role="standby", rank=rank, text=standby))
+        workers = [] if host.coordinator is None else sorted(host.worker_reports.look().items())
+        others = [ProcessMetrics(role="worker", rank=rank, text=text) for rank, text in workers]
+        reply: bytes = CollectReply(processes=[*own, *others]).SerializeToString()
+        return reply
+
+    return grpc.method_handlers_generic_handler(
+        "psfleet.v1.Metrics", {"Collect": immediate(collect)}
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet_launch.engines.remote.addresses import (
+from psfleet_launch.engines.remote.machine import (
     address_towards,
     listen_endpoint,
     read_addresses,
@@ -64,7 +64,7 @@ def test_a_name_with_an_address_of_ipv6_alone(tmp_path: Path) -> None:
     """The launcher finds the address of its machine's name; those of this machine alone do not count."""
     hosts = tmp_path / "hosts"
     hosts.write_text(f"::1 six\nfe80::1 six\n{SIX}::9 six\n")
-    code = "from psfleet_launch.engines.remote.addresses import own_address\nprint(own_address())"
+    code = "from psfleet_launch.engines.remote.machine import own_address\nprint(own_address())"
     inside = f'hostname six; mount --bind {hosts} /etc/hosts; exec "$@"'
     prefix = ["unshare", "--uts", "--mount", "sh", "-ec", inside, "sh"]
     if subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:

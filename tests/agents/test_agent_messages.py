@@ -13,10 +13,10 @@ from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.agent import Agent
 from psfleet_launch.agent.launcher_link import LauncherLink
-from psfleet_launch.agent.machine import describe
 from psfleet_launch.engines.remote import agent_hub
 from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
 from psfleet_launch.engines.remote.agent_messages import write_request
+from psfleet_launch.engines.remote.machine import describe
 from psfleet_launch.job.job_request import JobRequest
 from tests.waiting import until
 

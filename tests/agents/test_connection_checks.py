@@ -2,8 +2,8 @@
 
 import socket
 
-from psfleet_launch.engines.remote.addresses import why_unreachable
 from psfleet_launch.engines.remote.job_opening import ConnectionChecks
+from psfleet_launch.engines.remote.machine import why_unreachable
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import ServerReady, ServerUnreachable
 from tests.agents.conftest import JOINED, TRAINER, TWO, Site

@@ -11,7 +11,7 @@ import pytest
 from psfleet_launch.commands.launch_command import main
 from psfleet_launch.commands.options import load_job_file
 from psfleet_launch.engines.launch_engine import EngineSettings
-from psfleet_launch.job import job_snapshots
+from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.agents.conftest import JOINED, PSFLEET, TRAINER, Site
 from tests.agents.jobset_schema import JOBSET
@@ -264,7 +264,7 @@ def test_the_pods_of_a_job_train(site: Site, machines: Lab) -> None:
     for rank in (0, 1):
         launcher.until_logged(f"serverlog.{rank}.copy.2", f"standby 2 of server {rank} ready")
     logs = site.folder / "psfleet-logs" / "ctr"
-    launcher.until(lambda: bool(job_snapshots.latest(logs)), "snapshot")
+    launcher.until(lambda: bool(job_folder.latest(logs)), "snapshot")
     machines.power_off("beta")
     try:
         launcher.until(lambda: "server 1 copy 2 takes over" in site.said(), "takeover")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psfleet_launch.engines.remote.reachability import PeerSocket, Reachability
+from psfleet_launch.engines.remote.agent_hub import PeerSocket, Reachability
 from tests.waiting import until
 
 LOOK = 0.25

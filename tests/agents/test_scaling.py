@@ -19,7 +19,7 @@ from psfleet.formats import (
 )
 from psfleet.wire.v1.agent_pb2 import JobFile
 from psfleet_launch.commands.psfleet_cli import main
-from psfleet_launch.engines.remote.job_files import JobFiles, LauncherFiles
+from psfleet_launch.engines.remote.agent_messages import JobFiles, LauncherFiles
 from tests.agents.conftest import JOIN, JOINED, TWO, Site
 from tests.launch.conftest import ROOT, Launcher, digest
 

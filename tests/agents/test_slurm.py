@@ -10,7 +10,7 @@ import pytest
 
 from psfleet.checkpoint import compare
 from psfleet_launch.engines.remote.batch_job import BatchJob, BatchQueue, BatchSettings, BatchState
-from psfleet_launch.engines.remote.slurm_queue import SlurmQueue, fields_of
+from psfleet_launch.engines.slurm import SlurmQueue, fields_of
 from psfleet_launch.job.job_request import Launch, Resources
 from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab

@@ -28,11 +28,11 @@ from psfleet.serving.follower import Follower
 from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.settings.kinds import local_path, shown_url, url_of
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_launch.commands.serve_command import _named
-from psfleet_launch.job import job_snapshots
-from psfleet_launch.job.job_snapshots import check_snapshot
+from psfleet_launch.commands.model_commands import _named
+from psfleet_launch.job import job_folder
+from psfleet_launch.job.job_folder import check_snapshot
 from psfleet_server.durability.log import files_of
-from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
+from psfleet_server.snapshots.snapshot_runner import SnapshotFolder
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.programs import ended
 from tests.recovery.test_chained_logs import Server
@@ -184,7 +184,7 @@ def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
     resumed = launched(tmp_path, 1, *store, "--resume", f"{bucket}/jobs/taste")
     assert own_snapshots(f"{bucket}/jobs/taste") == kept
     assert resumed == whole
-    job_snapshots.clear(f"{bucket}/jobs/taste", "")
+    job_folder.clear(f"{bucket}/jobs/taste", "")
     assert own_snapshots(f"{bucket}/jobs/taste") == []
 
 

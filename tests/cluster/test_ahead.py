@@ -19,7 +19,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.stream.push_queue import LINGER
+from psfleet_worker.tensors.push_queue import LINGER
 from tests.watched_calls import WatchedCalls
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.SGD())

@@ -5,7 +5,7 @@ import pytest
 
 from psfleet.rules import make_rule
 from psfleet.schema.table import TableSpec
-from psfleet_worker.sharding.pull_splitting import RoutingPlans
+from psfleet_worker.tensors.splitting import RoutingPlans
 
 ONE, OTHER = (TableSpec(name, "sparse", (2,), make_rule("sgd", {})) for name in ("one", "other"))
 

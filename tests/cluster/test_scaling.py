@@ -22,9 +22,8 @@ from psfleet.strategy import Settings
 from psfleet.tables import disk_file, disk_rows
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
-from psfleet_server.coordinator.request_files import ScaleRequestFile
-from psfleet_server.coordinator.scaling import ScaleRequest
-from psfleet_server.rpc.peer import Peer
+from psfleet_server.coordinator.request_files import ScaleRequest, ScaleRequestFile
+from psfleet_server.rpc.endpoints import Peer
 from tests.pools import started_pool
 from tests.waiting import until
 
@@ -272,7 +271,7 @@ def test_an_old_server_that_is_killed_while_rows_move() -> None:
         assert runtime.server_num == 2
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.read_table(COUNTS.key)
-        cast(ModeSwitchRuntime, runtime).abandon()
+        cast("ModeSwitchRuntime", runtime).abandon()
 
 
 def test_a_worker_that_starts_again_learns_of_the_servers() -> None:
@@ -286,7 +285,7 @@ def test_a_worker_that_starts_again_learns_of_the_servers() -> None:
         runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
         meet(runtime, fleet, 4)
         runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)]).wait()
-        cast(ModeSwitchRuntime, runtime).abandon()
+        cast("ModeSwitchRuntime", runtime).abandon()
         again = connect(stale, Settings.from_parts({"consistency": {"mode": "async"}}).consistency)
         assert again.server_num == 4
         again.create(COUNTS)
@@ -305,7 +304,7 @@ def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:
     with LocalFleet(2, 2, in_process=True) as fleet, started_pool(2) as pool:
 
         def work(worker: int, steps: int) -> ModeSwitchRuntime:
-            runtime = cast(ModeSwitchRuntime, fleet.connect(worker, "async"))
+            runtime = cast("ModeSwitchRuntime", fleet.connect(worker, "async"))
             runtime.create(COUNTS)
             for _ in range(steps):
                 runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])

@@ -20,8 +20,7 @@ from psfleet.datasets import kafka, kafka_partition  # after the check for confl
 from psfleet.datasets.event_time import EventTimeSequence
 from psfleet.datasets.kafka import KafkaTopic
 from psfleet.observability.logged_values import LAGS
-from psfleet_worker.observability.step_times import StepTimes
-from psfleet_worker.observability.worker_metrics import WorkerMetrics
+from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
 from tests import waiting
 from tests.datasets.broker import Broker
 from tests.datasets.click_features import FEATURES

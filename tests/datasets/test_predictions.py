@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 import pyarrow as pa  # after the check
 import pyarrow.parquet as pq
 
-from psfleet_launch.prediction.prediction_job import PredictionJob
+from psfleet_launch.prediction_job import PredictionJob
 
 
 @pytest.fixture

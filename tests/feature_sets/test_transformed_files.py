@@ -133,7 +133,7 @@ def test_one_set_everywhere(tmp_path: Path) -> None:
     """A set fitted on files has the same values from each format, in the saved model and in JSON requests."""
     from psfleet.datasets.parquet import ParquetFiles
     from psfleet.datasets.text_files import TextFiles
-    from psfleet_launch.prediction.prediction_job import PredictionJob
+    from psfleet_launch.prediction_job import PredictionJob
 
     parquet, tsv = written(tmp_path)
     features = feature_set()

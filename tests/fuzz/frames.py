@@ -35,12 +35,10 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.deferred_reply import Deadlines
-from psfleet_server.server_metrics import ServerMetrics
+from psfleet_server.rpc.replies import Deadlines
+from psfleet_server.server_metrics import ServerMetrics, metrics_handler
 from psfleet_server.services.method_handlers import handlers
-from psfleet_server.services.metrics_service import metrics_handler
-from psfleet_server.services.replica_service import feeds_standby, replica_handler
-from psfleet_server.services.scaling_service import scaling_handler
+from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.lasting import Staying, Undying

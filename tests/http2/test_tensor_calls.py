@@ -11,7 +11,7 @@ from psfleet.errors import ServerUnavailable
 from psfleet.wire.connections import tls_sockets
 from psfleet.wire.connections.access import Access
 from psfleet.wire.v1.shard_pb2 import TransportReply
-from psfleet_worker.connection.tensor_calls import TensorCalls
+from psfleet_worker.connection.call import TensorCalls
 from tests.http2.calls import serving
 
 

@@ -17,8 +17,7 @@ from psfleet.settings.environment import read_environment
 from psfleet.strategy import resolve
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.job.job_folder import private_folder
-from psfleet_launch.observability.job_history import read_history
-from psfleet_launch.observability.job_incidents import state
+from psfleet_launch.observability.job_history import read_history, state
 from tests.launch.conftest import Launch, Launcher, launches, stand_in_job
 
 TWO = ("--servers", "2", "--workers", "2")

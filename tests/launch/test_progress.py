@@ -11,7 +11,7 @@ from psfleet.optimizer import SGD
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
 from psfleet_launch.console.screen import FleetProgress, add_up, line
-from psfleet_launch.job import job_snapshots
+from psfleet_launch.job import job_folder
 from psfleet_launch.job.status_poller import StatusPoller
 from tests.programs import ended
 from tests.waiting import until
@@ -81,14 +81,14 @@ def test_the_time_that_is_left() -> None:
 
 def test_the_age_of_the_snapshot(tmp_path: Path) -> None:
     """Of the last complete one: one without a manifest is not complete."""
-    assert job_snapshots.age(str(tmp_path / "snapshots")) is None
+    assert job_folder.age(str(tmp_path / "snapshots")) is None
     for number in (1, 2):
         (tmp_path / "snapshots" / f"snapshot-{number:06}").mkdir(parents=True)
-    assert job_snapshots.age(str(tmp_path / "snapshots")) is None
+    assert job_folder.age(str(tmp_path / "snapshots")) is None
     complete = tmp_path / "snapshots" / "snapshot-000001" / "manifest.json"
     complete.touch()
     os.utime(complete, (0, 0))
-    age = job_snapshots.age(str(tmp_path / "snapshots"))
+    age = job_folder.age(str(tmp_path / "snapshots"))
     assert age is not None
     assert age > 1e9
     assert line(FleetProgress(0.0), snapshot=90.2).endswith(" · snapshot 90 s ago")

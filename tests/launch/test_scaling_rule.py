@@ -8,7 +8,7 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import from_tables, settings_of
 from psfleet.settings.kinds import ServerCount
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.supervision.scaling_rule import EVERY, ServerUsage, wanted
+from psfleet_launch.supervision.scaling_requests import EVERY, ServerUsage, wanted
 from tests.launch.conftest import Launch
 
 COUNT = ServerCount(2, 8)

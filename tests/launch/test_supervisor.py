@@ -12,7 +12,9 @@ from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
     Event,
+    Failure,
     FinishJob,
+    Phase,
     ProcessExited,
     ReportLostWorker,
     ReportMissingLeave,
@@ -21,9 +23,9 @@ from psfleet_launch.supervision.job_events import (
     ServerUnreachable,
     StartProcesses,
     StopRequested,
+    Timeouts,
     causes_first,
 )
-from psfleet_launch.supervision.job_phases import Failure, Phase, Timeouts
 from psfleet_launch.supervision.supervisor import Supervisor
 
 S0, S1 = Member("server", 0), Member("server", 1)

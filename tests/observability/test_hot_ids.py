@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet_worker.observability.hot_ids import FrequentIds, HotIds
+from psfleet_worker.worker_metrics import FrequentIds, HotIds
 
 PLACES = 5
 

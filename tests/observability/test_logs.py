@@ -180,4 +180,4 @@ def test_a_push_logs_nothing_and_remembers_itself_with_one_call(tmp_path: Path) 
             sys.setprofile(None)
     assert calls["shard.py"] > 1
     assert calls["recent_events.py"] == 1
-    assert not {"logs.py", "refused_calls.py", "__init__.py"} & calls.keys()
+    assert not {"logs.py", "replies.py", "__init__.py"} & calls.keys()

@@ -13,10 +13,13 @@ from psfleet.observability.fleet_panels import PANELS
 from psfleet.platform.logs import FIRST_NONFINITE
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.job_history import JobHistory, PastJob, heading
-from psfleet_launch.observability.job_incidents import fired_alerts
-from psfleet_launch.observability.job_overview import overview, process_states
-from psfleet_launch.observability.job_report import dashboard_page, job_report
+from psfleet_launch.observability.job_history import JobHistory, PastJob, fired_alerts, heading
+from psfleet_launch.observability.job_report import (
+    dashboard_page,
+    job_report,
+    overview,
+    process_states,
+)
 from psfleet_launch.supervision.job_events import (
     Action,
     Event,

@@ -20,10 +20,9 @@ from psfleet_launch.observability.job_history import (
     PastJob,
     heading,
     read_history,
+    state,
 )
-from psfleet_launch.observability.job_incidents import state
-from psfleet_launch.observability.job_overview import overview
-from psfleet_launch.observability.job_report import job_report, slow_processes, tables
+from psfleet_launch.observability.job_report import job_report, overview, slow_processes, tables
 from psfleet_launch.supervision.job_events import (
     FinishJob,
     KillHung,

@@ -13,7 +13,7 @@ from psfleet.parameters.parameter import SparseGrad
 from psfleet.program.operation import Array
 from psfleet.program.pipeline.micro_batches import pack, unpack
 from psfleet.stages.links import StagePosition
-from psfleet_worker.stages.stage_links import StageLinks
+from psfleet_worker.stage_links import StageLinks
 from tests.trainings import in_threads
 
 

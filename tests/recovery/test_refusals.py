@@ -12,7 +12,7 @@ from psfleet.runtime.interface import Gradient
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.rpc.replies import Deadlines
 from tests.trainings import zero_rows
 
 ROWS = zero_rows("rows")

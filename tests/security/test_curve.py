@@ -17,7 +17,7 @@ from psfleet.stages.links import StagePosition
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.certificates import make_credentials
 from psfleet.wire.connections.credentials import Credentials
-from psfleet_worker.stages.stage_links import StageLinks
+from psfleet_worker.stage_links import StageLinks
 
 
 @pytest.fixture(scope="module")

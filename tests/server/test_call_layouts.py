@@ -13,8 +13,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.shard_tables import ShardTables
 from psfleet.wire import frame, segments
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, Frame, Header
-from psfleet_server.rpc.call_layout import MessageLayouts
-from psfleet_server.rpc.pull_response import lay_out
+from psfleet_server.rpc.call_layout import MessageLayouts, lay_out
 from psfleet_worker.connection.request import ServerRequest
 
 DENSE = TableSpec("dense", "dense", (5,), Adam())

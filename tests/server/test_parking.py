@@ -11,7 +11,7 @@ from psfleet.errors import DeadlineExceeded, PsfleetError
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import GRACE, open_channel
 from psfleet.wire.connections.error_status import error_of
-from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply, immediate, parkable
+from psfleet_server.rpc.replies import Deadlines, DeferredReply, immediate, parkable
 
 WAITERS = 200
 POOL = 4

@@ -33,11 +33,9 @@ from psfleet.wire.shared_memory import FIRST, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.process import Server
-from psfleet_server.rpc.call_plan import plan_of
-from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
-from psfleet_server.rpc.pull_response import PullResponse
-from psfleet_server.services.plain_calls import PlainCalls
-from psfleet_server.services.shard_service import ShardService
+from psfleet_server.rpc.call_layout import PullResponse, plan_of
+from psfleet_server.rpc.replies import Deadlines, DeferredReply
+from psfleet_server.services.shard_service import PlainCalls, ShardService
 
 # Widths and rules whose kernels tests of tables compile.
 SPECS = (

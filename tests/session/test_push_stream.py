@@ -20,8 +20,7 @@ from psfleet_worker.session.instructions import (
     SendPull,
     SendPush,
 )
-from psfleet_worker.session.push_stream import WINDOW, Stream
-from psfleet_worker.session.worker_session import Session
+from psfleet_worker.session.worker_session import WINDOW, Session, Stream
 
 
 class Reply:

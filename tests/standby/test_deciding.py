@@ -26,7 +26,7 @@ from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys,
 from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.durability.log_shipping import LogShipping, joined
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.rpc.replies import Deadlines
 from psfleet_server.standby import Standby
 
 SERVER = Member("server", 0)

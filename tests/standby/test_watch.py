@@ -18,10 +18,14 @@ from psfleet_launch.supervision.job_events import (
     ServerReady,
     StartProcesses,
 )
-from psfleet_launch.supervision.job_phases import HangDetector
-from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
+from psfleet_launch.supervision.standbys import (
+    HangDetector,
+    PromoteStandby,
+    ReleaseStandbys,
+    Standbys,
+)
 from psfleet_launch.supervision.supervisor import Supervisor
-from psfleet_server.signals import LivenessPipe
+from psfleet_server.engine.liveness import LivenessPipe
 from tests.waiting import until
 
 SERVER = Member("server", 0)

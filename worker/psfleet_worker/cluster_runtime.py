@@ -34,20 +34,19 @@ from psfleet.strategy import WireSettings
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.connection.server_client import Send
-from psfleet_worker.connection.server_stats import figures_of
+from psfleet_worker.connection.server_client import Send, figures_of
 from psfleet_worker.data_client import DataClient, Pusher
-from psfleet_worker.observability.step_times import StepTimes
-from psfleet_worker.session.collectives import Collectives
 from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.sharding.worker_tables import WorkerTables
-from psfleet_worker.stream.snapshot_marks import SnapshotMarks
-from psfleet_worker.stream.transfers import Transfers
+from psfleet_worker.session.worker_session import Collectives
+from psfleet_worker.snapshot_marks import SnapshotMarks
+from psfleet_worker.tensors.transfers import Transfers
+from psfleet_worker.tensors.whole_tables import WorkerTables
+from psfleet_worker.worker_metrics import StepTimes
 
 if TYPE_CHECKING:
-    from psfleet_worker.stages.stage_links import StageLinks
+    from psfleet_worker.stage_links import StageLinks
 
 Floats = NDArray[np.float32]
 
@@ -127,7 +126,7 @@ class ClusterRuntime:
     def _make_transfers(self) -> Transfers:
         if self._tracing is None:
             return Transfers(self._fleet, self._tables.spec, self.wire)
-        from psfleet_worker.stream.push_trace import PushTrace
+        from psfleet_worker.tensors.push_trace import PushTrace
 
         begin_trace = functools.partial(PushTrace, self._tracing)
         return Transfers(self._fleet, self._tables.spec, self.wire, begin_trace)
@@ -401,7 +400,7 @@ class ClusterRuntime:
 
     def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
         """Return the way to the other stages of this worker; it is open until this runtime is closed."""
-        from psfleet_worker.stages.stage_links import StageLinks  # loads zmq
+        from psfleet_worker.stage_links import StageLinks  # loads zmq
 
         self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
         return self._links

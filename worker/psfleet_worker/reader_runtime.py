@@ -27,12 +27,11 @@ from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.request import ServerRequest, SpecOf, Values
-from psfleet_worker.connection.server_client import ServerClient
-from psfleet_worker.connection.server_stats import figures_of
+from psfleet_worker.connection.server_client import ServerClient, figures_of
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.sharding.pull_splitting import SPLIT_READS, RoutingPlans
-from psfleet_worker.sharding.table_reader import TableReader
-from psfleet_worker.stream.push_queue import FleetPull
+from psfleet_worker.tensors.push_queue import FleetPull
+from psfleet_worker.tensors.splitting import SPLIT_READS, RoutingPlans
+from psfleet_worker.tensors.whole_tables import TableReader
 
 Floats = NDArray[np.float32]
 

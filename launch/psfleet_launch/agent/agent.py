@@ -16,17 +16,16 @@ from psfleet.platform.stop_signals import wakes_on_signals
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink
-from psfleet_launch.agent.machine import memory_kills
 from psfleet_launch.engines.local import LocalEngine
-from psfleet_launch.engines.remote.addresses import why_unreachable
 from psfleet_launch.engines.remote.agent_messages import (
+    JobFiles,
     member_message,
     member_of,
     message_of,
     read_request,
     write_secrets,
 )
-from psfleet_launch.engines.remote.job_files import JobFiles
+from psfleet_launch.engines.remote.machine import memory_kills, why_unreachable
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.supervision.job_events import Event, ProcessExited, Shown
 

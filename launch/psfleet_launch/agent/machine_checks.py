@@ -27,9 +27,13 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings, UserSettings
 from psfleet.tables.budget import tables_share
-from psfleet_launch.agent.machine import describe_gpus, gpu_drivers, gpu_memory
 from psfleet_launch.engines.launch_engine import Engine
-from psfleet_launch.engines.remote.addresses import own_address
+from psfleet_launch.engines.remote.machine import (
+    describe_gpus,
+    gpu_drivers,
+    gpu_memory,
+    own_address,
+)
 
 _CUDA_PACKAGES = ("cuda-toolkit", "numba-cuda")
 _PACKAGES = ("psfleet", "numpy", "numba", "grpcio", "protobuf")

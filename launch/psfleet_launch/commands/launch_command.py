@@ -39,7 +39,7 @@ from psfleet_launch.commands.options import (
 from psfleet_launch.console.failure_report import report
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, EngineSettings, load_engine
-from psfleet_launch.job import job_snapshots
+from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name, needed
 from psfleet_launch.job.job_request import JobRequest, Launch
@@ -48,9 +48,8 @@ from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_figures import FigureEvents, logged_in
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.job_report import write_report
-from psfleet_launch.supervision.job_events import FinishJob
-from psfleet_launch.supervision.job_phases import HangDetector, Timeouts
-from psfleet_launch.supervision.standbys import Standbys
+from psfleet_launch.supervision.job_events import FinishJob, Timeouts
+from psfleet_launch.supervision.standbys import HangDetector, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 
 _RESTARTS_IN_CHAOS = 1000
@@ -145,7 +144,7 @@ def launch(
     if values.get("durability") == "snapshot":
         values.setdefault("snapshot_every", "60s")
     if values.get("resume"):
-        values["resume"] = job_snapshots.check_snapshot(values["resume"])
+        values["resume"] = job_folder.check_snapshot(values["resume"])
     values["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
     run = Launch(**_of(Launch, values))
     engine = load_engine(run.engine)
@@ -206,7 +205,7 @@ def _refuse_other_engines(engine: type[Engine], names: Iterable[str]) -> None:
 
 def _resumed(request: JobRequest, name: str, logs: Path) -> JobRequest:
     """The request of a job that has run before: it starts from its last snapshot."""
-    place = job_snapshots.place_of(request.snapshot_store, name, logs)
+    place = job_folder.place_of(request.snapshot_store, name, logs)
     snapshot = latest_snapshot(place) or request.resume
     click.echo(
         f"the job runs again, from {snapshot or 'its beginning: it has no snapshot'}", err=True
@@ -239,8 +238,8 @@ def _place(
         private_folder() as folder,
         selectors.DefaultSelector() as selector,
     ):
-        place = job_snapshots.place_of(request.snapshot_store, name, logs)
-        job_snapshots.clear(place, request.resume)
+        place = job_folder.place_of(request.snapshot_store, name, logs)
+        job_folder.clear(place, request.resume)
         credentials: Mapping[str, Path] = {}
         if request.port is not None and not request.insecure:
             from psfleet.wire.connections.certificates import make_credentials  # loads cryptography

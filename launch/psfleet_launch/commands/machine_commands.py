@@ -60,9 +60,8 @@ def agent(endpoint: str, credentials: str, wait: float, name: str, address: str)
     from psfleet.wire.connections.credentials import Credentials
     from psfleet_launch.agent.agent import Agent
     from psfleet_launch.agent.launcher_link import LauncherLink
-    from psfleet_launch.agent.machine import describe
-    from psfleet_launch.engines.remote.addresses import why_unreachable
     from psfleet_launch.engines.remote.agent_messages import read_invitation, write_secrets
+    from psfleet_launch.engines.remote.machine import describe, why_unreachable
     from psfleet_launch.job.job_folder import private_folder
 
     check_endpoint(endpoint)

@@ -15,12 +15,10 @@ from psfleet.errors import ConfigError, PsfleetError
 from psfleet.rules import import_rules
 from psfleet.settings.environment import read_environment
 from psfleet_launch.commands.checkpoint_commands import ckpt, log
-from psfleet_launch.commands.export_command import export
 from psfleet_launch.commands.job_commands import jobs, logs, mode, report, scale, stop, top
 from psfleet_launch.commands.machine_commands import agent, certs, doctor
+from psfleet_launch.commands.model_commands import export, models, predict, serve
 from psfleet_launch.commands.options import merged, requested, run_command, strategy_options
-from psfleet_launch.commands.predict_command import predict
-from psfleet_launch.commands.serve_command import models, serve
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from psfleet_launch.job.job_plan import Job, Member, listed
-from psfleet_launch.supervision.job_phases import Failure
+from psfleet_launch.supervision.job_events import Failure
 from psfleet_launch.supervision.supervisor import Supervisor
 
 _TAIL_BYTES = 1 << 16

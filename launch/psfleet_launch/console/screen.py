@@ -18,7 +18,7 @@ from rich.text import Text
 
 from psfleet.observability.exposition import quantile
 from psfleet_launch.console.failure_report import Tracebacks
-from psfleet_launch.job import job_snapshots
+from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.job.status_poller import StatusPoller
@@ -216,7 +216,7 @@ class Screen:
         if len(history) == self._pictures or not history[-1].steps:
             return
         self._pictures = len(history)
-        snapshot = job_snapshots.age(self._job.snapshots)
+        snapshot = job_folder.age(self._job.snapshots)
         text = "  " + line(history[-1], history[-1 - _WINDOW :][0], snapshot)
         text += f" · {self._noted}" if self._noted else ""
         if self._live:

@@ -37,8 +37,7 @@ from psfleet_launch import engines
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.spawn import children_without_grpc
-from psfleet_launch.supervision.job_events import Event, Shown
-from psfleet_launch.supervision.job_phases import Timeouts
+from psfleet_launch.supervision.job_events import Event, Shown, Timeouts
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class LocalEngine(Engine):
             os.close(theirs)
 
     def _read_liveness_pipe(self, member: Member) -> None:
-        """Note a liveness signal, and the server's lines between the signals (psfleet_server.signals)."""
+        """Note a liveness signal, and lines between the signals (psfleet_server.engine.liveness)."""
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
             self._close_liveness_pipe(member)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import setting
-from psfleet_launch.engines.remote.addresses import address_towards
-from psfleet_launch.engines.remote.agent_starter import agent_command
+from psfleet_launch.engines.remote.job_opening import agent_command
+from psfleet_launch.engines.remote.machine import address_towards
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Launch

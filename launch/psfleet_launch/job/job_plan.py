@@ -24,7 +24,7 @@ from psfleet.settings.declared_settings import (
     StageSettings,
 )
 from psfleet.settings.environment import Environment
-from psfleet_launch.job import job_snapshots
+from psfleet_launch.job import job_folder
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_request import JobRequest, Resources
 
@@ -143,7 +143,7 @@ class Job:
     @property
     def snapshots(self) -> str:
         """Folder or URL in which server 0 keeps its snapshots."""
-        return job_snapshots.place_of(self.request.snapshot_store, self.name, self.logs)
+        return job_folder.place_of(self.request.snapshot_store, self.name, self.logs)
 
     @property
     def shown(self) -> Member:

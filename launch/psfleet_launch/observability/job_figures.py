@@ -11,8 +11,7 @@ from rich.text import Text
 
 from psfleet.observability.fleet_panels import PANELS
 from psfleet.observability.logged_values import EventFile
-from psfleet_launch.observability.job_history import PastJob
-from psfleet_launch.observability.job_incidents import clock, duration, incidents, state
+from psfleet_launch.observability.job_history import PastJob, clock, duration, incidents, state
 
 Series = Mapping[str, float | None]
 

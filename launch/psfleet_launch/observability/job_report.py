@@ -1,22 +1,317 @@
 """The page of a job: one HTML file of its parts, which loads nothing, for a running job and for a report.
 
 The charts are drawn by uPlot 1.6.32, as the npm package of that name has it; its licence is in the page.
-
-One file, which loads nothing: whoever gets it by mail sees what the operator saw.
 """
 
 import functools
 import json
+import re
+import signal
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from psfleet.platform.logs import FIRST_NONFINITE
 from psfleet.settings.kinds import local_path
 from psfleet_launch.job.job_folder import REPORT, is_claimed
-from psfleet_launch.observability.job_history import PastJob, read_history
-from psfleet_launch.observability.job_incidents import clock, duration, moment
-from psfleet_launch.observability.job_overview import Table, overview
+from psfleet_launch.observability.job_figures import logged
+from psfleet_launch.observability.job_history import (
+    FiredAlert,
+    PastJob,
+    clock,
+    duration,
+    exit_words,
+    fired_alerts,
+    incidents,
+    lasted,
+    moment,
+    read_history,
+    state,
+)
+
+_STARTS = 10.0  # seconds after its start from which on a server has to answer
+
+Table = dict[str, Any]
+"""`title`, `columns`, `rows` of texts, and in `moods` for each row `good`, `warn`, `bad` or nothing."""
+_Figures = Mapping[str, float | None]
+
+
+@dataclass
+class ProcessState:
+    """One process of a job, as its events show it.
+
+    Attributes:
+        series: Its name in the figures: of a standby that has taken over that of its server.
+        mood: `good`, `warn`, `bad`; empty: it is over.
+        deaths: Number of its ends with an error or by a signal.
+        began: Time of its last start, in seconds since the epoch.
+        is_stopped: It ended with SIGTERM.
+    """
+
+    name: str
+    series: str
+    words: str = "runs"
+    mood: str = "good"
+    starts: int = 0
+    deaths: int = 0
+    began: float = 0.0
+    is_stopped: bool = False
+
+
+def overview(job: PastJob, is_running: bool, faults: int = 0) -> dict[str, Any]:
+    """Return the overview that the page shows above its charts.
+
+    Args:
+        faults: Number of the newest faults that it names; 0: all.
+    """
+    processes = process_states(job)
+    is_running = is_running and job.code is None  # the launcher writes the report at its end
+    if is_running:
+        _mark_silent(job, processes)
+    elif job.code is None:
+        for one in processes:
+            if one.mood == "good":
+                one.words, one.mood = "its end is not recorded", ""
+    all_alerts = list(fired_alerts(job))
+    alerts = [one for one in all_alerts if one.until is None] if is_running else all_alerts
+    badge = _badge(job, is_running, processes, alerts)
+    return {
+        "state": state(job, is_running),
+        "badge": badge,
+        "figures": [list(one) for one in _figures(job, is_running, processes)],
+        "tables": [
+            table
+            for table in (
+                _process_table(job, is_running, processes),
+                _alert_table(alerts, is_running),
+                _fault_table(job, faults),
+            )
+            if table["rows"]
+        ],
+    }
+
+
+def _badge(
+    job: PastJob, is_running: bool, processes: Sequence[ProcessState], alerts: Sequence[FiredAlert]
+) -> tuple[str, str]:
+    """One or a few words, and the mood."""
+    if job.code is not None:
+        return ("finished", "good") if job.code == 0 else ("failed", "bad")
+    if not is_running:
+        return "killed", "bad"
+    if dead := [one.name for one in processes if one.mood == "bad"]:
+        return f"runs without {', '.join(dead)}", "bad"
+    if not alerts:
+        return "runs", "good"
+    is_critical = any(one.severity == "critical" for one in alerts)
+    words = f"{len(alerts)} alert{'s' if len(alerts) > 1 else ''}"
+    return f"runs, {words}", "bad" if is_critical else "warn"
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def process_states(job: PastJob) -> list[ProcessState]:
+    """Each process of the job, servers first; one whose place a standby has taken is left out."""
+    states: dict[str, ProcessState] = {}
+    for one in job.events:
+        match one.kind:
+            case "started":
+                process = states.setdefault(
+                    one.member, ProcessState(one.member, _series(one.member))
+                )
+                process.starts += 1
+                process.began = one.at
+                process.mood, process.words = "good", "runs"
+                if process.series.startswith("standby"):
+                    process.words = f"standby of {one.member.partition(' copy')[0]}"
+                if process.starts > 1:
+                    process.words = f"runs, restarted {_times(process.starts - 1)}"
+            case "ended" if one.member in states:
+                process = states[one.member]
+                process.deaths += bool(one.code)
+                process.mood = "bad" if one.code else ""
+                process.words = f"dead: {exit_words(one.code)}" if one.code else "finished"
+                process.is_stopped = one.code == -signal.SIGTERM
+            case "takeover" if one.member in states:
+                process = states[one.member]
+                primary = states.pop(one.text, None)
+                process.series = _series(one.text.partition(" copy")[0])
+                process.words = f"in place of {one.text}"
+                process.deaths += 0 if primary is None else primary.deaths
+    for process in states.values():
+        if process.is_stopped and process.mood == "bad" and job.code is not None:
+            process.words, process.mood = "stopped", ""  # by the launcher, when another had failed
+            process.deaths -= 1
+    order = sorted(states.values(), key=lambda process: _place(process.name))
+    seats = [one for one in order if one.name.startswith("worker")]
+    for seat, process in enumerate(seats):
+        process.series = f"worker {seat}"  # each process of a pipeline has one
+    return order
+
+
+def _mark_silent(job: PastJob, processes: Sequence[ProcessState]) -> None:
+    """Servers that run and do not answer: those that are stopped, or whose machine cannot be reached."""
+    answering = job.newest("Resident memory")
+    for one in processes:
+        is_due = bool(job.frames) and job.frames[-1]["at"] - one.began > _STARTS
+        is_silent = one.series.startswith("server") and one.series not in answering
+        if one.mood == "good" and is_due and is_silent:
+            one.words, one.mood = "does not answer", "bad"
+
+
+def _series(member: str) -> str:
+    role, rank, *copy = member.split()
+    return f"{'standby' if role == 'server' and copy else role} {rank}"
+
+
+def _place(member: str) -> tuple[str, list[int]]:
+    return member.partition(" ")[0], [int(number) for number in re.findall(r"\d+", member)]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _process_table(job: PastJob, is_running: bool, processes: Sequence[ProcessState]) -> Table:
+    machines = {
+        member: machine
+        for machine, members in job.heading["machines"].items()
+        for member in members
+    }
+    only = next(iter(job.heading["machines"]), "") if len(job.heading["machines"]) == 1 else ""
+    ask = job.newest if is_running else job.last
+    steps, pushes = ask("Steps per second"), ask("Pushes per second by server")
+    memory, cores = ask("Resident memory"), ask("CPU cores in use")
+    rows = []
+    for one in processes:
+        speed = _shown(steps, one.series, "{:,.3g} steps/s".format)
+        rows.append(
+            [
+                one.name,
+                machines.get(one.name, only),
+                one.words,
+                speed or _shown(pushes, one.series, "{:,.3g} pushes/s".format),
+                _shown(memory, one.series, lambda value: f"{value / 2**20:,.0f} MiB"),
+                _shown(cores, one.series, "{:.2f}".format),
+            ]
+        )
+    columns = ["Process", "Machine", "State", "Speed", "Memory", "CPU cores"]
+    return _table("Processes", columns, rows, [one.mood for one in processes])
+
+
+def _shown(figures: _Figures, series: str, words: Callable[[float], str]) -> str:
+    value = figures.get(series)
+    return "" if value is None else words(value)
+
+
+# -- what went wrong ---------------------------------------------------------------------------
+
+
+def _alert_table(alerts: Sequence[FiredAlert], is_running: bool) -> Table:
+    rows = [
+        [
+            clock(one.since) + ("" if one.until is None else f" to {clock(one.until)}"),
+            one.name,
+            f"{one.title} {one.when}{one.series and f' ({one.series})'}",
+        ]
+        for one in alerts
+    ]
+    moods = ["bad" if one.severity == "critical" else "warn" for one in alerts]
+    return _table(
+        "Alerts in force" if is_running else "Alerts", ["Since", "Alert", "What"], rows, moods
+    )
+
+
+def _fault_table(job: PastJob, newest: int) -> Table:
+    rows = [[clock(one.at), one.member or "job", text] for one, text in incidents(job)]
+    return _table("Faults", ["Time", "Process", "What happened"], rows[-newest:])
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], moods: Sequence[str] = ()
+) -> Table:
+    rows = [list(row) for row in rows]
+    return {"title": title, "columns": list(columns), "rows": rows, "moods": list(moods)}
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+
+def _figures(
+    job: PastJob, is_running: bool, processes: Sequence[ProcessState]
+) -> Iterator[tuple[str, str, str, str]]:
+    """Label, value, a note and the mood of each number of the overview."""
+    ask = job.newest if is_running else job.last
+    if steps := ask("Steps"):
+        yield "Steps", _count(steps), _rate(ask("Steps per second"), "/s", max, is_running), ""
+    if (samples := ask("Samples")) and _sum(samples):
+        yield (
+            "Samples",
+            _count(samples),
+            _rate(ask("Samples per second"), "/s", sum, is_running),
+            "",
+        )
+    if losses := ask("Loss"):
+        yield _loss(losses, is_running)
+    for one in logged(ask("Logged values")):
+        name, _, value = one.rpartition(" ")
+        yield name, value, "", ""
+    seconds = _sum(ask("Time left"))
+    yield (
+        "Time",
+        duration(lasted(job)),
+        f"{duration(seconds)} left" if seconds and is_running else "",
+        "",
+    )
+    deaths, starts = (
+        sum(one.deaths for one in processes),
+        sum(max(one.starts - 1, 0) for one in processes),
+    )
+    takeovers = sum(one.kind == "takeover" for one in job.events)
+    recoveries = [
+        f"{count} {noun}{'s' if count > 1 else ''}"
+        for count, noun in ((starts, "restart"), (takeovers, "takeover"))
+        if count
+    ]
+    yield "Deaths", f"{deaths}", ", ".join(recoveries), "bad" if deaths else ""
+    spoilt = _sum(ask("Steps with NaN or infinity"))
+    first = next((one.text for one in job.events if one.text.startswith(FIRST_NONFINITE)), "")
+    if spoilt or first:
+        yield "Steps with NaN", f"{spoilt:,.0f}", first.removeprefix(FIRST_NONFINITE), "bad"
+    else:
+        yield "Steps with NaN", "0", "", ""
+
+
+def _loss(losses: _Figures, is_running: bool) -> tuple[str, str, str, str]:
+    """The mean of the workers' losses; those that are not finite are named."""
+    label, finite = (
+        "Loss" if is_running else "Final loss",
+        [one for one in losses.values() if one is not None],
+    )
+    if len(finite) < len(losses):
+        spoilt = ", ".join(name for name, value in losses.items() if value is None)
+        return label, "NaN", spoilt, "bad"
+    note = f"mean of {len(finite)} workers" if len(finite) > 1 else ""
+    return label, f"{statistics.fmean(finite):.4g}", note, ""
+
+
+def _sum(figures: _Figures) -> float:
+    return sum(value for value in figures.values() if value is not None)
+
+
+def _count(figures: _Figures) -> str:
+    return f"{_sum(figures):,.0f}"
+
+
+def _rate(figures: _Figures, unit: str, total: Any, is_running: bool) -> str:
+    """Return the present rate; empty for a job that is over."""
+    values = [value for value in figures.values() if value is not None]
+    return f"{total(values):,.3g}{unit}" if values and is_running else ""
+
 
 _PARTS = (
     "dashboard.css",
@@ -100,10 +395,6 @@ def tables(job: PastJob) -> list[Table]:
         ),
     ]
     return [table for table in all_tables if table["rows"]]
-
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    return {"title": title, "columns": list(columns), "rows": [list(row) for row in rows]}
 
 
 def _facts(job: PastJob) -> Iterator[tuple[str, str]]:

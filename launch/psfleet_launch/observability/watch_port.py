@@ -19,8 +19,7 @@ from psfleet.observability.exposition import encode
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder, panel_texts
 from psfleet_launch.observability.job_history import JobHistory, read_history
-from psfleet_launch.observability.job_overview import overview
-from psfleet_launch.observability.job_report import dashboard_page, job_report
+from psfleet_launch.observability.job_report import dashboard_page, job_report, overview
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BROWSER_TIMEOUT = 2.0  # seconds for a browser to take what is left

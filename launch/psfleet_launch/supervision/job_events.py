@@ -1,10 +1,61 @@
-"""Events of the processes of a job, and actions that the supervisor decides on."""
+"""Events of the processes of a job, its phases and first failure, and actions on them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Time limits of the stages of a job, in seconds.
+
+    Attributes:
+        start: Until all servers are ready.
+        leave: Limit for servers to end by themselves after the last worker.
+        grace: Between asking processes to stop and killing them; workers first, then servers.
+    """
+
+    start: float = 120.0
+    leave: float = 5.0
+    grace: float = 4.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """First failure of a job. `code` None: the member did not end, it was not ready in time or out of reach.
+
+    Attributes:
+        cause: Why it ended, where the engine knows that for certain.
+        usage: Resources that it had used.
+    """
+
+    member: Member
+    code: int | None
+    why: str = ""
+    cause: str = ""
+    usage: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The job's exit code; for a signal 128 and its number, as shells say it."""
+        if self.code is None:
+            return 1
+        return 128 - self.code if self.code < 0 else self.code or 1
+
+
+class Phase(Enum):
+    """Phases of a job."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    GOING_BACK = "going back"
+    LEAVING = "leaving"
+    STOPPING_WORKERS = "stopping workers"
+    STOPPING_SERVERS = "stopping servers"
+    DONE = "done"
 
 
 @dataclass(frozen=True)

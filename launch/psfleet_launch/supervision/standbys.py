@@ -1,4 +1,4 @@
-"""Primary and standby of each server, and the decision which standby takes over.
+"""Primary and standby of each server: which of them hangs, and which standby takes over.
 
 The launcher alone decides: it knows at once, and for certain, when a process has ended. It
 promotes only a standby that the primary waits for (its ready file says so), so all that was acknowledged
@@ -11,6 +11,53 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from psfleet_launch.job.job_plan import Member
+
+_STEP = 0.5
+"""Seconds, the most that count between two looks; the launcher looks twice as often."""
+
+
+@dataclass
+class HangDetector:
+    """Times of the last liveness signal of each process.
+
+    Each writes one to a pipe of its own a few times per second (psfleet_server.engine.liveness). Silence is
+    counted in time that the launcher has itself been awake: after all processes were stopped, as when a
+    machine sleeps, no member counts as silent. Of a server and its standby only one is given up, and only
+    after a later signal of the other: two that are silent may wake in any order, and whichever wakes first
+    has all that was acknowledged. A server without a standby is given up if it gave no signal while the
+    launcher was awake for so long.
+
+    Attributes:
+        patience: Seconds of silence after which a process counts as hung.
+    """
+
+    patience: float
+    _awake: float = 0.0
+    _looked: float | None = None
+    _last_signals: dict[Member, float] = field(default_factory=dict)
+
+    def look(self, at: float) -> None:
+        """It is `at`, in seconds of the launcher's clock."""
+        if self._looked is not None:
+            self._awake += min(at - self._looked, _STEP)
+        self._looked = at
+
+    def take_signal(self, member: Member) -> None:
+        """Note that the member runs now. It is watched from its first liveness signal on."""
+        self._last_signals[member] = self._awake
+
+    def forget(self, member: Member) -> None:
+        """The member has ended, or is about to: its silence means nothing."""
+        self._last_signals.pop(member, None)
+
+    def is_silent(self, member: Member) -> bool:
+        """Return whether this member, alone in its place, has been silent for longer than `patience`."""
+        return self._last_signals.get(member, self._awake) + self.patience < self._awake
+
+    def has_hung(self, member: Member, other: Member) -> bool:
+        """Return whether to give up this member of a pair: it is silent, and the other one is not."""
+        silent_from = self._last_signals.get(member, self._awake) + self.patience
+        return silent_from < self._last_signals.get(other, 0.0)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
     Event,
+    Failure,
     FinishJob,
     KillHung,
     LivenessSignal,
     MachineCutOff,
+    Phase,
     ProcessEnding,
     ProcessExited,
     ReportHung,
@@ -29,9 +31,9 @@ from psfleet_launch.supervision.job_events import (
     ServerUnreachable,
     StartProcesses,
     StopRequested,
+    Timeouts,
 )
-from psfleet_launch.supervision.job_phases import Failure, HangDetector, Phase, Timeouts
-from psfleet_launch.supervision.standbys import ReleaseStandbys, Standbys
+from psfleet_launch.supervision.standbys import HangDetector, ReleaseStandbys, Standbys
 
 _STOPPING = (Phase.STOPPING_WORKERS, Phase.STOPPING_SERVERS)
 

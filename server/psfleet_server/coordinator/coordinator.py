@@ -39,7 +39,7 @@ from psfleet_server.coordinator.data_dispatch import (
     SeatPosition,
 )
 from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
-from psfleet_server.coordinator.scaling import Scaling
+from psfleet_server.coordinator.request_files import Scaling
 
 _START = 120.0  # seconds, at least, for a worker to come for the first time
 _CHANGES = 32  # bits of a view's number for the changes since the coordinator has started

@@ -1,12 +1,13 @@
-"""Requests to a running job from outside: files beside its logs, which `psfleet` and the launcher write."""
+"""Requests to a running job from outside, for another mode or number of servers, and their files."""
 
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from psfleet.errors import ConfigError, FrameError
+from psfleet.errors import ConfigError, FrameError, rows_move
 from psfleet.formats import (
     REQUEST,
     SCALE_READY,
@@ -18,7 +19,56 @@ from psfleet.formats import (
 from psfleet.platform.logs import log_of
 from psfleet.strategy import Settings
 from psfleet_server.coordinator.barriers import ModeRequest
-from psfleet_server.coordinator.scaling import ScaleRequest
+from psfleet_server.coordinator.coordinator_messages import Decision, TermStarted
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequest:
+    """The fleet is to have these servers. Its `number` grows."""
+
+    number: int
+    endpoints: tuple[str, ...]
+
+
+@dataclass
+class Scaling:
+    """The servers that there are, and are to be.
+
+    Rows move while all workers have come to a collective, with nothing under way. It ends once the number of
+    servers has changed, or has not. Nobody comes into the fleet or leaves it meanwhile.
+
+    Attributes:
+        endpoints: Where all servers are, if their number has changed since the fleet started.
+        request: The last request; callers set it.
+        moving: The request that is being carried out.
+        done: Number of the last request that was carried out, or given up.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    request: ScaleRequest | None = None
+    moving: ScaleRequest | None = None
+    done: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """A request waits to be carried out."""
+        return self.moving is None and self.request is not None and self.request.number > self.done
+
+    def admit(self, decision: Decision) -> None:
+        """Refuse a decision while rows move: what server 0 is then goes into its next log."""
+        if self.moving is not None and not isinstance(decision, TermStarted):
+            raise rows_move(0)
+
+    def begin(self) -> None:
+        """All workers are there; none of them is answered yet."""
+        self.moving = self.request
+
+    def end(self, endpoints: tuple[str, ...] = ()) -> None:
+        """The fleet has these servers now; empty: the same as before."""
+        assert self.moving is not None
+        self.done, self.moving = self.moving.number, None
+        self.endpoints = endpoints or self.endpoints
+
 
 _log = log_of(__name__)
 _Request = TypeVar("_Request")

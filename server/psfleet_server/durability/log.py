@@ -37,7 +37,7 @@ from psfleet.platform.logs import log_of
 from psfleet.wire.body import flat, parse
 from psfleet.wire.frame import Part
 from psfleet.wire.v1.log_pb2 import LogAfter, LogHeader
-from psfleet_server.durability.disk import PACE, LogDisk, PageCacheEvictor
+from psfleet_server.durability.log_place import PACE, LogDisk, PageCacheEvictor
 from psfleet_server.durability.records import name_of
 
 if TYPE_CHECKING:

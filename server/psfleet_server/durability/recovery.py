@@ -28,8 +28,8 @@ from psfleet_server.coordinator.barriers import CollectiveState, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.coordinator.data_dispatch import DataDispatch
-from psfleet_server.durability.generations import log_path
 from psfleet_server.durability.log import ServerLog, chained, files_of, records
+from psfleet_server.durability.log_place import log_path
 from psfleet_server.durability.records import (
     RecordKind,
     become,

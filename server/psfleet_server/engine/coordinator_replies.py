@@ -8,7 +8,7 @@ from psfleet.wire.membership_messages import mode_fields
 from psfleet.wire.v1 import coordinator_pb2
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
-from psfleet_server.rpc.deferred_reply import DeferredReply
+from psfleet_server.rpc.replies import DeferredReply
 
 
 def release(outcomes: Sequence[Outcome], servers: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_data import TableChanges
 from psfleet.wire.table_messages import NO_IDS, TableToSend, lay_out_changes, lay_out_rows
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, FollowedPush, RowsRequest
-from psfleet_server.rpc.deferred_reply import DeferredReply
+from psfleet_server.rpc.replies import DeferredReply
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -31,7 +31,7 @@ from psfleet_server.durability.records import RecordKind, decode, encode
 from psfleet_server.durability.recovery import copied
 from psfleet_server.durability.snapshot_writer import Throttle
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.peer import Peer
+from psfleet_server.rpc.endpoints import Peer
 
 _log = log_of(__name__)
 

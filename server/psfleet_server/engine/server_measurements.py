@@ -4,10 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.logs import log_of
 from psfleet.shard.membership_view import InstallView
+from psfleet.tables.dense import DenseTable
+from psfleet.wire.v1 import shard_pb2
 
 _log = log_of(__name__)
 
@@ -163,3 +166,16 @@ def log_view(before: Mapping[int, int], event: InstallView) -> None:
         start = f"worker {worker} has joined as incarnation {new}"
         text = "; ".join([*([end] if old else []), *([start] if new else [])])
         _log.info(text, extra=fields)
+
+
+def table_status(table: Any) -> shard_pb2.TableStatus:
+    """Counts of a table for displays."""
+    count = table.count if isinstance(table, DenseTable) else len(table)
+    return shard_pb2.TableStatus(
+        name=table.spec.name,
+        kind=table.spec.kind,
+        count=count,
+        bytes=table.bytes,
+        step=table.step,
+        device_bytes=table.device_bytes,
+    )

@@ -23,11 +23,11 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.wire.connections.access import Access
 from psfleet.wire.server_state import write_state
 from psfleet.wire.v1 import scaling_pb2
-from psfleet_server.coordinator.scaling import ScaleRequest, Scaling
+from psfleet_server.coordinator.request_files import ScaleRequest, Scaling
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import server_state
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.peer import Peer
+from psfleet_server.rpc.endpoints import Peer
 
 _log = log_of(__name__)
 

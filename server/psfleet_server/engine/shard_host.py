@@ -5,7 +5,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.faults import CrashFaults
@@ -28,7 +28,6 @@ from psfleet.shard.events import (
 )
 from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
 from psfleet.wire.membership_messages import write_mode
 from psfleet.wire.v1 import frame_pb2, shard_pb2
 from psfleet.wire.v1.follower_pb2 import ChangesRequest
@@ -48,11 +47,17 @@ from psfleet_server.engine.server_measurements import (
     CallLatencies,
     WorkerReports,
     log_view,
+    table_status,
 )
 from psfleet_server.rpc.attached_memory import AttachedMemory
-from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
-from psfleet_server.rpc.pull_response import PullResponse, lay_out
-from psfleet_server.rpc.refused_calls import explain, explain_refusals, explained
+from psfleet_server.rpc.call_layout import PullResponse, lay_out
+from psfleet_server.rpc.replies import (
+    Deadlines,
+    DeferredReply,
+    explain,
+    explain_refusals,
+    explained,
+)
 
 if TYPE_CHECKING:
     from psfleet.observability.spans import Tracing
@@ -389,7 +394,7 @@ class ShardHost:
             return shard_pb2.StatusReply(
                 server=shard.index,
                 servers=shard.servers,
-                tables=[_table_status(t) for t in shard.tables.values()],
+                tables=[table_status(t) for t in shard.tables.values()],
                 pushes=counters.pushes,
                 repeats=counters.repeats,
                 bytes_in=self.bytes.received,
@@ -436,15 +441,3 @@ class ShardHost:
                     reply.complete(instruction.changes)
                 case SendOutcome() | SendReport():
                     raise AssertionError(f"{instruction} answers a call that waits for values")
-
-
-def _table_status(table: Any) -> shard_pb2.TableStatus:
-    count = table.count if isinstance(table, DenseTable) else len(table)
-    return shard_pb2.TableStatus(
-        name=table.spec.name,
-        kind=table.spec.kind,
-        count=count,
-        bytes=table.bytes,
-        step=table.step,
-        device_bytes=table.device_bytes,
-    )

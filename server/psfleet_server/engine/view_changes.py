@@ -23,7 +23,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, PendingMessage
 from psfleet_server.coordinator.data_dispatch import TornStep, torn_words
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.peer import Peer
+from psfleet_server.rpc.endpoints import Peer
 
 _log = log_of(__name__)
 

@@ -13,8 +13,7 @@ from psfleet.errors import LaneLost
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet_server.rpc.call_layout import CallLayout
-from psfleet_server.rpc.call_plan import CallPlan
+from psfleet_server.rpc.call_layout import CallLayout, CallPlan
 
 _MOST_LAYOUTS = 32
 

@@ -20,9 +20,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.deferred_reply import DeferredReply
-from psfleet_server.rpc.refused_calls import explained
-from psfleet_server.services.protobuf_messages import encoded, parsed
+from psfleet_server.rpc.replies import DeferredReply, encoded, explained, parsed
 
 
 class CoordinatorService:

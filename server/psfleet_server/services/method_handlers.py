@@ -15,12 +15,11 @@ from psfleet.consistency import NO_MODE
 from psfleet.observability.exposition import LatencyHistogram
 from psfleet.wire import frame
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable, prompt
-from psfleet_server.rpc.http2_listener import MeasuredMethod
+from psfleet_server.rpc.endpoints import MeasuredMethod
+from psfleet_server.rpc.replies import DeferredReply, immediate, parkable, prompt
 from psfleet_server.services.coordinator_service import CoordinatorService, MembershipService
-from psfleet_server.services.follower_service import FollowerService
-from psfleet_server.services.plain_calls import PlainCalls
-from psfleet_server.services.shard_service import ShardService
+from psfleet_server.services.row_services import FollowerService
+from psfleet_server.services.shard_service import PlainCalls, ShardService
 
 B = TypeVar("B", bound=Callable[..., Any])
 
@@ -189,7 +188,7 @@ def _traced(host: ShardHost, method: str, behavior: B) -> B:
         with tracing.serving(f"psfleet.v1.Shard/{method}", header.traceparent, attributes):
             return behavior(request, *reply)
 
-    return cast(B, traced)
+    return cast("B", traced)
 
 
 class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time

@@ -13,8 +13,7 @@ from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.membership_messages import write_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable
-from psfleet_server.services.protobuf_messages import encoded, parsed
+from psfleet_server.rpc.replies import DeferredReply, encoded, immediate, parkable, parsed
 from psfleet_server.snapshots.snapshot_events import (
     SnapshotRequest,
     WorkerIntroduced,

@@ -1,31 +1,50 @@
-"""Runs the snapshot coordinator on server 0: performs its instructions and tells it what comes of them.
+"""Runs the snapshot coordinator on server 0: performs its instructions in the job's folder of snapshots.
 
 One thread hands over the events, in order; another one calls the servers, which may take long.
 """
 
 import contextlib
 import functools
+import json
 import queue
+import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
-from psfleet.checkpoint import CutPosition, Manifest, Part, SnapshotDraft, linked, merged_specs
+from psfleet.checkpoint import (
+    CutPosition,
+    Manifest,
+    Part,
+    SnapshotDraft,
+    linked,
+    merged_specs,
+    read_manifest,
+)
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.faults import NO_CRASH, CrashFaults
 from psfleet.platform.logs import log_of
+from psfleet.platform.object_store import (
+    base_of,
+    is_whole,
+    own_place,
+    own_snapshots,
+    remove_snapshot,
+)
 from psfleet.platform.threads import ServiceThread
-from psfleet.settings.kinds import place_or_url, shown_url
+from psfleet.runtime.worker_state import redealt
+from psfleet.settings.kinds import local_path, place_or_url, shown_url, url_of
 from psfleet.shard.events import SendError
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.connections.access import Access
 from psfleet.wire.membership_messages import read_mode
 from psfleet.wire.v1 import snapshot_pb2
-from psfleet_server.durability.recovery import check_restart
+from psfleet_server.durability.recovery import check_restart, workers_of
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.peer import Peer
+from psfleet_server.rpc.endpoints import Peer
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
@@ -58,13 +77,83 @@ from psfleet_server.snapshots.snapshot_events import (
     WarnOperator,
     WatchCut,
 )
-from psfleet_server.snapshots.snapshot_folder import RestoredStates, SnapshotFolder
 
 _log = log_of(__name__)
-
 _LONGEST = threading.TIMEOUT_MAX
-
 Ask = BeginCuts | AwaitParts | SettleCuts
+
+
+class SnapshotFolder:
+    """A job's own snapshots.
+
+    Args:
+        place: Folder, which may not exist yet, or URL.
+        keep: Number of snapshots that stay in it.
+    """
+
+    def __init__(self, place: str, keep: int = 3) -> None:
+        self._place = place
+        self._keep = keep
+
+    def last(self) -> int:
+        """The highest number of a snapshot; 0: there is none."""
+        return max((int(each[-6:]) for each in own_snapshots(self._place)), default=0)
+
+    def path_of(self, number: int) -> str:
+        """Where the snapshot of this number lies."""
+        return own_place(self._place, number)
+
+    def place(self, number: int) -> str:
+        """Make room for a snapshot; where it is to lie."""
+        if url_of(self._place) is None:
+            folder = local_path(self._place)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the job's user only
+            for draft in folder.glob(".snapshot-*.partial"):  # of a process that died
+                shutil.rmtree(draft, ignore_errors=True)
+        return self.path_of(number)
+
+    def prune(self) -> None:
+        """Remove all but the last few whole snapshots and what they build on; none may be under way."""
+        snapshots = [place_or_url(each) for each in own_snapshots(self._place)]
+        whole = list(filter(is_whole, snapshots))
+        keep = {each for snapshot in whole[-self._keep :] for each in _chain(snapshot)}
+        for each in snapshots:
+            if each not in keep:
+                remove_snapshot(each)
+
+
+def _chain(snapshot: str) -> list[str]:
+    """A snapshot and those that it builds on."""
+    chain = [snapshot]
+    while base := base_of(chain[-1]):
+        chain.append(base)
+    return chain
+
+
+@dataclass(frozen=True)
+class RestoredStates:
+    """States from which workers continue.
+
+    Attributes:
+        states: By seat.
+        others: Number of workers of that job, if not as many as this one; else 0.
+    """
+
+    states: Mapping[int, Any] = field(default_factory=dict)
+    others: int = 0
+
+    @classmethod
+    def read(cls, snapshot: str, workers: int) -> "RestoredStates":
+        """Those of a snapshot, for a job with so many workers."""
+        before = workers_of(snapshot)
+        return cls(read_manifest(snapshot).workers, before if before != workers else 0)
+
+    def of(self, worker: int) -> bytes:
+        """The state of a worker as JSON; empty: it has none."""
+        state: Any = self.states.get(worker)
+        if self.others:
+            state = redealt(self.states, self.others, worker) or None
+        return b"" if state is None else json.dumps(state).encode()
 
 
 class SnapshotTicket(Future[tuple[int, str]]):

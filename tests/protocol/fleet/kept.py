@@ -6,9 +6,9 @@ from pathlib import Path
 from psfleet.settings.environment import Environment
 from psfleet.shard.shard import Shard
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability import generations
-from psfleet_server.durability.generations import log_path, remove_earlier
+from psfleet_server.durability import log_place
 from psfleet_server.durability.log import ServerLog, chained
+from psfleet_server.durability.log_place import log_path, remove_earlier
 from psfleet_server.durability.records import RecordKind, decode
 from psfleet_server.durability.recovery import Journal, open_log, restored
 from tests.protocol.fleet.follower import content_of
@@ -37,7 +37,7 @@ class Start:
         )
         self.generation = 0
         if job.logs or job.standbys:
-            self.environment, self.generation = generations.decided(self.environment)
+            self.environment, self.generation = log_place.decided(self.environment)
         self.servers = len(self.environment.servers)
         self.folder = folder
 

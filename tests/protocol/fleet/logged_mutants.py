@@ -6,8 +6,8 @@ import pytest
 
 from psfleet.settings.environment import Environment
 from psfleet.wire.server_state import read_state
-from psfleet_server.coordinator.scaling import Scaling
-from psfleet_server.durability import generations
+from psfleet_server.coordinator.request_files import Scaling
+from psfleet_server.durability import log_place
 from psfleet_server.durability.recovery import Journal
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
@@ -28,7 +28,7 @@ def _read_no_decision(patch: pytest.MonkeyPatch) -> None:
     def unread(environment: Environment) -> tuple[Environment, int]:
         return environment, 0
 
-    patch.setattr(generations, "decided", unread)
+    patch.setattr(log_place, "decided", unread)
 
 
 @without("S14: server 0 that starts again brings its decision to all", "sync logs moves@21")

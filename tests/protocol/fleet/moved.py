@@ -9,12 +9,11 @@ from psfleet.errors import PsfleetError
 from psfleet.wire.v1 import scaling_pb2
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
-from psfleet_server.coordinator.request_files import ScaleRequestFile
-from psfleet_server.coordinator.scaling import Scaling
+from psfleet_server.coordinator.request_files import ScaleRequestFile, Scaling
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
-from psfleet_server.services.scaling_service import _ScalingService
+from psfleet_server.services.row_services import _ScalingService
 from tests.protocol.fleet.calls import AskServers, MoveRows, Request, Response
 from tests.protocol.fleet.kept import Start
 from tests.protocol.fleet.strands import Signal, Strand

@@ -26,10 +26,9 @@ from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import SnapshotRequested
-from psfleet_worker.session import push_stream
+from psfleet_worker.session import worker_session
 from psfleet_worker.session.instructions import AwaitPushes, Program
-from psfleet_worker.session.push_stream import Stream
-from psfleet_worker.session.worker_session import Session
+from psfleet_worker.session.worker_session import Session, Stream
 from tests.protocol.fleet.calls import Release
 from tests.protocol.fleet.fleet import Fleet
 from tests.protocol.fleet.places import Place
@@ -215,7 +214,7 @@ def _confuse_processes(patch: pytest.MonkeyPatch) -> None:
 
 @without("R2: a worker commits when every server holds its push", "sync removal@24")
 def _commit_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(push_stream, "_SETTLE", AwaitPushes(1))
+    patch.setattr(worker_session, "_SETTLE", AwaitPushes(1))
 
 
 # -- lives --------------------------------------------------------------------------------------------

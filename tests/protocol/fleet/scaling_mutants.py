@@ -9,7 +9,7 @@ from psfleet.errors import PsfleetError
 from psfleet.shard.row_dealing import DealtShard
 from psfleet.shard.shard import Shard
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.scaling import Scaling
+from psfleet_server.coordinator.request_files import Scaling
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from tests.protocol.fleet.mutants import without

@@ -18,7 +18,7 @@ from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.faults import CrashFaults
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine import row_moves, server_scaling
-from psfleet_server.rpc.peer import Peer
+from psfleet_server.rpc.endpoints import Peer
 
 
 class _Killed(BaseException):

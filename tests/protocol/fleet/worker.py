@@ -17,7 +17,6 @@ from psfleet.runtime.interface import Read
 from psfleet.shard.events import Join, Leave, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
-from psfleet_worker.session.collectives import Collectives
 from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import (
     AwaitMarking,
@@ -40,8 +39,7 @@ from psfleet_worker.session.instructions import (
     SkipStep,
     TrainStep,
 )
-from psfleet_worker.session.push_stream import WINDOW, Stream
-from psfleet_worker.session.worker_session import Session
+from psfleet_worker.session.worker_session import WINDOW, Collectives, Session, Stream
 from tests.protocol.fleet import calls
 from tests.protocol.fleet.asked import Asked, Pulled, Script, seated
 from tests.protocol.fleet.job import (

@@ -1,4 +1,4 @@
-"""All servers of a fleet as one worker calls them: runs its machines, and makes their calls."""
+"""All servers of a fleet as one worker calls them: its heartbeats, machines and calls."""
 
 import contextlib
 import functools
@@ -19,9 +19,11 @@ from psfleet.errors import (
     LimitExceeded,
     NotReady,
     ProtocolError,
+    PsfleetError,
     ServerUnavailable,
 )
 from psfleet.platform.logs import log_of
+from psfleet.platform.threads import ServiceThread
 from psfleet.settings.environment import Environment
 from psfleet.shard.events import Correction, Join, Leave
 from psfleet.wire.connections.access import Access
@@ -34,9 +36,6 @@ from psfleet.wire.worker_requests import JOIN, LEAVE
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.server_client import Send, ServerClient
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
-from psfleet_worker.connection.worker_heartbeat import WorkerHeartbeat
-from psfleet_worker.observability.step_times import StepTimes
-from psfleet_worker.observability.worker_metrics import WorkerMetrics
 from psfleet_worker.session.instructions import (
     CollectiveResult,
     Instruction,
@@ -47,9 +46,68 @@ from psfleet_worker.session.instructions import (
     SeatGranted,
     ServerJoined,
 )
-from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.session.worker_session import Session
+from psfleet_worker.session.worker_session import Session, Stream
+from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
+
+Listener = Callable[[HeartbeatReply], None]
+"""Takes what the coordinator answers to a heartbeat; called in the thread of the heartbeats, must not
+block."""
+
+
+class WorkerHeartbeat:
+    """Reports to the coordinator at intervals that this worker is alive.
+
+    A coordinator that does not answer is asked again at the next heartbeat: whether the fleet can still be
+    reached is for the calls of the training to find out.
+
+    Args:
+        send: Makes one attempt: the request's bytes and the seconds it may take.
+        every: Seconds between two heartbeats.
+
+    Attributes:
+        fenced: Reason for the end of this incarnation, once the coordinator has sent it; heartbeats stop.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[bytes, float], bytes],
+        request: Callable[[], HeartbeatRequest],
+        every: float,
+    ) -> None:
+        self.listeners: list[Listener] = []
+        self.fenced: Fenced | None = None
+        self._send = send
+        self._request = request
+        self._every = every
+        self._over = threading.Event()
+        self._thread = ServiceThread(self._run, "heartbeats")
+
+    def start(self) -> None:
+        """Begin to heartbeat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; the connection must be closed before, or a heartbeat under way is waited for."""
+        self._over.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self.fenced is None and not self._over.wait(self._every):
+            with contextlib.suppress(PsfleetError):
+                self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        try:
+            response = self._send(self._request().SerializeToString(), self._every)
+        except Fenced as error:
+            self.fenced = error
+            return
+        reply = HeartbeatReply.FromString(response)
+        for listener in self.listeners:
+            listener(reply)
+
 
 _log = log_of(__name__)
 

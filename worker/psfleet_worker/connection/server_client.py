@@ -29,10 +29,34 @@ from psfleet.wire.connections.channel import (
 )
 from psfleet.wire.connections.error_status import error_of
 from psfleet.wire.connections.tls_sockets import closes_at_once
+from psfleet.wire.membership_messages import read_mode
 from psfleet.wire.worker_requests import write_withdrawal
-from psfleet_worker.connection.call import Call
-from psfleet_worker.connection.tensor_calls import PATHS, TensorCalls
+from psfleet_worker.connection.call import PATHS, Call, TensorCalls
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
+
+_FIGURES = (
+    *("server", "pid", "leading_steps", "pushes", "repeats", "round", "workers"),
+    *("bytes_in", "bytes_out", "cpu_seconds", "resident_bytes"),
+)
+_TABLE_FIGURES = ("name", "kind", "count", "bytes", "device_bytes", "step")
+
+
+def figures_of(status: Any) -> dict[str, Any]:
+    """Return a StatusReply as Runtime.stats gives it."""
+    return {name: getattr(status, name) for name in _FIGURES} | {
+        "mode": read_mode(status.mode) if status.mode else None,
+        "staleness": dict(status.staleness),
+        "samples": sum(status.samples.values()),
+        "losses": dict(status.losses),
+        "torn": [
+            {"worker": step.worker, "incarnation": step.incarnation, "last": dict(step.sequences)}
+            for step in status.torn
+        ],
+        "tables": [
+            {name: getattr(table, name) for name in _TABLE_FIGURES} for table in status.tables
+        ],
+    }
+
 
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
@@ -289,7 +313,7 @@ class ServerClient:
         """Raise AccessDenied if the server and this process do not know each other: it is not asked again."""
         if not is_tcp(self.endpoint):
             return
-        from psfleet.wire.connections.tls_sockets import why_refused  # loads cryptography
+        from psfleet.wire.connections.tls_sockets import why_refused
 
         if why := why_refused(self._location(), self._access):
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")

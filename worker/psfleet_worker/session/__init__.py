@@ -1,1 +1,1 @@
-"""State machines of one worker, without I/O: its incarnation, its stream of pushes, its data, its retries."""
+"""State machines of one worker, without I/O: its incarnation and its pushes, its data, its retries."""

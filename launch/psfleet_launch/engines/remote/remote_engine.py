@@ -16,22 +16,21 @@ from psfleet.platform.stop_signals import Waker, handled
 from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.launch_engine import Engine
-from psfleet_launch.engines.remote.addresses import (
-    listen_endpoint,
-    own_address,
-    read_addresses,
-    set_addresses,
-)
 from psfleet_launch.engines.remote.agent_messages import (
+    LauncherFiles,
     event_of,
     invitation,
     member_message,
     member_of,
     version_mismatch,
 )
-from psfleet_launch.engines.remote.agent_starter import AgentStarter
-from psfleet_launch.engines.remote.job_files import LauncherFiles
-from psfleet_launch.engines.remote.job_opening import ConnectionChecks, JobOpening
+from psfleet_launch.engines.remote.job_opening import AgentStarter, ConnectionChecks, JobOpening
+from psfleet_launch.engines.remote.machine import (
+    listen_endpoint,
+    own_address,
+    read_addresses,
+    set_addresses,
+)
 from psfleet_launch.engines.remote.machine_placement import (
     MachinePlacement,
     RunningMembers,

@@ -1,0 +1,357 @@
+"""The commands about a trained model: export, predict, serve and models."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from psfleet.errors import ConfigError, PsfleetError
+from psfleet.platform.object_store import readable, upload
+from psfleet.platform.stop_signals import handled, stops_on_signals
+from psfleet.settings.choices import ExportFormat, RowForm
+from psfleet.settings.kinds import shown_url, url_of
+
+
+@click.command()
+@click.argument("model")
+@click.argument("out")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(get_args(ExportFormat)),
+    default="safetensors",
+    show_default=True,
+    help="Kind of the file of arrays; onnx and faiss: safetensors, and a graph or an index beside it.",
+)
+@click.option(
+    "--rows",
+    type=click.Choice(get_args(RowForm)),
+    help="Form of the rows; else float32, or that of the export.",
+)
+@click.option("--checkpoint", metavar="FOLDER", help="The snapshot with the weights.")
+@click.option(
+    "--features", metavar="FILE", help="A TOML file of the inputs, to come with the export."
+)
+@click.option(
+    "--min-count",
+    type=click.FloatRange(0),
+    default=0,
+    metavar="N",
+    help="Leave out rows that were shown less often.",
+)
+def export(
+    model: str,
+    out: str,
+    kind: str,
+    rows: str | None,
+    checkpoint: str | None,
+    features: str | None,
+    min_count: float,
+) -> int:
+    """Write the weights of MODEL to the folder OUT, without optimizer state.
+
+    MODEL is the folder of an inference model, or MODULE:NAME, whose weights --checkpoint has. psfleet serve
+    takes OUT as the model, or as the checkpoint of MODULE:NAME.
+    """
+    from psfleet.serving import model_export
+
+    model_export.export(
+        model,
+        out,
+        kind,  # type: ignore[arg-type]  # the option's choices
+        rows,  # type: ignore[arg-type]
+        checkpoint=checkpoint,
+        features=features,
+        min_count=min_count,
+    )
+    print(out)
+    return 0
+
+
+_LOOK = 0.02  # seconds between two looks whether a process has ended
+
+
+@click.command()
+@click.argument("model")
+@click.argument("data", nargs=-1, required=True)
+@click.option("--to", "target", required=True, metavar="FOLDER", help="Of the predictions.")
+@click.option(
+    "--features",
+    default="",
+    metavar="FILE|MODULE:NAME",
+    help="What the inputs are: a TOML or JSON file, or a FeatureSet of a module; else the model's own.",
+)
+@click.option("--checkpoint", default="", metavar="FOLDER", help="The snapshot with the weights.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    help="Of the data, to come with the predictions; repeatable.",
+)
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=1024, show_default=True, help="In rows."
+)
+@click.option(
+    "--part-rows",
+    type=click.IntRange(1),
+    default=1 << 20,
+    show_default=True,
+    help="A file of predictions ends with the row group that gives it so many rows.",
+)
+@click.option(
+    "--bad-rows",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="What becomes of a row that cannot be used.",
+)
+def predict(processes: int, **options: Any) -> int:
+    """Write predictions of MODEL for the rows of DATA: Parquet files and folders of them, or .csv, .tsv and
+    .libsvm files.
+
+    MODEL is the folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
+    variables of a program. The same command, also when it was ended or on other machines that share the
+    folder, does what is left.
+    """
+    from psfleet_launch.prediction_job import PredictionJob
+
+    fields: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
+    for name in ("model", "checkpoint"):
+        if url_of(fields[name]) is not None:
+            fields[name] = str(readable(fields[name]))
+    target, url = fields["target"], url_of(fields["target"])
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
+        job = PredictionJob(**{**fields, "target": staging if url else target})
+        predictions = job.predictions()  # what is wrong with the job is said once
+        _run(json.dumps(asdict(job)), processes)
+        rows, bad = predictions.summary()
+        if url is not None:
+            upload(Path(staging), url)
+    left_out = f", {bad:,} rows skipped" if bad else ""
+    print(f"{shown_url(target)}: {rows:,} rows{left_out}")
+    return 0
+
+
+def _run(job: str, count: int) -> None:
+    """Let processes do it. Each computes with one thread, so that bits do not depend on their number."""
+    command = [sys.executable, "-m", "psfleet_launch.prediction_job", job]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    own = [subprocess.Popen(command, env=environment) for _ in range(count)]
+    try:
+        with handled([signal.SIGTERM], lambda *_: sys.exit(128 + signal.SIGTERM)):
+            _wait(own)
+    finally:
+        for process in own:
+            process.terminate()
+        for process in own:
+            process.wait()
+
+
+def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Return when all have ended well.
+
+    Raises:
+        PsfleetError: One has not.
+    """
+    waiting = list(processes)
+    while waiting:
+        for process in [each for each in waiting if each.poll() is not None]:
+            waiting.remove(process)
+            if code := process.returncode:
+                how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                raise PsfleetError(
+                    f"a process of the prediction {how}; run the command again, and it does what is left"
+                )
+        time.sleep(_LOOK)
+
+
+_ROWS = click.Choice(get_args(RowForm))
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[NAME=]MODEL...")
+@click.option(
+    "--features",
+    default="",
+    metavar="FILE|MODULE:NAME",
+    help="What the inputs are: a TOML or JSON file, or a FeatureSet of a module; else the model's own.",
+)
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="FOLDER",
+    help="The snapshot or export with the weights, or a folder of them by number; with --follow a snapshot "
+    "of the job to begin with.",
+)
+@click.option(
+    "--follow",
+    default="",
+    metavar="JOB",
+    help="Weights of a running job, kept up to date: its folder of logs or its servers' endpoints.",
+)
+@click.option("--part", default="1/1", metavar="K/N", help="Follow the K-th of N parts of the ids.")
+@click.option("--rows", type=_ROWS, help="Form in memory; else float32, or that of the export.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0), default=8500, show_default=True, help="Of gRPC.")
+@click.option(
+    "--http-port", type=click.IntRange(0), default=8501, show_default=True, help="Of HTTP."
+)
+@click.option(
+    "--tls", default="", metavar="FOLDER", help="A server's credentials, made by psfleet certs."
+)
+@click.option("--insecure", is_flag=True, help="Neither TLS nor token, on any address.")
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Most samples of a batch, and of a request.",
+)
+@click.option(
+    "--max-delay-ms",
+    type=click.FloatRange(0),
+    default=0,
+    show_default=True,
+    help="Time that a request may wait for others.",
+)
+@click.option(
+    "--max-queue",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Most requests that wait; more are refused.",
+)
+@click.option(
+    "--pin", is_flag=True, help="Newer versions wait for psfleet models ADDRESS --activate."
+)
+def serve(models: tuple[str, ...], **options: Any) -> int:
+    """Serve predictions and rows of MODELs over gRPC and HTTP.
+
+    MODEL is the folder of an inference model or an export, a folder that has such folders by number as
+    versions, or MODULE:NAME of a function that makes a torch module or the variables of a program. Its name
+    is the last part of its path, or NAME. With --follow it has the weights of the job; without a MODEL
+    the rows can be looked up.
+    """
+    from psfleet.serving import Server, VersionedModel
+
+    by_name = dict(map(_named, models))
+    if len(by_name) < len(models):
+        raise ConfigError("two models have the same name; give them others with NAME=MODEL")
+    if options["checkpoint"] and len(by_name) > 1:
+        raise ConfigError(
+            "--checkpoint is for one model; serve the others by processes of their own"
+        )
+    followers = _followed(by_name, options) if options["follow"] else {}
+    all_models = followers or {
+        name: VersionedModel(
+            model,
+            options["features"] or None,
+            checkpoint=options["checkpoint"],
+            rows=options["rows"],
+        )
+        for name, model in by_name.items()
+    }
+    end = threading.Event()
+    try:
+        with (
+            stops_on_signals(end.set),
+            Server(
+                {**all_models},
+                options["host"],
+                options["port"],
+                options["http_port"],
+                tls=options["tls"],
+                insecure=options["insecure"],
+                max_batch=options["max_batch"],
+                max_delay=options["max_delay_ms"] / 1e3,
+                max_queue=options["max_queue"],
+                follow_versions=not options["pin"],
+            ) as server,
+        ):
+            print(
+                f"serving {', '.join(all_models)}: gRPC {server.grpc_address}, HTTP {server.http_address}",
+                flush=True,
+            )
+            end.wait()
+    finally:
+        for each in followers.values():
+            each.rows.close()
+    return 0
+
+
+def _followed(by_name: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The model by its name, with the weights of a job."""
+    from psfleet.serving.model import follow
+
+    if len(by_name) > 1:
+        raise ConfigError(
+            "--follow takes the weights of one model from a job; serve others by processes of their own"
+        )
+    k, _, n = options["part"].partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise ConfigError(f"--part is {options['part']!r}; say K/N, such as 2/4")
+    part = int(k) - 1, int(n)
+    name, model = next(iter(by_name.items()), ("rows", ""))
+    return {
+        name: follow(
+            options["follow"],
+            model,
+            options["features"] or None,
+            rows=options["rows"] or "float32",
+            part=part,
+            snapshot=options["checkpoint"],
+        )
+    }
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, sign, model = text.partition("=")
+    if sign and "/" not in name:
+        return name, model
+    if (url := url_of(text)) is not None:
+        return shown_url(url).rstrip("/").rpartition("/")[2], text
+    return (text.rpartition(":")[2] if ":" in text else Path(text).resolve().name), text
+
+
+@click.command()
+@click.argument("address")
+@click.option("--model", default="", help="Which one, if there are several.")
+@click.option("--activate", type=click.IntRange(1), help="The version that gets all requests.")
+@click.option("--split", default="", metavar="VERSION=PERCENT", help="It gets a part of them.")
+@click.option(
+    "--tls", default="", metavar="FOLDER", help="A worker's credentials, for a service with TLS."
+)
+def models(address: str, model: str, activate: int | None, split: str, tls: str) -> int:
+    """Show the models of the service at ADDRESS, or say which version gets which part of the requests.
+
+    A version is loaded before it gets a request, and the one before it stays loaded: --activate with its
+    number leads back at once.
+    """
+    from psfleet.serving.serving_client import ServingClient
+
+    with ServingClient(address, tls) as client:
+        if activate is not None:
+            client.route(model, activate, 100)
+        if split:
+            version, _, percentage = split.partition("=")
+            try:
+                number, part = int(version), float(percentage.rstrip("%"))
+            except ValueError:
+                raise ConfigError(
+                    f"--split is {split!r}; say VERSION=PERCENT, such as 3=10%"
+                ) from None
+            client.route(model, number, part)
+        for line in client.lines():
+            print(line)
+    return 0

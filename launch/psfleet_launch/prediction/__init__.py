@@ -1,1 +1,0 @@
-"""Predictions for files, by processes of this machine."""

@@ -1,0 +1,103 @@
+"""Request of `psfleet predict`, and one process's part of it: python -m psfleet_launch.prediction_job JOB"""
+
+import functools
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from psfleet.checkpoint import MANIFEST
+from psfleet.checkpoint.tensors import digest
+from psfleet.datasets.parquet import ParquetFiles
+from psfleet.datasets.parquet_predictions import ParquetPredictions
+from psfleet.datasets.text_files import TextFiles
+from psfleet.embedded.frozen_runtime import FrozenRuntime
+from psfleet.errors import ConfigError, PsfleetError
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.prediction.named_model import PROGRAM, find_predictor, is_folder
+from psfleet.rules import import_rules
+from psfleet.serving.model import features_of
+from psfleet.settings.environment import read_environment
+from psfleet.settings.kinds import local_path
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """A prediction: model, data and target.
+
+    Attributes:
+        model: The folder of an inference model, or MODULE:NAME of a function that makes the model.
+        data: Files and folders of Parquet files, or files that `TextFiles` reads.
+        features: A TOML or JSON file, or MODULE:NAME of a FeatureSet; "": those of the model's folder.
+        checkpoint: The snapshot that has the weights; "": the inference model has them.
+        columns: Columns of the files that come with the predictions.
+        bad_rows, batch_size, part_rows: See `ParquetFiles` and `ParquetPredictions`.
+    """
+
+    model: str
+    data: list[str]
+    target: str
+    features: str
+    checkpoint: str
+    columns: list[str]
+    bad_rows: Literal["fail", "skip"]
+    batch_size: int
+    part_rows: int
+
+    @functools.cached_property
+    def feature_set(self) -> FeatureSet:
+        """The inputs of the model.
+
+        Raises:
+            ConfigError: The model has none, or they cannot be read.
+        """
+        features = features_of(self.model, self.features or None)
+        if features is None:
+            raise ConfigError(
+                f"the model {self.model!r} has no features.toml or features.json; say with --features what "
+                "its inputs are"
+            )
+        return features
+
+    def predictions(self) -> ParquetPredictions:
+        """The predictions, as far as they are written."""
+        for path in (self.model, self.target, self.checkpoint):
+            local_path(path)  # no URL
+        if not (self.checkpoint or is_folder(self.model)):
+            raise ConfigError(
+                f"the model {self.model!r} is no folder of an inference model, so it needs --checkpoint for "
+                "its weights"
+            )
+        kind = TextFiles if self.data[0].endswith(tuple(TextFiles.endings)) else ParquetFiles
+        files = kind(self.data, self.feature_set, bad_rows=self.bad_rows)
+        weights = Path(self.checkpoint, MANIFEST) if self.checkpoint else Path(self.model, PROGRAM)
+        if not weights.exists():
+            raise ConfigError(
+                f"{str(weights.parent)!r} has no {weights.name}; name a folder with weights"
+            )
+        model = f"{self.model} {digest(weights)}"
+        return ParquetPredictions(
+            files, self.target, self.columns, self.batch_size, self.part_rows, model
+        )
+
+    def run(self) -> None:
+        """Write what no other process has written."""
+        predictions = self.predictions()
+        tables = FrozenRuntime(self.checkpoint) if self.checkpoint else None
+        predictions.write(find_predictor(self.model, self.feature_set, tables))
+
+
+def main(text: str) -> int:
+    """Do this process's part of the job, given as JSON; its exit code."""
+    try:
+        import_rules(read_environment().rules)  # snapshots refer to them
+        PredictionJob(**json.loads(text)).run()
+    except (PsfleetError, OSError) as error:
+        print(f"psfleet: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,226 @@
+"""Services that carry a server's rows elsewhere: to its standby, to followers, to other servers."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from psfleet.errors import ProtocolError
+from psfleet.platform.threads import ServiceThread
+from psfleet.shard.events import CreateTable, FrozenShard, Record, RestorePart
+from psfleet.tables.row_snapshot import FrozenTable
+from psfleet.wire.body import parse, write_record
+from psfleet.wire.connections import error_status
+from psfleet.wire.v1 import scaling_pb2
+from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
+from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet_server.coordinator.coordinator_messages import Decision
+from psfleet_server.durability.log import VERSION
+from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
+from psfleet_server.durability.records import encode, encode_change
+from psfleet_server.durability.recovery import copied
+from psfleet_server.engine.row_moves import RowMoves
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error, encoded, immediate, parsed
+
+
+class FollowerService:
+    """Methods of the service Followers."""
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+
+    def read_changes(self, request: bytes, reply: DeferredReply) -> None:
+        self._host.follow(parsed(ChangesRequest, request), reply)
+
+    def read_rows(self, request: bytes) -> bytes:
+        rows = self._host.followers.rows(parsed(RowsRequest, request))
+        self._host.settle_read()
+        return rows
+
+
+def scaling_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler[object, object]":
+    """Return the handler of calls about another number of servers."""
+    service = _ScalingService(host, moves)
+    return grpc.method_handlers_generic_handler(
+        "psfleet.v1.Scaling",
+        {
+            "Open": immediate(service.open),
+            "Send": immediate(service.send),
+            "Fill": immediate(service.fill),
+            "Prepare": immediate(service.prepare),
+            "Adopt": immediate(service.adopt),
+            "Abandon": immediate(service.abandon),
+        },
+    )
+
+
+class _ScalingService:
+    def __init__(self, host: ShardHost, moves: RowMoves) -> None:
+        self._host = host
+        self._moves = moves
+
+    def open(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.OpenMoveRequest, request)
+        self._moves.open(message.number, message.servers, message.ahead)
+        return encoded(scaling_pb2.OpenMoveReply(boot=self._host.boot, alone=self._moves.alone))
+
+    def send(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.SendRowsRequest, request)
+        rows = self._moves.send(message.number, message.servers, message.ahead, message.hurry)
+        return encoded(scaling_pb2.SendRowsReply(rows=rows))
+
+    def fill(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.FillRowsRequest, request)
+        self._moves.fill(message.number, message.records)
+        return encoded(scaling_pb2.FillRowsReply())
+
+    def prepare(self, request: bytes) -> bytes:
+        message = parsed(scaling_pb2.PrepareMoveRequest, request)
+        self._moves.prepare(message.number, message.state)
+        return encoded(scaling_pb2.PrepareMoveReply())
+
+    def adopt(self, request: bytes) -> bytes:
+        self._moves.adopt(parsed(scaling_pb2.AdoptRowsRequest, request).number)
+        return encoded(scaling_pb2.AdoptRowsReply())
+
+    def abandon(self, request: bytes) -> bytes:
+        self._moves.abandon(parsed(scaling_pb2.AbandonMoveRequest, request).number)
+        return encoded(scaling_pb2.AbandonMoveReply())
+
+
+def feeds_standby(host: ShardHost) -> None:
+    """From now on what changes the host goes to its standby too, after it is in the log."""
+    shard, coordinator = host.shard, host.coordinator
+    host.feed.enabled = True
+    keep = shard.journal
+
+    def record(record: Record) -> None:
+        if keep is not None:
+            keep(record)
+        if host.feed.attached:
+            host.feed.append(*encode(record))
+
+    shard.journal = record
+    if coordinator is None:
+        return
+    keep_decision = coordinator.journal
+
+    def decide(decision: Decision) -> None:
+        if keep_decision is not None:
+            keep_decision(decision)
+        if host.feed.attached:
+            host.feed.append(*encode_change(decision))
+
+    coordinator.journal = decide
+
+
+def replica_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler[Any, Any]":
+    """Return the handler of calls from this server's standby."""
+    return grpc.method_handlers_generic_handler(
+        "psfleet.v1.Replica",
+        {"Follow": grpc.stream_stream_rpc_method_handler(_ReplicaService(host, moves).follow)},
+    )
+
+
+class _ReplicaService:
+    """Methods of the service Replica."""
+
+    def __init__(self, host: ShardHost, moves: RowMoves) -> None:
+        self._host, self._moves = host, moves
+
+    def follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from self._follow(requests, context)
+        except Exception as error:
+            error_status.failure(context, as_psfleet_error(error))
+
+    def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        host = self._host
+        request = _read(next(requests))
+        if request.server != host.shard.index:
+            raise ProtocolError(
+                f"a standby of server {request.server} has come to server {host.shard.index}"
+            )
+        if request.version != VERSION:
+            raise ProtocolError(
+                f"a standby reads records of version {request.version}, this server writes version "
+                f"{VERSION}; start both with the same version of psfleet"
+            )
+        with self._moves.still():
+            feed, shard, state = self._moves.copy(request.servers)
+            last = feed.attach(request.attach)
+            frozen = shard.freeze()
+            kind, parts = copied(state, host.coordinator)
+        if not context.add_callback(lambda: feed.lose(request.attach)):
+            feed.lose(request.attach)
+        ServiceThread(_listen, "standby", (feed, request.attach, requests)).start()
+        with contextlib.closing(frozen):
+            for record in _copy(frozen):
+                yield from _messages(ShippedRecord(0, *_encoded(record)))
+        yield from _messages(ShippedRecord(last, kind, joined(parts)))
+        for entry in feed.records(request.attach):
+            yield from _messages(entry)
+        yield encoded(FollowReply(over=True))
+
+
+def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
+    """Handle the messages of the standby, until its stream ends."""
+    for message in _said(requests):
+        if message.term:
+            feed.depose(message.term)
+        feed.took(attach, message.taken)
+        if message.metrics:
+            feed.told(attach, message.metrics)
+    feed.lose(attach)
+
+
+def _said(requests: Iterator[bytes]) -> Iterator[FollowRequest]:
+    """The messages of a standby; a bare Exception is how gRPC says that the call has ended."""
+    with contextlib.suppress(Exception):
+        while True:
+            yield _read(next(requests))
+
+
+def _copy(frozen: FrozenShard) -> Iterator[Record]:
+    """Records that make an empty shard hold these tables."""
+    for table in frozen.tables:
+        count = 0 if table.spec.kind == "sparse" else table.columns()["value"][1][0]
+        yield CreateTable(table.spec, np.zeros(count, np.float32))
+        for columns in _pages(table):
+            yield RestorePart(table.spec.key, table.clock, columns)
+
+
+def _pages(table: FrozenTable) -> Iterator[dict[str, Any]]:
+    """Columns that fit together: of a dense table all, of a sparse one as they come."""
+    if table.spec.kind == "dense":
+        yield {name: values for page in table.pages() for name, values in page.items()}
+        return
+    for page in table.pages():
+        yield dict(page)
+    yield {}  # the clock, also of a table without rows
+
+
+def _encoded(record: Record) -> tuple[int, bytes]:
+    kind, parts = encode(record)
+    return kind, joined(parts)
+
+
+def _messages(record: ShippedRecord) -> Iterator[bytes]:
+    """Yield the messages for one record."""
+    if not record.kind:
+        if record.wants_metrics:
+            yield encoded(FollowReply(wants_metrics=True))
+        else:
+            required = not record.complete
+            yield encoded(
+                FollowReply(number=record.number, complete=record.complete, required=required)
+            )
+        return
+    yield from write_record(record.number, record.kind, record.body)
+
+
+def _read(request: bytes) -> FollowRequest:
+    return parse(FollowRequest, request)

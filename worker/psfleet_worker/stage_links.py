@@ -1,0 +1,195 @@
+"""Messages between the stages of one worker: ZeroMQ, without a copy on the sender's side.
+
+Both ends of a link hold the same pair of keys, made from the job's token, and each takes nobody else's: who
+has not the token can neither read, nor write, nor pose as a stage (https://rfc.zeromq.org/spec/26).
+
+Each stage takes messages from one socket and has one socket to each other stage, so messages from one
+stage to another keep their order. A socket's high-water mark is the queue size: a stage that is
+far ahead waits. While it waits it goes on taking in what the others send, so stages that send to each
+other at the same time cannot block each other.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
+
+from psfleet.errors import ConfigError, DeadlineExceeded, FrameError
+from psfleet.program.operation import Array
+from psfleet.stages.links import StagePosition
+from psfleet.wire.connections.access import Access
+
+
+class CurveAuthenticator:
+    """Keys of a job, and the thread that turns others away."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", token: str) -> None:
+        secret = hashlib.sha256(b"psfleet stages " + token.encode()).digest()
+        self._secret = z85.encode(secret)
+        self._public = zmq.curve_public(self._secret)
+        self._guard = ThreadAuthenticator(context)
+        self._guard.start()
+        self._guard.configure_curve_callback(credentials_provider=self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether a peer with this public key (Z85) may connect; called by the authenticator."""
+        return hmac.compare_digest(key, self._public)
+
+    def secure(self, socket: "zmq.Socket[bytes]") -> None:
+        """Encrypt what goes through the socket; before it binds or connects."""
+        socket.curve_secretkey, socket.curve_publickey = self._secret, self._public
+        if socket.type == zmq.PULL:
+            socket.curve_server = True
+        else:
+            socket.curve_serverkey = self._public
+
+    def stop(self) -> None:
+        """End the thread. Safe to call twice."""
+        self._guard.stop()
+
+
+def curve_for(
+    context: "zmq.Context[zmq.Socket[bytes]]", endpoints: tuple[str, ...], access: Access
+) -> CurveAuthenticator | None:
+    """Return the authenticator of links between these endpoints; None: they need none.
+
+    Raises:
+        ConfigError: One is TCP and there are no credentials.
+    """
+    strange = [endpoint for endpoint in endpoints if not endpoint.startswith(("ipc:", "inproc:"))]
+    if not strange or (access.insecure and access.credentials is None):
+        return None
+    if access.credentials is None:
+        raise ConfigError(
+            f"stages cannot meet at {strange[0]!r}: TCP needs credentials; name their folder in "
+            "PSFLEET_TLS, use ipc:// on one host, or say PSFLEET_INSECURE=1"
+        )
+    return CurveAuthenticator(context, access.credentials.token)
+
+
+_LINGER = 2000
+"""Milliseconds in which messages may still leave after the end of the script."""
+
+
+class StageLinks:
+    """Implements psfleet.stages.links.Links between processes.
+
+    Args:
+        place: Position of this stage, and the endpoints of all stages.
+        queue_size: Messages to, or from, another stage that may wait.
+        patience: Seconds to wait for another stage before giving up.
+    """
+
+    def __init__(
+        self, place: StagePosition, queue_size: int, patience: float, access: Access | None = None
+    ) -> None:
+        self._place = place
+        self._me = place.name(place.process)
+        self._patience = patience
+        self._context = zmq.Context()
+        self._inbox: dict[tuple[int, str], list[Array]] = {}
+        self._curve: CurveAuthenticator | None = None
+        try:
+            self._curve = curve_for(self._context, place.endpoints, access or Access())
+            self._taking = self._socket(zmq.PULL, queue_size)
+            self._taking.bind(place.endpoints[place.process])
+            self._giving = {process: self._socket(zmq.PUSH, queue_size) for process in place.others}
+            for process, socket in self._giving.items():
+                socket.connect(place.endpoints[process])
+        except BaseException:
+            self.close()
+            raise
+
+    def _socket(self, kind: int, queue_size: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.RCVHWM if kind == zmq.PULL else zmq.SNDHWM, queue_size)
+        socket.setsockopt(zmq.LINGER, _LINGER)
+        if self._curve is not None:
+            self._curve.secure(socket)
+        return socket
+
+    def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
+        """Send arrays to a stage, under a tag."""
+        # In C or Fortran order, with the values side by side.
+        contiguous = [a if a.flags.forc else np.ascontiguousarray(a) for a in arrays]
+        header = {
+            "from": self._place.process,
+            "tag": tag,
+            "arrays": [[array.dtype.str, array.shape, _order(array)] for array in contiguous],
+        }
+        frames = [json.dumps(header).encode(), *(_bytes_of(array) for array in contiguous)]
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                self._giving[process].send_multipart(frames, zmq.DONTWAIT, copy=False)
+                return
+            except zmq.Again:
+                self._wait(
+                    deadline, f"{self._place.name(process)} to take {tag!r}", self._giving[process]
+                )
+
+    def receive(self, process: int, tag: str) -> list[Array]:
+        """Wait for the arrays that a stage sends under a tag."""
+        deadline = time.monotonic() + self._patience
+        while (process, tag) not in self._inbox:
+            self._wait(deadline, f"{tag!r} from {self._place.name(process)}")
+        return self._inbox.pop((process, tag))
+
+    def close(self) -> None:
+        """Let what was sent leave, and let go of the sockets. Safe to call twice."""
+        if self._curve is not None:
+            self._curve.stop()
+        self._context.destroy()
+
+    def _wait(self, deadline: float, what: str, full: "zmq.Socket[bytes] | None" = None) -> None:
+        """Wait until a message is here, or a full queue has room; take in what has come."""
+        poller = zmq.Poller()
+        poller.register(self._taking, zmq.POLLIN)
+        if full is not None:
+            poller.register(full, zmq.POLLOUT)
+        rest = deadline - time.monotonic()
+        if rest <= 0 or not poller.poll(int(rest * 1000) + 1):
+            raise DeadlineExceeded(f"{self._me} has waited {self._patience:g} seconds for {what}")
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._take_in(self._taking.recv_multipart(zmq.DONTWAIT, copy=False))
+
+    def _take_in(self, frames: Sequence[Any]) -> None:
+        try:
+            header = json.loads(frames[0].bytes)
+            kinds = header["arrays"]
+            arrays = [
+                _array(frame.buffer, *kind) for frame, kind in zip(frames[1:], kinds, strict=True)
+            ]
+            self._inbox[int(header["from"]), str(header["tag"])] = arrays
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
+            raise FrameError(
+                f"{self._me} got a message that is none of a stage's: {error!r}"
+            ) from None
+
+
+def _order(array: Array) -> str:
+    return "C" if array.flags.c_contiguous else "F"
+
+
+def _bytes_of(array: Array) -> Any:
+    return array.ravel(order="K").view(np.uint8).data
+
+
+def _array(buffer: Any, dtype: str, shape: Sequence[int], order: str) -> Array:
+    """Return the array in a message. One that does not lie well is copied: NumPy would sum it differently."""
+    kind = np.dtype(dtype)
+    if kind.hasobject or order not in ("C", "F"):
+        raise ValueError(f"dtype {dtype!r}, order {order!r}")
+    flat = np.frombuffer(buffer, kind)
+    if not flat.flags.aligned:
+        flat = flat.copy()
+    return flat.reshape(shape, order=order)  # type: ignore[call-overload, no-any-return]

@@ -1,1 +1,0 @@
-"""Messages between the stages of one worker."""

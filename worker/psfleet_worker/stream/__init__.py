@@ -1,1 +1,0 @@
-"""One worker's stream of pushes, and the pulls between them."""

@@ -1,0 +1,311 @@
+"""Routing of a pull's reads and a push's gradients to servers, and of the values back."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.dedup import RecentBatches, UniqueIds
+from psfleet.kernels.initial_values import address_of, copy_over
+from psfleet.kernels.number_formats import encode
+from psfleet.platform.memory import value_class
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.validation import CheckedGradient, check_ids
+from psfleet.schema.table import TableSpec
+from psfleet.settings.choices import Format
+from psfleet.shard.table_placement import dense_range, servers_of, split_elements
+from psfleet.wire import segments
+from psfleet.wire.gradient_compressor import GradientCompressor
+from psfleet.wire.v1.frame_pb2 import Content, Segment
+from psfleet.wire.value_formats import FORMATS, CompressedValues
+from psfleet_worker.connection.request import ServerRequest, Values
+from psfleet_worker.connection.tensor_memory import LEND_FROM, LentArray
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class RoutingPlans:
+    """Routing of tables and batches of ids to servers."""
+
+    def __init__(self, servers: int) -> None:
+        self.servers = servers
+        self._batches = RecentBatches()
+        self._groups: dict[int, list[int]] = {}
+        self._ranges: dict[int, list[tuple[int, int, int]]] = {}
+
+    def group(self, spec: TableSpec) -> list[int]:
+        """Return the servers that hold a table."""
+        servers = self._groups.get(spec.key)
+        if servers is None:
+            servers = self._groups[spec.key] = servers_of(spec, self.servers)
+        return servers
+
+    def ranges(self, spec: TableSpec) -> list[tuple[int, int, int]]:
+        """Return number, first and end for each server that holds a dense table."""
+        ranges = self._ranges.get(spec.key)
+        if ranges is None:
+            ranges = self._ranges[spec.key] = [
+                (server, *dense_range(spec, server, self.servers)) for server in self.group(spec)
+            ]
+        return ranges
+
+    def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
+        """Return the distinct ids [n] of a batch, split by server of the table's group."""
+        return self._batches.of(spec.key, ids, len(self.group(spec)))
+
+    def newest(self) -> dict[int, Ids]:
+        """See RecentBatches."""
+        return self._batches.newest()
+
+
+class DenseRead:
+    """A pull of a whole array: each server gives its range, if it can where the array will be."""
+
+    def __init__(self, spec: TableSpec, read: Read, plans: RoutingPlans) -> None:
+        self._spec = spec
+        self._ranges = plans.ranges(spec)
+        self._lent: LentArray | None = None
+
+    def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
+        """Add the read to the request of each server that has a part; which ones have."""
+        if 4 * self._spec.size >= LEND_FROM and not requests[0].packs:
+            self._lent = self._borrow(requests)
+        mask = [False] * len(requests)
+        for server, low, high in self._ranges:
+            if high > low:
+                requests[server].read_values(self._spec, low, high, self._lent)
+                mask[server] = True
+        return mask
+
+    def _borrow(self, requests: Sequence[ServerRequest]) -> LentArray | None:
+        """Return the whole array, if all servers that have a part share the memory that it is in."""
+        parts = [requests[server] for server, low, high in self._ranges if high > low]
+        memory = parts[0].held
+        if memory is None or any(request.held is not memory for request in parts):
+            return None
+        return memory.lend(self._spec.size)
+
+    def join(self, values: Sequence[Values | None]) -> Floats:
+        """Return the array, from what each server gave."""
+        lent, self._lent = self._lent, None
+        # In memory that is lost, a server that was asked twice may still be writing.
+        out = (
+            np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
+        )
+        for server, low, high in self._ranges:
+            value, part = values[server], out[low:high]
+            if isinstance(value, CompressedValues):
+                value.unpack(part)
+            elif value is not None and (lent is None or address_of(value) != address_of(part)):
+                copy_over(part, value)
+        return out.reshape(self._spec.shape)
+
+
+class SparseRead:
+    """A pull of rows: each server gives the distinct rows that it owns."""
+
+    def __init__(self, spec: TableSpec, read: Read, plans: RoutingPlans) -> None:
+        ids = check_ids(spec, read.ids)
+        self._spec = spec
+        self._shape = ids.shape
+        self._bags = read.bags
+        self._plan = plans.of(spec, ids if ids.ndim == 1 else ids.reshape(-1))
+        self._group = plans.group(spec)
+
+    def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
+        """Add the read to the request of each server that has a part; which ones have."""
+        mask = [False] * len(requests)
+        for server, mine in zip(self._group, self._plan.unique, strict=True):
+            if len(mine):
+                requests[server].read_rows(self._spec, mine)
+                mask[server] = True
+        return mask
+
+    def join(self, values: Sequence[Values | None]) -> Floats:
+        """Return one row per id or bag that was asked for, from what each server gave."""
+        parts = []
+        for server in self._group:
+            value = values[server]
+            if value is None:  # it has no part
+                value = np.empty((0, self._spec.dim), np.float32)
+            parts.append(value.unpack() if isinstance(value, CompressedValues) else value)
+        if self._bags is not None:
+            return self._plan.pool(parts, self._bags)
+        return self._plan.expand(parts).reshape(*self._shape, self._spec.dim)
+
+
+SPLIT_READS: dict[str, type[DenseRead] | type[SparseRead]] = {
+    "dense": DenseRead,
+    "sparse": SparseRead,
+}
+"""Kind of read for each kind of table."""
+
+
+@value_class
+class _GradientPart:
+    """One table's gradient, as psfleet.runtime.validation.check_gradients gives it."""
+
+    spec: TableSpec
+    gradient: Gradient
+    values: Floats
+    ids: Ids | None
+    form: Format
+
+    def segment(self, content: Content, count: int) -> Segment:
+        """Build the segment that describes the part for one server."""
+        return Segment(
+            table=self.spec.key,
+            content=content,
+            count=count,
+            learning_rate=self.gradient.learning_rate,
+            precision=segments.PRECISIONS[self.form],
+        )
+
+
+def add_gradients(
+    requests: Sequence[ServerRequest],
+    gradients: Sequence[CheckedGradient],
+    plans: RoutingPlans,
+    compressor: GradientCompressor,
+    look: Callable[[Iterable[tuple[str, Floats, Ids | None]]], None],
+) -> None:
+    """Add the gradients' parts for the servers that hold their tables, empty ones too.
+
+    All of these count the same steps.
+
+    Args:
+        requests: One per server.
+        look: Gets names of tables, values and ids, to see whether they are finite; rows when they are
+            summed, for there are fewer then.
+
+    Raises:
+        UsageError: One cannot travel in that form; the compressor is as before.
+    """
+    rows: list[_GradientPart] = []
+    whole: list[_GradientPart] = []  # with a value for every place of a dense table
+    views, compressed = [], []
+    sums: list[tuple[str, Floats, Ids | None]] = []
+    for spec, gradient, values, ids in gradients:
+        form = compressor.form_of(spec, gradient)
+        part = _GradientPart(spec, gradient, values, ids, form)
+        in_place = form == gradient.precision == "float32"
+        if in_place and ids is not None and spec.kind == "sparse":
+            _sum(requests, part, ids, plans, sums)
+        else:
+            (whole if ids is None else rows).append(part)
+            views.append((spec.name, values, None if gradient.bags is not None else ids))
+        if FORMATS[form].is_finite:
+            compressed.append(part)
+    look(views + sums)
+    for part in compressed:
+        compressor.check(part.spec, part.values)
+    # Rows first: their sums can still be refused, and dense gradients leave something in the compressor.
+    for part in (*rows, *whole):
+        if part.form == "float32":
+            _add(requests, part, plans)
+        elif part.ids is None:
+            _pack_values(requests, part, plans, compressor)
+        else:
+            _pack_rows(requests, part, part.ids, plans, compressor)
+
+
+def _pack_values(
+    requests: Sequence[ServerRequest],
+    part: _GradientPart,
+    plans: RoutingPlans,
+    compressor: GradientCompressor,
+) -> None:
+    for server, low, high in plans.ranges(part.spec):
+        request, shape = requests[server], (high - low,)
+        room = request.reserve(
+            part.segment(segments.VALUES, high - low), CompressedValues.size_of(part.form, shape)
+        )
+        compressed = CompressedValues.over(room, part.form, shape)
+        compressor.part(part.spec, request.number, low, part.values[low:high], compressed)
+
+
+def _pack_rows(
+    requests: Sequence[ServerRequest],
+    part: _GradientPart,
+    ids: Ids,
+    plans: RoutingPlans,
+    compressor: GradientCompressor,
+) -> None:
+    plan = plans.of(part.spec, ids)
+    holders = _holders(requests, part, plans)
+    sums = plan.merge(part.values, part.gradient.bags)
+    for request, mine, rows in zip(holders, plan.unique, sums, strict=True):
+        room = request.reserve(
+            part.segment(segments.ID_ROWS, len(mine)),
+            mine.nbytes + CompressedValues.size_of(part.form, rows.shape),
+        )
+        room[: mine.nbytes].view(np.int64)[:] = mine
+        compressed = CompressedValues.over(room[mine.nbytes :], part.form, rows.shape)
+        compressor.rows(part.spec, request.number, mine, rows, compressed)
+
+
+def _sum(
+    requests: Sequence[ServerRequest],
+    part: _GradientPart,
+    ids: Ids,
+    plans: RoutingPlans,
+    sums: list[tuple[str, Floats, Ids | None]],
+) -> None:
+    """Sum the rows of each id where they leave; add table, sums and ids of each server to `sums`."""
+    spec, plan = part.spec, plans.of(part.spec, ids)
+    rows_by_server = []
+    for server, mine in zip(plans.group(spec), plan.unique, strict=True):
+        rows = requests[server].rows(spec, mine, part.gradient.learning_rate)
+        rows_by_server.append(rows)
+        sums.append((spec.name, rows, mine))
+    plan.merge_into(part.values, rows_by_server, part.gradient.bags)
+
+
+def _holders(
+    requests: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans
+) -> list[ServerRequest]:
+    """Return the requests of the servers that hold the table."""
+    return [requests[server] for server in plans.group(part.spec)]
+
+
+def _add(requests: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans) -> None:
+    if part.gradient.precision == "float32" and part.ids is None:
+        for server, low, high in plans.ranges(part.spec):
+            requests[server].values(part.spec, part.values[low:high], part.gradient.learning_rate)
+        return
+    for request, short in zip(_holders(requests, part, plans), _short(part, plans), strict=True):
+        request.packed(*short)
+
+
+def _short(part: _GradientPart, plans: RoutingPlans) -> Iterator[tuple[Any, ...]]:
+    """Yield the segment and its arrays for each server that holds the table.
+
+    For what amp sends in 16 bits, or dgc by elements.
+    """
+    gradient = part.gradient
+    for content, where, mine in _server_parts(part, plans):
+        segment = part.segment(content, len(mine))
+        if gradient.precision == "float32":
+            yield (segment, *where, mine)
+            continue
+        segment.precision, segment.scale = segments.PRECISIONS[gradient.precision], gradient.scale
+        yield (segment, *where, encode(mine, gradient.precision, gradient.scale))
+
+
+def _server_parts(
+    part: _GradientPart, plans: RoutingPlans
+) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
+    """Yield content, ids or places, and values for each of these servers."""
+    spec, values, ids = part.spec, part.values, part.ids
+    ranges = [part[1:] for part in plans.ranges(spec)] if spec.kind == "dense" else []
+    if ids is None:
+        yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
+    elif spec.kind == "sparse":
+        plan = plans.of(spec, ids)
+        for mine, rows in zip(plan.unique, plan.merge(values, part.gradient.bags), strict=True):
+            yield segments.ID_ROWS, (mine,), rows
+    else:
+        for (low, _), where in zip(ranges, split_elements(ids, ranges), strict=True):
+            yield segments.ELEMENTS, ((ids[where] - low).astype(np.uint32),), values[where]

@@ -1,0 +1,359 @@
+"""The arrays of one worker's pushes and pulls: lays them out and sends them as its stream decides."""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import PsfleetError
+from psfleet.platform.threads import deferred
+from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
+from psfleet.runtime.validation import (
+    NonFiniteCheck,
+    SkippedGradients,
+    check_gradients,
+    without_values,
+)
+from psfleet.schema.table import TableSpec
+from psfleet.strategy import WireSettings
+from psfleet.wire.gradient_compressor import GradientCompressor
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_worker.connection.connection import FleetConnection
+from psfleet_worker.connection.request import ServerRequest
+from psfleet_worker.session.instructions import (
+    AwaitPushes,
+    AwaitReads,
+    LayOutPush,
+    Program,
+    SendPull,
+    SendPush,
+)
+from psfleet_worker.tensors.push_queue import FleetPull, FleetPush, PushQueue
+from psfleet_worker.tensors.splitting import (
+    SPLIT_READS,
+    DenseRead,
+    RoutingPlans,
+    SparseRead,
+    add_gradients,
+)
+from psfleet_worker.worker_metrics import HotIds
+
+if TYPE_CHECKING:
+    from psfleet_worker.tensors.push_trace import PushTrace
+
+Floats = NDArray[np.float32]
+SplitReads = Sequence[DenseRead | SparseRead]
+Lay = Callable[[LayOutPush], Sequence[ServerRequest]]
+
+_LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a call less
+
+
+class Transfers:
+    """Pushes and pulls of one worker.
+
+    An error of a push is raised by its ticket and by every later call: no push is skipped. But what a server
+    has refused, as for want of memory, is raised once, and everything else goes on.
+
+    Args:
+        begin_trace: Begins the spans of a push; None: pushes are not traced.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetConnection,
+        spec_of: Callable[[int], TableSpec],
+        wire: WireSettings,
+        begin_trace: "Callable[[], PushTrace] | None" = None,
+    ) -> None:
+        self._fleet = fleet
+        self._stream = fleet.stream
+        self._session = fleet.session
+        self._spec_of = spec_of
+        self._form = wire.values  # in which values are asked for
+        self.watch = fleet.metrics.watch = NonFiniteCheck(fleet.worker)
+        self._plans = RoutingPlans(len(fleet.clients))
+        self._compressor = fleet.metrics.compressor = GradientCompressor(
+            fleet.worker, wire.gradients
+        )
+        fleet.metrics.hot = HotIds(fleet.worker, self._newest)
+        self._pushes = PushQueue(fleet.clients, fleet.lane_memory)
+        self._ahead: FleetPull | None = None  # a pull that may be under way
+        self._arrived: FleetPull | None = None  # the one before it, which may not be joined
+        self._requests: Sequence[ServerRequest] = ()  # of the push that is laid out
+        self._goes_to: list[bool] = []  # whether it is sent to each server
+        self._begin_trace = begin_trace
+        self._trace: PushTrace | None = None  # of the push that is laid out
+        fleet.on_move.append(self._reroute)
+
+    def _reroute(self) -> None:
+        self._plans = RoutingPlans(len(self._fleet.clients))
+
+    def _newest(self) -> dict[str, NDArray[np.int64]]:
+        return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}
+
+    def begin(self) -> None:
+        """Begin with the connection's incarnation, or go on in another mode."""
+        self._compressor.feeds = not self._session.declared.has_rounds
+
+    # -- what a script asks for ------------------------------------------------------------------
+
+    @deferred()
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """Pull values. Makes one call to each server that has a part in the pull."""
+        split_reads = self._split_reads(reads)
+        ticket: FleetPull = self.run(self._stream.pull(), split_reads=split_reads)
+        assert ticket.joined is not None
+        return ticket.joined
+
+    @deferred()
+    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
+        """Start a pull without waiting for it."""
+        if not self._stream.reads_ahead:
+            return CompletedPull(self.pull(reads))
+        split_reads = self._split_reads(reads)  # while the servers are at the one before
+        ticket: FleetPull = self.run(self._stream.pull_ahead(), split_reads=split_reads)
+        return ticket
+
+    @deferred()
+    def push(
+        self,
+        gradients: Sequence[Gradient],
+        samples: int,
+        loss: float | None,
+        position: tuple[int, int],
+    ) -> FleetPush:
+        """Push the gradients of one step.
+
+        position: Position of the worker in its data: leases used up, and samples of the next one.
+        """
+        fields = {
+            "samples": samples,
+            "loss": loss,
+            "leases": position[0],
+            "lease_samples": position[1],
+        }
+        lay = functools.partial(self._lay_out, gradients, fields)
+        trace = self._trace = None if self._begin_trace is None else self._begin_trace()
+        try:
+            ticket: FleetPush = self.run(self._stream.push(), lay=lay)
+        except BaseException as error:
+            if trace is not None:
+                trace.fail(error)
+            raise
+        self._fleet.times.pushed(samples, loss)
+        return ticket
+
+    @deferred()
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all pushes are applied."""
+        self.run(self._stream.flush(), timeout=timeout)
+
+    def forget(self) -> None:
+        """Forget what earlier gradients have left over: tables are set."""
+        self._compressor.forget()
+
+    def close(self) -> None:
+        """Stop. What has not left is dropped. Safe to call twice."""
+        self._pushes.close()
+
+    # -- what the stream asks for ----------------------------------------------------------------
+
+    def run(
+        self,
+        program: Program[Any],
+        *,
+        split_reads: SplitReads = (),
+        lay: Lay | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Do what a program asks for, which may flush the stream.
+
+        Args:
+            program: Program of the stream, or of one of the state machines on top of it.
+            timeout: Time limit of each wait for other workers, in seconds.
+
+        Raises:
+            UsageError: This process is a fork of the one that has connected; nothing of it has left.
+        """
+        fleet, times = self._fleet, self._fleet.times
+        outcome: Any = None
+        if os.getpid() != fleet.process:
+            fleet.clients[0].check_process()
+        while True:
+            try:
+                with fleet.lock:
+                    instruction = program.send(outcome)
+            except StopIteration as end:
+                return end.value
+            began, kind = time.perf_counter_ns(), "wait"
+            try:
+                match instruction:
+                    case SendPull():
+                        kind = "pull"
+                        outcome = self._read(
+                            instruction, split_reads if instruction.own else (), timeout
+                        )
+                    case AwaitPushes():
+                        if instruction.leaves:
+                            self._pushes.send()
+                        self._pushes.settle(instruction.under_way, timeout)
+                        outcome = None
+                    case LayOutPush():
+                        kind = "push"
+                        assert lay is not None
+                        outcome = self._goes_to = self._receivers(lay(instruction))
+                    case SendPush():
+                        kind = "push"
+                        outcome = self._send(instruction)
+                    case AwaitReads():
+                        kind = "pull"
+                        outcome = self._land(instruction.joined)
+                    case _:
+                        outcome = fleet.perform(instruction, timeout)
+            finally:
+                setattr(times, kind, getattr(times, kind) + time.perf_counter_ns() - began)
+
+    def _receivers(self, requests: Sequence[ServerRequest]) -> list[bool]:
+        """Keep the requests of a push; return whether it is sent to each server.
+
+        Where pulls wait for other workers all servers get it, and server 0 always.
+        """
+        self._requests, waits = requests, self._session.declared.pulls_wait
+        goes_to: list[bool] = []
+        for request in requests:
+            goes_to.append(waits or not goes_to or not request.is_empty)
+        return goes_to
+
+    def _land(self, joined: bool) -> int:
+        """Wait for the replies of prefetched pulls; their callers may join them later.
+
+        At most one stays like this: the places of all others in memory are free to be used again.
+        """
+        ahead, before, self._ahead, self._arrived = self._ahead, self._arrived, None, None
+        if before is not None:
+            before.join()
+        if ahead is None:
+            return 0
+        ahead.arrive()
+        if joined:
+            ahead.join()
+        else:
+            self._arrived = ahead
+        return ahead.view
+
+    def _split_reads(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
+        split_reads: list[DenseRead | SparseRead] = []
+        for read in reads:
+            spec = self._spec_of(read.table)
+            split_reads.append(SPLIT_READS[spec.kind](spec, read, self._plans))
+        return split_reads
+
+    def _read(self, read: SendPull, split_reads: SplitReads, timeout: float | None) -> FleetPull:
+        """Make a pull, with the push that waits for it; its answers are joined unless it reads ahead."""
+        fleet, pushes = self._fleet, self._pushes
+        seconds = fleet.patience.wait if timeout is None else timeout
+        with pushes.lock:
+            ticket = pushes.take()
+            progress = self._session.progress.text() if read.commit else ""
+            if ticket is None:
+                requests = self._empty(
+                    clock=self._session.clock, commit=read.commit, progress=progress
+                )
+            else:
+                requests = ticket.requests
+                if read.commit:
+                    requests[0].say(commit=read.commit, progress=progress)
+                for lane in fleet.lanes:
+                    lane.held()  # it was laid out while a server was at work: look for memory now
+            masks = []
+            for part in split_reads:
+                masks.append(part.ask(requests))
+            servers = []
+            for server, request in enumerate(requests):
+                carries = ticket is not None and ticket.goes_to[server]
+                if request.reads or read.commit or carries:
+                    method = "Shard/Pull"
+                    if carries:
+                        is_exchange = request.reads or read.commit
+                        method = "Shard/Exchange" if is_exchange else "Shard/Push"
+                    fleet.clients[server].send(request, method, seconds, ahead=read.ahead)
+                    servers.append(server)
+            if ticket is not None:
+                pushes.sent(ticket)
+        pull = FleetPull(requests, servers, split_reads, masks, self._spec_of, pushes.settle)
+        if read.ahead:
+            self._ahead = pull
+        else:
+            pull.join()
+        return pull
+
+    def _empty(self, **fields: Any) -> Sequence[ServerRequest]:
+        """Return an empty request for each server, with a header of these fields."""
+        fleet, requests = self._fleet, []
+        correction = fleet.correction
+        if correction.damping or correction.compensation:
+            fields["staleness_damping"] = correction.damping
+            fields["delay_compensation"] = correction.compensation
+        for lane in fleet.lanes:
+            header = Header(worker=fleet.worker, incarnation=fleet.session.incarnation, **fields)
+            requests.append(ServerRequest(header, lane.held(), self._form))
+        return requests
+
+    def _skipped(self, gradient: Gradient) -> Gradient:
+        """Return what a skipped step still pushes of a gradient: counts as they are, else no values."""
+        counts = self._spec_of(gradient.table).rule.counts
+        return gradient if counts else without_values(gradient)
+
+    def _lay_out(
+        self, gradients: Sequence[Gradient], fields: dict[str, Any], load: LayOutPush
+    ) -> Sequence[ServerRequest]:
+        """Return a request for each server with its part of the gradients."""
+        parts = check_gradients(self._spec_of, gradients)
+        # A push of deltas sums several steps, whose losses were looked at when they were made.
+        session = self._session
+        mode, is_step = session.declared, not session.declared.adds_deltas
+        loss = fields["loss"] if is_step else None
+        look = functools.partial(self.watch.look, load.sequence, loss, is_step=is_step)
+        progress = ""  # a round's commit carries it for a held push
+        if not mode.has_rounds:  # merged pushes are no steps
+            progress = session.progress.text(1, repeats=not mode.merges_pushes)
+        requests = self._empty(
+            sequence=load.sequence, clock=load.clock, progress=progress, **fields
+        )
+        try:
+            add_gradients(requests, parts, self._plans, self._compressor, look)
+        except (PsfleetError, SkippedGradients) as error:
+            for request in requests:
+                request.close()
+            if isinstance(error, PsfleetError):
+                raise
+            nothing = {**fields, "samples": 0, "loss": None}
+            return self._lay_out([*map(self._skipped, gradients)], nothing, load)
+        if self._trace is not None:
+            self._trace.describe(load.sequence, fields["samples"])
+        return requests
+
+    def _send(self, send: SendPush) -> FleetPush:
+        requests, self._requests = self._requests, ()
+        lingers, goes_to = send.lingers, self._goes_to
+        for server, request in enumerate(requests):
+            if send.before[server] != send.sequence - 1:
+                request.say(skipped=send.skipped(server))
+            if send.cut[0]:
+                request.say(cut=send.cut[0], cut_after=send.cut[1])
+            if request.is_inline and request.bytes > _LINGERS:
+                lingers = False
+            if goes_to[server]:  # a pull from elsewhere does not carry the push
+                request.trace = self._trace
+        if not all(goes_to):
+            requests[0].say_addressed(send.addressed)
+        if self._trace is not None:
+            self._trace.calls = sum(goes_to)
+        behind = self._ahead if send.behind else None
+        return self._pushes.add(
+            requests, goes_to, linger=lingers, is_held=send.is_held, behind=behind
+        )
