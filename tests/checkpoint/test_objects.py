@@ -148,9 +148,9 @@ from psfleet.platform.object_store import latest_snapshot
 fleet.init()
 with psfleet.connect() as ps:
     table = ps.sparse_table("t", dim=3, optimizer=optimizer.Adam(0.1))
-    for step in fleet.shard(range(40)):
+    for step in fleet.shard(range(24)):
         table.push(np.arange(200), np.full((200, 3), step + 1.0)).wait()
-        while step == 20 and not latest_snapshot(sys.argv[1]):
+        while step == 12 and not latest_snapshot(sys.argv[1]):
             time.sleep(0.02)
     print("total", float(table.pull(np.arange(200)).sum()))
 """
@@ -175,7 +175,7 @@ def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
     The end of a job may leave a part of the snapshot under way, and the oldest that this was to replace.
     """
     store = (f"{bucket}/jobs/taste", "--job", "taste", "--snapshot-store", f"{bucket}/jobs")
-    whole = launched(tmp_path, 2, *store, "--snapshot-every", "1 rounds")
+    whole = launched(tmp_path, 2, *store, "--snapshot-every", "3 rounds")
     kept = [*filter(object_store.is_whole, own_snapshots(f"{bucket}/jobs/taste"))]
     assert 1 <= len(kept) <= 4
     assert own_snapshots(str(tmp_path / "logs" / "taste" / "snapshots")) == []

@@ -45,20 +45,6 @@ def test_adagrad_and_lars_momentum(optimizer: Any) -> None:
     assert exe.run(feed={"inp": np_inp}, fetch_list=[out.name])[0] < first[0]
 
 
-def test_fluid_data_takes_the_whole_shape() -> None:
-    """The same example as it is printed at AdagradOptimizer, with fluid.data."""
-    np_inp = np.array([[1.0, 2.0], [3.0, 4.0]], dtype=np.float32)
-    inp = fluid.data(name="inp", shape=[2, 2])
-    out = fluid.layers.fc(inp, size=3)
-    out = fluid.layers.reduce_sum(out)
-    optimizer = fluid.optimizer.Adagrad(learning_rate=0.2)
-    optimizer.minimize(out)
-
-    exe = fluid.Executor(fluid.CPUPlace())
-    exe.run(fluid.default_startup_program())
-    exe.run(feed={"inp": np_inp}, fetch_list=[out.name])
-
-
 def network() -> Any:
     """What the page leaves out."""
     x = fluid.data(name="x", shape=[None, 4])

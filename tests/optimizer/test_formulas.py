@@ -109,10 +109,3 @@ def test_asgd_decays_as_the_references_code() -> None:
     np.testing.assert_allclose(w.numpy(), code, atol=2e-6)
     assert np.abs(w.numpy() - printed).max() > 0.01
     assert "code and not its printed formula" in str(optimizer.ASGD.__doc__)
-
-
-def test_proximal_adagrad_without_a_gradient() -> None:
-    """A weight whose gradients were all 0 is thresholded and no NaN."""
-    w = Parameter("w", [1.0, -1.0, 0.05])
-    optimizer.ProximalAdagrad(0.1, l1=1.0).apply_gradients([(w, np.array([0.0, 1.0, 0.0]))])
-    np.testing.assert_allclose(w.numpy(), [0.9, -1.0, 0.0], rtol=0, atol=1e-7)

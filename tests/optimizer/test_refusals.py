@@ -222,19 +222,6 @@ def test_minimize(kind: str, eager: bool) -> None:
         assert not default_main_program().updates
 
 
-def test_lists_of_parameters() -> None:
-    """`parameter_list` chooses what is trained, and `no_grad_set` what is not, in programs and eagerly."""
-    for eager in (False, True):
-        for argument, rest in (("parameter_list", "line.w_0"), ("no_grad_set", "line.b_0")):
-            with own_programs():
-                one: Any = fluid.to_tensor(np.ones((1, 1), np.float32))
-                x = one if eager else layers.data("x", [None, 1])
-                loss = layers.mean(layers.fc(x, 1, name="line"))
-                opt: Any = SGD(0.1)
-                _, pairs = opt.minimize(loss, **{argument: ["line.w_0"]})
-                assert [parameter.name for parameter, _ in pairs] == [rest]
-
-
 BAD_STATES = """
 opt.set_state_dict({"other.moment1": np.zeros(2), "other.moment2": np.zeros(2), "other.step": 1})  # other
 opt.set_state_dict({"nonsense": 1})  # nonsense

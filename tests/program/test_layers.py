@@ -177,13 +177,6 @@ def test_initializers_become_what_tables_take(start: Any, expected: InitializerS
     assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high))
 
 
-def test_an_array_starts_a_parameter() -> None:
-    """As `Assign`."""
-    value = np.arange(6).reshape(2, 3)
-    out = layers.create_parameter([2, 3], attr=ParamAttr(initializer=initializer.Assign(value)))
-    np.testing.assert_array_equal(out.numpy(), value)
-
-
 def test_seeds_change_the_start() -> None:
     """The program's seed, or the initializer's own."""
 

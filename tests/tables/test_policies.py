@@ -25,7 +25,7 @@ from psfleet.entry import (
 from psfleet.errors import UsageError
 from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial_values import initial_rows
-from psfleet.rules import SGD, Adagrad, Adam
+from psfleet.rules import SGD, Adam
 from psfleet.rules.rule import Rule
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.schema.table import TableSpec
@@ -355,19 +355,6 @@ def test_policies_of_steps_are_the_same_on_any_number_of_servers(
     events = [event for part in parts for event in events_of(part.evicted(0, 9999))]
     assert sorted(events) == sorted(events_of(one.evicted(0, 9999)))
     assert len(one) > 10
-
-
-def test_a_row_that_was_evicted_starts_anew() -> None:
-    """Its next value is the first one again, optimizer state included."""
-    spec = dataclasses.replace(SPEC, shape=(3,), rule=Adagrad(), entry=CapacityEntry(rows=4))
-    table = SparseTable(spec)
-    push(table, np.arange(4))
-    once = whole(table)[0][0]
-    push(table, np.arange(4))
-    push(table, np.arange(10, 14))
-    assert sorted(whole(table)) == [10, 11, 12, 13]
-    push(table, np.arange(1))
-    assert whole(table)[0][0] == once
 
 
 def test_a_capacity_is_dealt_to_servers_and_never_passed() -> None:

@@ -17,7 +17,6 @@ from psfleet.rules import SGD, Adam, make_rule
 from psfleet.schema.entry import CapacityEntry, ShowClickEntry
 from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
 from psfleet.tables.assigned_weights import add_rows, refill, set_rows, weights_of
-from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.row_data import HistoryPoint, PackedRows
 from psfleet.tables.sparse import SparseTable
 
@@ -271,12 +270,6 @@ def test_weights_that_are_set_become_the_nearest_and_state_stays() -> None:
     after = table.rows(ids).values
     assert (after[:, :7] == 1 + 2.0**-6).all()
     np.testing.assert_array_equal(after[:, 7:], before[:, 7:])
-
-
-def test_a_table_without_a_device_is_where_the_others_are() -> None:
-    """On a server whose tables are on a GPU, whatever its precision."""
-    choice = MemoryChoice("cuda", has_devices=True)
-    assert {choice.of(spec(precision=precision)).name for precision in PRECISIONS} == {"cuda"}
 
 
 def noise(w, g, h):  # type: ignore[no-untyped-def]

@@ -174,14 +174,6 @@ def test_room_is_counted_over_parts() -> None:
     table.check_room([np.arange(9) + 1, np.array([10])])
 
 
-def test_an_empty_push_counts() -> None:
-    """A server to which a batch sends no id still makes the step, so that steps agree."""
-    table = SparseTable(TableSpec("t", "sparse", (2,), Adam()))
-    table.push(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), 0.1)
-    assert table.step == 1
-    assert len(table) == 0
-
-
 def test_pull_beside_push() -> None:
     """A row that is pulled while others push is one whole version of it."""
     table = SparseTable(

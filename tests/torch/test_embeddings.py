@@ -137,18 +137,6 @@ def test_outputs_may_be_changed_in_place() -> None:
         out.mul_(5)
 
 
-def test_own_optimizer(fleet: EmbeddedRuntime) -> None:
-    """An embedding may bring a psfleet optimizer, with its rate."""
-    emb = pst.Embedding(None, 2, name="own", optimizer=fleet_optimizer.Adagrad(0.5, epsilon=0.0))
-    opt = pst.DistributedOptimizer(emb)
-    before = emb(torch.tensor([4])).detach()
-    emb(torch.tensor([4])).sum().backward()
-    opt.step()
-    torch.testing.assert_close(emb(torch.tensor([4])), before - 0.5)
-    [spec] = fleet.specs().values()
-    assert (spec.name, spec.rule.name) == ("own", "adagrad")
-
-
 def test_entry(fleet: EmbeddedRuntime) -> None:
     """An embedding's entry is its table's: a part of the unknown ids gets a row."""
     emb, opt = table(initializer=initializer.Constant(2.0), entry=ProbabilityEntry(0.25))

@@ -56,7 +56,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> li
     return run([sys.executable], "torch_deepfm_single.py", tmp_path_factory.mktemp("single"))
 
 
-@pytest.mark.parametrize("way", [pytest.param("embedded", marks=IN_DOCS), "sync"])
+@IN_DOCS
+@pytest.mark.parametrize("way", WAYS)
 def test_same_figures(way: str, expected: list[float], tmp_path: Path) -> None:
     """In one process and on two servers the figures are the twin's."""
     actual = run(WAYS[way], "torch_deepfm.py", tmp_path)

@@ -15,7 +15,6 @@ from psfleet import fleet as fleet_api
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import UsageError
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.torch import parameter_plan
 from tests.leaks import nothing_left
 from tests.runtimes import CountingRuntime
 from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, dense_of, tables_of
@@ -123,18 +122,6 @@ def test_functional_embedding(options: dict[str, Any], words: str) -> None:
     model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.5))
     model(torch.tensor([[0, 1]])).backward()
     with pytest.raises(UsageError, match=words):
-        opt.step()
-
-
-def test_options_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step whose options are those of the conversion derives no rule of them."""
-    model = torch.nn.Linear(2, 1)
-    model, opt = pst.convert(model, torch.optim.Adam(model.parameters()))
-    monkeypatch.setattr(parameter_plan, "formula_of", None)
-    opt.param_groups[0]["lr"] = 0.5
-    opt.step()
-    opt.param_groups[0]["eps"] = 0.5
-    with pytest.raises(TypeError, match="NoneType"):
         opt.step()
 
 
